@@ -26,9 +26,9 @@ from overlay.authoring.writing import check_files
 from overlay.errors import UsageError
 from overlay.features.model import Feature, Hunk
 from overlay.planning.attempt import Texts
-from overlay.planning.matching import TELLING
 from overlay.planning.planner import plan
 from overlay.planning.scopes import UnparsableError
+from overlay.planning.telling import TELLING
 from overlay.planning.text import SourceText, TextError
 from overlay.results import Outcome, State
 
@@ -97,7 +97,7 @@ def changes(texts: ReleaseTexts, paths: Sequence[Sequence[str]], each: int) -> I
         shared = set(paths[number]) & set(paths[number + 1])
         taken = 0
         for path in sorted(shared, key=lambda path: hashlib.sha256(path.encode()).digest()):
-            change = _change(texts, path, older, newer)
+            change = change_of(texts, path, older, newer)
             if change is not None:
                 taken += 1
                 yield change
@@ -105,7 +105,8 @@ def changes(texts: ReleaseTexts, paths: Sequence[Sequence[str]], each: int) -> I
                 break
 
 
-def _change(texts: ReleaseTexts, path: str, older: str, newer: str) -> RealChange | None:
+def change_of(texts: ReleaseTexts, path: str, older: str, newer: str) -> RealChange | None:
+    """What happened to a file between two releases; ``None`` where it is no such change."""
     before, after = texts.read(older, path), texts.read(newer, path)
     if before is None or after is None or before == after or before.count(b"\n") > MOST_LINES:
         return None
@@ -130,7 +131,7 @@ def imported(change: RealChange, texts: ReleaseTexts, id_: str) -> Feature | Non
         prepared = prepare(
             read_changes(change.diff, "change.diff"),
             id_,
-            ReleaseTexts(known, lambda name: _Tree(texts, name)),
+            ReleaseTexts(known, lambda name: Tree(texts, name)),
             source="change.diff",
             verbatim=change.diff,
             today="2026-11-22",
@@ -142,13 +143,14 @@ def imported(change: RealChange, texts: ReleaseTexts, id_: str) -> Feature | Non
 
 
 @dataclass(frozen=True)
-class _Tree:
+class Tree:
     """One release."""
 
     texts: ReleaseTexts
     release: str
 
     def read(self, path: str) -> bytes | None:
+        """The bytes of a file; see ``overlay.package.Tree``."""
         return self.texts.read(self.release, path)
 
 
@@ -167,7 +169,7 @@ def answers(change: RealChange, feature: Feature, porter: Porter) -> list[Answer
         if merged is None and version > Version(change.older) and plain.shown:
             merged = version
         known = replace(feature, merged=merged)
-        tree = _Tree(texts, name)
+        tree = Tree(texts, name)
         remembered, unremembered = (
             plan([entry], tree, version, syntax=porter.syntax).features[0].state
             for entry in (known, feature)

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable
+
+#: How many further files with one cause are named.
+_ALIKE = 3
 
 # Patterns are compiled where they are used: each process of vLLM imports this module.
 _URL = r"(?P<scheme>[A-Za-z][\w+.-]*://)(?P<rest>[^\s'\"<>]+?)(?P<end>[:.,;)\]]*(?=[\s'\"<>]|\Z))"
@@ -197,3 +201,27 @@ def described(error: OSError) -> str:
     what = error.strerror or str(error) or type(error).__name__
     step = _STEPS.get(error.errno or 0, "remove the cause and run the command again")
     return f"{place}{what}; {step}"
+
+
+def told_once(problems: Iterable[tuple[str, str]]) -> list[str]:
+    """The problems of files as sentences; where many files have one cause, it is told once.
+
+    :param problems: the path of each file, and what is wrong with it, which begins with a place.
+
+    >>> told_once((f"{name}.py", f"x.diff:1: it adds {name}.py") for name in "abcde")
+    ['x.diff:1: it adds a.py; the same of 4 further files: b.py, c.py, d.py and 1 more']
+    """
+    causes: dict[str, list[tuple[str, str]]] = {}
+    for path, problem in problems:
+        cause = problem.partition(": ")[2].replace(path, "\0")
+        causes.setdefault(cause, []).append((path, problem))
+    told: list[str] = []
+    for entries in causes.values():
+        first, *others = entries
+        if len(others) < _ALIKE:
+            told += [problem for _, problem in entries]
+            continue
+        names = ", ".join(path for path, _ in others[:_ALIKE])
+        more = f" and {len(others) - _ALIKE} more" if len(others) > _ALIKE else ""
+        told.append(f"{first[1]}; the same of {len(others)} further files: {names}{more}")
+    return told

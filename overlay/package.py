@@ -5,7 +5,7 @@ from __future__ import annotations
 import keyword
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import NamedTuple, Protocol
 
@@ -21,6 +21,12 @@ class Tree(Protocol):
         """The bytes of ``path``, or ``None`` if the file does not exist."""
 
 
+def paths_in(tree: Tree) -> Sequence[str]:
+    """The files of a tree, where it can tell them; empty where it cannot."""
+    tell = getattr(tree, "paths", None)
+    return tell() if callable(tell) else ()
+
+
 class ReadOnce:
     """A tree of which each file is read once, so that all of a plan rests on the same bytes."""
 
@@ -33,6 +39,10 @@ class ReadOnce:
         if path not in self._files:
             self._files[path] = self._tree.read(path)
         return self._files[path]
+
+    def paths(self) -> Sequence[str]:
+        """The files of the tree, where it can tell them."""
+        return paths_in(self._tree)
 
 
 #: The releases of vLLM that the shipped features are made and tested for, oldest first

@@ -14,49 +14,25 @@ from packaging.version import Version
 
 from overlay.authoring.carry import Carried, carry
 from overlay.authoring.composing import compose
+from overlay.authoring.landing import Summary, modules_on, names_from, names_taken, taken_back
 from overlay.authoring.locating import Base, ReleaseTexts
 from overlay.authoring.triage import FileFate
 from overlay.authoring.variants import base_has
-from overlay.authoring.writing import DerivedTest, FeatureFolder, FeatureText, render_patch
+from overlay.authoring.writing import (
+    DerivedTest,
+    Expected,
+    FeatureFolder,
+    FeatureText,
+    render_patch,
+)
 from overlay.features.model import Feature, Hunk
 from overlay.package import VLLM, Package, ReleaseRange, Tree
-from overlay.planning.matching import new_lines
 from overlay.planning.planner import plan
 from overlay.planning.scopes import Syntax, find
+from overlay.planning.telling import SHARE, new_lines
 from overlay.planning.text import SourceText
-from overlay.planning.upstream import SHARE
 from overlay.results import Change as TextChange
-from overlay.results import Fate, Outcome, whole_outcome
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What became of a change, file by file and release by release.
-
-    :ivar outcomes: release -> the worst outcome of its files, oldest first.
-    :ivar review: releases whose variant was merged, and wants a person's eyes.
-    """
-
-    id: str
-    title: str
-    commits: int
-    files: tuple[FileFate, ...]
-    outcomes: Mapping[str, Outcome] = field(default_factory=dict)
-    releases: ReleaseRange | None = None
-    merged: str | None = None
-    review: tuple[str, ...] = ()
-
-    @property
-    def left_out(self) -> dict[Fate, int]:
-        """How many files were left out, by kind."""
-        kinds = (Fate.TESTS, Fate.DOCS)
-        counts = {kind: sum(one.fate is kind for one in self.files) for kind in kinds}
-        return {kind: count for kind, count in counts.items() if count}
-
-    @property
-    def problems(self) -> tuple[FileFate, ...]:
-        """The files that prevent a complete feature."""
-        return tuple(one for one in self.files if one.problem is not None)
+from overlay.results import Outcome, whole_outcome
 
 
 @dataclass(frozen=True)
@@ -159,16 +135,18 @@ def build(
     :param texts: the releases that it may serve.
     :param beside: further files of the folder; :param syntax: as for ``prepare``.
     """
-    topics = change.topics
+    topics = tuple(map(_known, change.topics))
     summary = Summary(words.id, words.title, change.commits, change.fates)
     hunks = {topic.base.path: topic.hunks for topic in topics}
     if summary.problems or not (topics or change.added):
         return Prepared(summary, None, hunks)
     carried = _carried(topics, texts, syntax or Syntax())
+    modules = modules_on(change.added, texts)
     outcomes = {
-        release: whole_outcome(result.outcome for result in results)
-        for release, results in carried.items()
+        name: whole_outcome((*(r.outcome for r in results), *modules[name].values()))
+        for name, results in carried.items()
     }
+    warnings = taken_back(outcomes, texts.names)
     chosen = _run(outcomes, topics, texts.names)
     merged = _first_with_it(outcomes, topics, texts.names)
     if merged is not None:  # by memory: what upstream makes of it later does not count
@@ -176,7 +154,13 @@ def build(
             name: Outcome.UPSTREAM for name in texts.names if Version(name) >= Version(merged)
         }
     summary = replace(
-        summary, outcomes=outcomes, releases=chosen.span, merged=merged, review=chosen.review
+        summary,
+        outcomes=outcomes,
+        releases=chosen.span,
+        merged=merged,
+        review=chosen.review,
+        taken=names_taken(modules),
+        warnings=warnings,
     )
     if chosen.span is None:
         return Prepared(summary, None, hunks)
@@ -191,13 +175,44 @@ def build(
         words.package,
     )
     headers = {**words.headers(), "Base": chosen.base}
-    files = {f"files/{path}": data for path, data in change.added.items()}
-    for number, topic in enumerate(sorted(topics, key=lambda topic: topic.base.path)):
-        carried_to = carried[chosen.base][topics.index(topic)].after
-        place = (number + 1) * (10 if len(topics) <= 9 else 1)
-        name = f"{topic_name(place, topic.base.path)}/{chosen.span}.patch"
-        files[name] = _patch(topic, chosen, carried_to, texts, headers)
-    return Prepared(summary, FeatureFolder(text, {**files, **beside}), hunks)
+    afters = [result.after for result in carried[chosen.base]]
+    files, expected = _patches(topics, chosen, afters, texts, headers)
+    files |= {f"files/{path}": data for path, data in change.added.items()}
+    folder = FeatureFolder(text, {**files, **beside}, expected)
+    return Prepared(summary, folder, hunks)
+
+
+def _patches(
+    topics: Sequence[EditedFile],
+    chosen: _Run,
+    afters: Sequence[bytes | None],
+    texts: ReleaseTexts,
+    headers: Mapping[str, str],
+) -> tuple[dict[str, bytes], list[Expected]]:
+    """The patch files of the edited files, by their names, and what each of them must make.
+
+    :param afters: the base release's texts with the change; :param headers: those of every patch.
+    """
+    files: dict[str, bytes] = {}
+    expected: list[Expected] = []
+    for number, (topic, after) in enumerate(
+        sorted(zip(topics, afters, strict=True), key=lambda each: each[0].base.path), 1
+    ):
+        name = topic_name(number * (10 if len(topics) <= 9 else 1), topic.base.path)
+        files[f"{name}/{chosen.span}.patch"] = _patch(topic, chosen, after, texts, headers)
+        before = texts.read(chosen.base, topic.base.path)
+        # On the text that the change was made on, its own result; elsewhere that of the merge.
+        made = topic.base.after if before == topic.base.before else after
+        if before is not None and made is not None:
+            expected.append(Expected(name, chosen.base, before, made))
+    return files, expected
+
+
+def _known(topic: EditedFile) -> EditedFile:
+    """An edited file whose hunks know what their base had: of a guessed one nothing is known."""
+    base = topic.base
+    there = tuple(base_has(topic.hunks, base.before)) if base.by_id else base.common
+    return replace(topic, hunks=tuple(hunk._replace(base_has=there) for hunk in topic.hunks))
 
 
 def _patch(
@@ -217,8 +232,11 @@ def _patch(
     own_headers = dict(headers)
     if chosen.review:
         own_headers["Ported-From"] = f"{topic.base.release or 'a checkout'} merged"
-    if known := base_has(own, before or topic.base.before):
+    # What a guessed base had proves nothing: it may have a part of the change.
+    if topic.base.by_id and (known := base_has(own, before or topic.base.before)):
         own_headers["Base-Has"] = "\n".join(known)
+    if common := [line for line in topic.base.common if not topic.base.by_id]:
+        own_headers["Tells-Nothing"] = "\n".join(common)
     return render_patch(own_headers, path, own).encode("utf-8", "surrogateescape")
 
 
@@ -258,8 +276,6 @@ def _run(
 
     Where there is none, the newest release on which a merge is clean, for review.
     """
-    if not topics:
-        return _Run(ReleaseRange(Version(names[0]), Version(names[-1])), names[-1])
     bases = {topic.base.release for topic in topics} - {None}
     runs: list[list[str]] = []
     for name in names:
@@ -270,7 +286,14 @@ def _run(
         else:
             runs.append([name])
     if runs:
-        best = max(runs, key=lambda run: (len(bases & set(run)), len(run), Version(run[-1])))
+        has = [names.index(name) for name in names if outcomes[name] is Outcome.UPSTREAM]
+        first = min(has, default=len(names))
+
+        def value(run: list[str]) -> tuple[int, bool, int, Version]:
+            before = names.index(run[0]) < first
+            return len(bases & set(run)), before, len(run), Version(run[-1])
+
+        best = max(runs, key=value)
         held = [name for name in best if name in bases]
         span = ReleaseRange(Version(best[0]), Version(best[-1]))
         return _Run(span, held[-1] if held else best[-1])
@@ -296,13 +319,17 @@ def _hunks_for(
 def _first_with_it(
     outcomes: Mapping[str, Outcome], topics: Sequence[EditedFile], names: Sequence[str]
 ) -> str | None:
-    """The first release, behind every base, that has all of the change itself."""
-    if not topics:
-        return None
+    """The first release, behind every base, that has all of the change itself.
+
+    None where a later one lacks it again: then upstream took it back, and nothing is remembered.
+    """
     known = [Version(t.base.release) for t in topics if t.base.release is not None]
     behind = max(known, default=Version("0"))
     later = [name for name in names if Version(name) > behind]
-    return next((name for name in later if outcomes[name] is Outcome.UPSTREAM), None)
+    first = next((name for name in later if outcomes[name] is Outcome.UPSTREAM), None)
+    if first is None or any(outcomes[name] is Outcome.EXACT for name in names_from(names, first)):
+        return None
+    return first
 
 
 def derived_tests(
@@ -319,6 +346,8 @@ def derived_tests(
         for hunk in hunks:
             places = scopes.get(hunk.scope, ())
             known = [line for place in places for line in source.lines[place.start : place.stop]]
+            if hunk.base_has is not None:  # it says which of its lines the base had
+                known = []
             lines = found.setdefault((path, hunk.scope), [])
             lines += [line for line in new_lines(hunk, known) if line not in lines]
     return tuple(

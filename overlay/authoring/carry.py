@@ -16,10 +16,10 @@ from overlay.authoring.merge import Merge, merge
 from overlay.authoring.scoped import ScopedText
 from overlay.authoring.statements import merge_statements
 from overlay.features.model import MODULE_SCOPE, Hunk
-from overlay.planning.matching import edits, final_newline_after, new_lines, share_of
+from overlay.planning.matching import edits, final_newline_after
 from overlay.planning.scopes import Syntax, UnparsableError, find
 from overlay.planning.text import Edit, SourceText, TextError
-from overlay.planning.upstream import SHARE
+from overlay.planning.upstream import taken
 from overlay.results import Outcome, State, whole_outcome
 
 #: A scope that shares at least this much of its text with the base's scope is that scope, moved.
@@ -84,7 +84,8 @@ def carry(
         conflicts = tuple(CarriedHunk(h, Outcome.CONFLICT, h.scope) for h in hunks)
         return Carried(conflicts, target, f"the file cannot be read: {error}")
     origin_text = ScopedText(origin, scopes)
-    exact = [_settled(hunk, origin_text, ScopedText(text, now)) for hunk in hunks]
+    others = [with_base(hunk, origin_text) for hunk in hunks]
+    exact = [_settled(hunk, origin_text, ScopedText(text, now), others) for hunk in hunks]
     landed = [edit for known in exact if known is not None for edit in known.edits]
     try:
         if landed:
@@ -117,16 +118,24 @@ class _Settled:
     edits: tuple[Edit, ...] = ()
 
 
-def _settled(hunk: Hunk, origin: ScopedText, target: ScopedText) -> _Settled | None:
-    """A hunk that upstream has or that lands exactly; ``None`` for any other."""
+def with_base(hunk: Hunk, origin: ScopedText) -> Hunk:
+    """A hunk whose base is known: what its scope in the base had of its lines tells nothing."""
+    if hunk.base_has is not None:
+        return hunk
     home = origin.home(hunk)
-    known = () if home is None else origin.source.lines[home.start : home.stop]
-    telling = new_lines(hunk, known)
+    there = () if home is None else origin.source.lines[home.start : home.stop]
+    return hunk._replace(base_has=tuple(dict.fromkeys(line.strip() for line in there)))
+
+
+def _settled(
+    hunk: Hunk, origin: ScopedText, target: ScopedText, others: Sequence[Hunk]
+) -> _Settled | None:
+    """A hunk that upstream has or that lands exactly; ``None`` for any other."""
+    known = with_base(hunk, origin)
     for place in target.scopes.get(hunk.scope, ()):
-        lines = target.source.lines[place.start : place.stop]
-        if telling and share_of(telling, lines) >= SHARE:
+        if taken(known, [target.source.lines[place.start : place.stop]], others).merged:
             return _Settled(CarriedHunk(hunk, Outcome.UPSTREAM, hunk.scope, place.start + 1))
-    placed = target.match(hunk)
+    placed = target.match(known)
     if placed.state is State.UPSTREAMED:
         return _Settled(CarriedHunk(hunk, Outcome.UPSTREAM, hunk.scope, placed.line))
     if placed.state is State.PRISTINE and placed.line is not None:

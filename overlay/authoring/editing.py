@@ -16,7 +16,7 @@ from overlay.authoring.building import derived_tests, topic_name
 from overlay.authoring.composing import CONTEXT, NotComposable, compose
 from overlay.authoring.layout import not_there, variants
 from overlay.authoring.scoped import ScopedText
-from overlay.authoring.variants import base_has
+from overlay.authoring.variants import with_base_has
 from overlay.authoring.writing import DerivedTest, check_files, render_patch, with_tests
 from overlay.errors import UsageError
 from overlay.features.model import Feature, Hunk, Patch, Variant
@@ -367,9 +367,7 @@ def _rendered(feature: Feature, topic: _Topic, release: Version, today: str) -> 
             if name in ("Origin", "Author", "From")
         }
     headers |= {"Last-Update": today, "Base": str(release)}
-    headers.pop("Base-Has", None)
-    if known := base_has(topic.hunks, topic.before):
-        headers["Base-Has"] = "\n".join(known)
+    headers = with_base_has(headers, topic.hunks, topic.before)
     text = render_patch(headers, topic.path, topic.hunks)
     return text.encode("utf-8", "surrogateescape")
 

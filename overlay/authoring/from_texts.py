@@ -8,8 +8,8 @@ from typing import NamedTuple
 from overlay.authoring.building import Change, EditedFile
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.locating import Base
-from overlay.authoring.triage import FileFate
-from overlay.planning.scopes import UnparsableError
+from overlay.authoring.triage import FileFate, added_problem, uncompilable
+from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
 from overlay.results import Fate
 
@@ -25,10 +25,11 @@ class TwoTexts(NamedTuple):
     now: bytes | None
 
 
-def change_of(files: Iterable[TwoTexts], release: str) -> Change:
+def change_of(files: Iterable[TwoTexts], release: str, syntax: Syntax) -> Change:
     """The change that edits make; the fate of a file that cannot be carried says why.
 
     :param release: the release on whose text, perhaps with features below, the edits were made.
+    :param syntax: answers about texts.
     """
     topics: list[EditedFile] = []
     fates: list[FileFate] = []
@@ -36,9 +37,9 @@ def change_of(files: Iterable[TwoTexts], release: str) -> Change:
     for path, before, now in files:
         if before is None and now is not None:
             added[path] = now
-            fates.append(FileFate(path, Fate.ADDED))
+            fates.append(FileFate(path, Fate.ADDED, problem=added_problem(path, now, syntax)))
         elif before is not None and now is not None:
-            fate, topic = _edited(path, before, now, release)
+            fate, topic = _edited(path, before, now, release, syntax)
             fates.append(fate)
             topics += [] if topic is None else [topic]
         elif before is not None:
@@ -48,7 +49,7 @@ def change_of(files: Iterable[TwoTexts], release: str) -> Change:
 
 
 def _edited(
-    path: str, before: bytes, now: bytes, release: str
+    path: str, before: bytes, now: bytes, release: str, syntax: Syntax
 ) -> tuple[FileFate, EditedFile | None]:
     """An edited file in hunks, or why it cannot be said in them."""
     try:
@@ -58,6 +59,7 @@ def _edited(
     except (TextError, UnparsableError) as error:
         problem = f"{path} is not Python that can be read: {error}"
     else:
-        fate = FileFate(path, Fate.EDITED, release, True, len(hunks))
+        broken = uncompilable(path, now, syntax)
+        fate = FileFate(path, Fate.EDITED, release, True, len(hunks), broken)
         return fate, EditedFile(Base(path, release, before, now, by_id=True), hunks)
     return FileFate(path, Fate.EDITED, release, problem=problem), None

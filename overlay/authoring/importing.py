@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from overlay.authoring.baseless import why as why_no_base
 from overlay.authoring.building import Change, EditedFile, Prepared, Words, build
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.incoming import Commit, IncomingFile
-from overlay.authoring.locating import Base, ReleaseTexts, locate, replay, vague_hunk
-from overlay.authoring.triage import FileFate, added_content, sort_files
+from overlay.authoring.locating import ReleaseTexts, locate, replay
+from overlay.authoring.triage import (
+    FileFate,
+    added_content,
+    added_problem,
+    sort_files,
+    uncompilable,
+)
 from overlay.package import VLLM, Package
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
@@ -50,14 +58,18 @@ def prepare(
     :raises UsageError: if the change renames, deletes or replaces a file of it, with the line.
     """
     edits, added, fates = sort_files(commits, partial, package)
+    answers = syntax or Syntax()
     topics: list[EditedFile] = []
     for path, parts in edits.items():
-        fate, topic = _topic(path, parts, texts, checkout)
+        fate, topic = _topic(path, parts, texts, checkout, answers)
         fates.append(fate)
         if topic is not None:
             topics.append(topic)
     contents = {path: added_content(file) for path, file in added.items()}
-    fates += [FileFate(path, Fate.ADDED) for path in added]
+    for path, file in added.items():
+        problem = added_problem(path, contents[path], answers)
+        problem = None if problem is None else f"{file.place}: {problem}"
+        fates.append(FileFate(path, Fate.ADDED, problem=problem))
     first, title = commits[0], _title(commits, id_)
     page = upstream or (_upstream(title) if package == VLLM else "")
     words = Words(
@@ -71,7 +83,7 @@ def prepare(
         package,
     )
     change = Change(tuple(topics), contents, tuple(fates), len(commits))
-    return build(change, words, texts, {"origin/01.patch": verbatim}, syntax)
+    return build(change, words, texts, {"origin/01.patch": verbatim}, answers)
 
 
 def _topic(
@@ -79,25 +91,16 @@ def _topic(
     parts: Sequence[IncomingFile],
     texts: ReleaseTexts,
     checkout: Path | None,
+    syntax: Syntax,
 ) -> tuple[FileFate, EditedFile | None]:
     """One edited file, or why it cannot be placed."""
 
     def refused(problem: str, part: IncomingFile = parts[0]) -> tuple[FileFate, None]:
         return FileFate(path, Fate.EDITED, problem=f"{part.place}: {problem}"), None
 
-    base = locate(parts[0], texts, checkout)
-    if base is None and (vague := vague_hunk(parts[0], texts)) is not None:
-        return refused(
-            f"the hunk at line {vague.patch_line} has no lines around its change, and what it "
-            f"changes in {path} is not at one place alone in a release: make the diff with "
-            "context, or with the ids of blobs (`git diff --full-index`)"
-        )
+    base = locate(parts[0], texts, checkout, parts[1:])
     if base is None:
-        where = "are in no release" if checkout is None else "are neither in a release nor there"
-        return refused(
-            f"the lines that it changes in {path} {where}: give upstream's text with --base, a "
-            "checkout of vLLM that has the commit"
-        )
+        return refused(why_no_base(parts[0], texts, parts[1:], checkout=checkout is not None))
     after = base.after
     for part in parts[1:]:
         following = replay(after, part.hunks)
@@ -114,7 +117,9 @@ def _topic(
         return refused(f"{path} cannot be said in hunks: {error}")
     except (TextError, UnparsableError) as error:
         return refused(f"{path} is not Python that can be read: {error}")
-    base = Base(path, base.release, base.before, after, base.by_id)
+    if (problem := uncompilable(path, after, syntax)) is not None:
+        return refused(f"with the change, {problem}")
+    base = replace(base, after=after)
     fate = FileFate(path, Fate.EDITED, base.release, base.by_id, len(hunks))
     return fate, EditedFile(base, hunks)
 

@@ -7,7 +7,7 @@ parser, and becomes data: commits, each with the files that it changes and the h
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from email import message_from_bytes
 from email.message import Message
@@ -36,6 +36,10 @@ _MAIL = re.compile(rb"^From [0-9a-f]{7,64} .*$", re.MULTILINE)
 _INDEX = re.compile(r"^index (?P<old>[0-9a-f]{7,64})\.\.(?P<new>[0-9a-f]{7,64})(?: \d+)?\s*$")
 _SUBJECT_PREFIX = re.compile(r"^\s*\[[^\]]*PATCH[^\]]*\]\s*")
 _NO_BLOB = re.compile(r"^0+$")
+#: Where git names the mode of a file before and after; an index line names one that stays.
+_MODE = re.compile(
+    r"^(?:(?P<old>old|deleted file) mode|new(?: file)? mode|index \S+) (?P<mode>[0-7]{6})\s*$"
+)
 
 #: What was not UTF-8; people read the words of a mail, and only its diff must keep every byte.
 _LONE = re.compile("[\ud800-\udfff]")
@@ -59,8 +63,16 @@ class Kind(Enum):
     ADDED = "adds"
     REMOVED = "removes"
     RENAMED = "renames"
+    COPIED = "copies"
     MODE = "changes the mode of"
     BINARY = "replaces the bytes of"
+    LINK = "makes a symbolic link of"
+    SUBMODULE = "makes a submodule of"
+    EMPTY = "shows no change of"
+
+
+#: The types of what git keeps beside ordinary files, as the first digits of their modes.
+_SPECIAL = {"12": Kind.LINK, "16": Kind.SUBMODULE}
 
 
 @dataclass(frozen=True)
@@ -74,6 +86,8 @@ class IncomingFile:
     :ivar hunks: in the order of the file; their scopes are not known and read ``<module>``.
     :ivar line: 1-based line of the source at which its part of the diff begins.
     :ivar source: what errors call the source.
+    :ivar mode: the mode that it gives the file, as git writes it; ``None`` where an ordinary file
+        of its kind has it.
     """
 
     path: str
@@ -84,6 +98,7 @@ class IncomingFile:
     old_blob: str | None = None
     new_blob: str | None = None
     source: str = ""
+    mode: str | None = None
 
     @property
     def place(self) -> str:
@@ -294,19 +309,8 @@ def _file(entry: PatchedFile, name: str, offset: int) -> IncomingFile:
     hunks = tuple(_hunk(hunk, offset) for hunk in entry)
     _require_apart(hunks, f"{name}:", target or source or "")
     _require_ends(entry, name, offset, source is None)
-    renamed = next((line for line in info if line.startswith(("rename from ", "copy from "))), None)
-    if entry.is_binary_file or any(line.startswith("GIT binary patch") for line in info):
-        kind = Kind.BINARY
-    elif source is None:
-        kind = Kind.ADDED
-    elif target is None:
-        kind = Kind.REMOVED
-    elif renamed is not None or source != target:
-        kind = Kind.RENAMED
-    elif not hunks:
-        kind = Kind.MODE
-    else:
-        kind = Kind.MODIFIED
+    mode = _new_mode(info)
+    kind = _kind(entry, info, hunks, mode)
     return IncomingFile(
         path=target or source or "",
         kind=kind,
@@ -316,19 +320,58 @@ def _file(entry: PatchedFile, name: str, offset: int) -> IncomingFile:
         old_blob=_blob(blobs and blobs["old"]),
         new_blob=_blob(blobs and blobs["new"]),
         source=name,
+        mode=mode,
     )
 
 
+def _kind(entry: PatchedFile, info: Sequence[str], hunks: Sequence[Hunk], mode: str | None) -> Kind:
+    """What a change does to a file, the gravest first: git's modes tell links from files."""
+    source, target = _path(entry.source_file), _path(entry.target_file)
+    if target is None:
+        return Kind.REMOVED
+    if mode is not None and mode[:2] in _SPECIAL:
+        return _SPECIAL[mode[:2]]
+    if entry.is_binary_file or any(line.startswith("GIT binary patch") for line in info):
+        return Kind.BINARY
+    if source is None:
+        return Kind.ADDED
+    if any(line.startswith("copy from ") for line in info):
+        return Kind.COPIED
+    if source != target:
+        return Kind.RENAMED
+    if hunks:
+        return Kind.MODIFIED
+    return Kind.EMPTY if mode is None else Kind.MODE
+
+
+def _new_mode(info: Sequence[str]) -> str | None:
+    """The mode that a change gives a file; ``None`` where the file stays or becomes ordinary.
+
+    A plain file, as every text is, needs no word; neither does a program that stays one.
+    """
+    modes = [match for line in info if (match := _MODE.match(line))]
+    old = next((match["mode"] for match in modes if match["old"]), None)
+    new = next((match["mode"] for match in modes if not match["old"]), None)
+    if new is None or new[:2] in _SPECIAL:
+        return new
+    if old is not None:
+        return None if old == new else new
+    is_new = any(line.startswith("new file mode ") for line in info)
+    return new if is_new and int(new, 8) & 0o111 else None
+
+
 def _require_apart(hunks: tuple[Hunk, ...], name: str, path: str) -> None:
-    """Refuse hunks of one file that speak of the same lines.
+    """Refuse hunks of one file whose numbers are not in the order of its lines.
 
     :raises UsageError: naming both.
     """
     for before, hunk in pairwise(hunks):
-        if hunk.source_line < before.source_line + len(before.pre):
+        end = before.source_line + len(before.pre)
+        if hunk.source_line < end:
             raise UsageError(
-                f"{name}{hunk.patch_line}: expected a hunk of {path} behind the one at line "
-                f"{before.patch_line}, found one that changes the same lines or earlier ones"
+                f"{name}{hunk.patch_line}: expected a hunk of {path} that begins at line {end} of "
+                f"it or behind, since the one at line {before.patch_line} ends there, found the "
+                f"number {hunk.source_line}: correct the number, or put the hunks in their order"
             )
 
 
@@ -368,7 +411,7 @@ def _path(text: str | None) -> str | None:
     if text is None or text == "/dev/null":
         return None
     quoted = len(text) > 1 and text[0] == text[-1] == '"'
-    path = text[1:-1] if quoted else text
+    path = (text[1:-1] if quoted else text).removesuffix("\r")  # as git and patch read it
     return path[2:] if path[:2] in ("a/", "b/", "i/", "w/", "c/", "o/") else path
 
 

@@ -1,8 +1,9 @@
 """Find the text that a foreign change was made on.
 
 A diff of git names each file's old bytes by their blob id: a release that has the file with that id
-is the base.  Without ids, or where no release has them, the base is the newest release in which
-every hunk of the file is found; a checkout of the package serves where no release does.
+is the base.  Without ids, or where no release has them, the base is a guess: a release in which
+every hunk of the file is found, and whose scopes lack the new lines, since the text before a change
+lacks it.  A checkout of the package serves where no release does.
 """
 
 from __future__ import annotations
@@ -11,13 +12,20 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
+from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.git import Checkout
 from overlay.authoring.incoming import IncomingFile
+from overlay.authoring.scoped import ScopedText
 from overlay.errors import UsageError
 from overlay.features.model import Hunk
 from overlay.package import Tree
+from overlay.planning.scopes import UnparsableError
+from overlay.planning.telling import new_lines, share_of, stands_together
 from overlay.planning.text import Edit, SourceText, TextError
+from overlay.planning.upstream import taken
+from overlay.results import State
 from overlay.untrusted import read_regular
 
 #: The largest source file that is read from a checkout, in bytes.
@@ -62,6 +70,8 @@ class Base:
 
     :ivar release: the release that has the text; ``None`` where only a checkout has it.
     :ivar by_id: whether the blob id proves the text.
+    :ivar common: new lines of the change that stand in their scopes in every release in which the
+        change is found, so that they tell nothing; of a text that is proven, ``Base-Has`` tells it.
     """
 
     path: str
@@ -69,6 +79,7 @@ class Base:
     before: bytes
     after: bytes
     by_id: bool
+    common: tuple[str, ...] = ()
 
 
 def blob_id(data: bytes) -> str:
@@ -76,10 +87,16 @@ def blob_id(data: bytes) -> str:
     return hashlib.sha1(b"blob %d\0%s" % (len(data), data), usedforsecurity=False).hexdigest()
 
 
-def locate(file: IncomingFile, texts: ReleaseTexts, checkout: Path | None = None) -> Base | None:
+def locate(
+    file: IncomingFile,
+    texts: ReleaseTexts,
+    checkout: Path | None = None,
+    following: Sequence[IncomingFile] = (),
+) -> Base | None:
     """The base of an edited file, or ``None`` where neither a release nor the checkout has it.
 
     :param checkout: a folder with the package's sources, perhaps a git repository.
+    :param following: further changes of the file, made on what the one before left.
     :raises OverlayError: if a release or a file of the checkout cannot be read.
     """
     newest = tuple(reversed(texts.names))
@@ -93,15 +110,157 @@ def locate(file: IncomingFile, texts: ReleaseTexts, checkout: Path | None = None
     if checkout is not None and (base := _from_checkout(file, checkout)) is not None:
         same = (name for name in newest if texts.read(name, file.path) == base.before)
         return replace(base, release=next(same, None))
-    found: list[tuple[int, Base]] = []
-    for release in newest:
+    return _guess(file, _fits(file, texts, following), texts)
+
+
+class _Fit(NamedTuple):
+    """A release in which every hunk of a change is found.
+
+    :ivar hunks: the whole change as hunks of that text; ``None`` where it cannot be said in them.
+    :ivar incoming: the hunks as they came, whose context is not of this text.
+    :ivar has_all: whether it has all new lines of the change that another fit lacks.
+    """
+
+    base: Base
+    hunks: tuple[Hunk, ...] | None
+    text: ScopedText | None
+    incoming: tuple[Hunk, ...] = ()
+    has_all: bool = False
+
+    def places(self, scope: str) -> list[Sequence[str]]:
+        """The lines of each place that a scope has in the text."""
+        text = self.text
+        ranges = () if text is None else text.scopes.get(scope, ())
+        return [] if text is None else [text.lines[place.start : place.stop] for place in ranges]
+
+    def lacks_it(self) -> bool:
+        """Whether the text is not the change's own result: it lacks new lines of each hunk."""
+        text = self.text
+        if self.hunks is None or text is None:
+            return True  # whoever composes it says why that cannot be done
+        if self.has_all or any(
+            new_lines(hunk) and _places(text.lines, hunk.post) for hunk in self.incoming
+        ):
+            return False
+        for hunk in self.hunks:
+            if text.match(hunk).state is not State.PRISTINE:
+                return False
+            if not new_lines(hunk) and (
+                stands_together(hunk, self.places(hunk.scope))
+                or any(stands_together(each, [text.lines]) for each in self.incoming)
+            ):
+                return False
+        return True
+
+
+def _fits(file: IncomingFile, texts: ReleaseTexts, following: Sequence[IncomingFile]) -> list[_Fit]:
+    """The releases in which a change is found by its own lines, the newest first."""
+    fits: list[_Fit] = []
+    known: dict[bytes, _Fit | None] = {}
+    for release in reversed(texts.names):
         data = texts.read(release, file.path)
-        after = None if data is None else _by_content(data, file.hunks)
-        if data is not None and after is not None:
-            base = Base(file.path, release, data, after, by_id=False)
-            found.append((_moved_lines(data, file.hunks), base))
-    # Of the releases that take every hunk, the one in which they are nearest to their numbers.
-    return min(found, key=lambda entry: entry[0])[1] if found else None
+        if data is None:
+            continue
+        if data not in known:
+            known[data] = _fit(file, data, following)
+        if (fit := known[data]) is not None:
+            fits.append(fit._replace(base=replace(fit.base, release=release)))
+    return _told_apart([_with_common(fit, fits) for fit in fits])
+
+
+def _told_apart(fits: Sequence[_Fit]) -> list[_Fit]:
+    """The fits, those marked that have all new lines which not every one has."""
+    texts = [() if fit.text is None else fit.text.lines for fit in fits]
+    new = {line for fit in fits[:1] for hunk in fit.incoming for line in new_lines(hunk)}
+    telling = [line for line in new if not all(share_of([line], text) for text in texts)]
+    return [
+        fit._replace(has_all=bool(telling) and share_of(telling, text) == 1.0)
+        for fit, text in zip(fits, texts, strict=True)
+    ]
+
+
+def _fit(file: IncomingFile, data: bytes, following: Sequence[IncomingFile]) -> _Fit | None:
+    after = _by_content(data, file.hunks)
+    if after is None:
+        return None
+    base = Base(file.path, None, data, after, by_id=False)
+    whole: bytes | None = after
+    for part in following:
+        whole = None if whole is None else replay(whole, part.hunks)
+    try:
+        made = () if whole is None else compose(data, whole)
+        return _Fit(base, _new(made), ScopedText.read(data), _new(file.hunks))
+    except (NotComposable, TextError, UnparsableError):
+        return _Fit(base, None, None)
+
+
+def _new(hunks: Sequence[Hunk]) -> tuple[Hunk, ...]:
+    """Hunks of whose base nothing is known: each line that they add is new."""
+    return tuple(hunk._replace(base_has=()) for hunk in hunks)
+
+
+def _with_common(fit: _Fit, fits: Sequence[_Fit]) -> _Fit:
+    """A fit whose hunks leave out the new lines that stand in their scopes in every fit."""
+    common: dict[str, None] = {}
+    for hunk in fit.hunks or ():
+        for line in new_lines(hunk):
+            if all(any(share_of([line], p) for p in each.places(hunk.scope)) for each in fits):
+                common[line] = None
+    hunks = fit.hunks and tuple(hunk._replace(base_has=tuple(common)) for hunk in fit.hunks)
+    return fit._replace(base=replace(fit.base, common=tuple(common)), hunks=hunks)
+
+
+def _guess(file: IncomingFile, fits: Sequence[_Fit], texts: ReleaseTexts) -> Base | None:
+    """Of the releases that take every hunk and lack the change, the most likely base.
+
+    That is the one in which the hunks are nearest to their numbers; and where a release behind the
+    oldest of them has the change, the newest one before that.
+    """
+    lacking = [fit for fit in fits if fit.lacks_it()]
+    if not lacking:
+        return None
+    nearest = min(lacking, key=lambda fit: _moved_lines(fit.base.before, file.hunks))
+    order = list(texts.names).index
+    since = _first_with(nearest, texts, order(str(lacking[-1].base.release)) + 1)
+    older = [fit for fit in lacking if since is not None and order(str(fit.base.release)) < since]
+    return max(older, key=lambda fit: order(str(fit.base.release)), default=nearest).base
+
+
+def _first_with(fit: _Fit, texts: ReleaseTexts, begin: int) -> int | None:
+    """The index, from one on, of the first release that has the change, or much of each hunk."""
+    for number, release in enumerate(texts.names[begin:], begin):
+        data = texts.read(release, fit.base.path)
+        if data is not None and fit.hunks and _has_much(data, fit.hunks):
+            return number
+    return None
+
+
+def _has_much(data: bytes, hunks: Sequence[Hunk]) -> bool:
+    """Whether a text has the post-image or most new lines of every hunk."""
+    try:
+        text = ScopedText.read(data)
+    except (TextError, UnparsableError):
+        return False
+    if not any(map(new_lines, hunks)):
+        return False
+    for hunk in hunks:
+        lines = [text.lines[place.start : place.stop] for place in text.scopes.get(hunk.scope, ())]
+        shown = taken(hunk, lines, hunks)
+        there = shown.merged or shown.partly
+        if not there and text.match(hunk).state is not State.UPSTREAMED:
+            return False
+    return True
+
+
+def having(
+    file: IncomingFile, texts: ReleaseTexts, following: Sequence[IncomingFile] = ()
+) -> tuple[str, ...]:
+    """The releases in which a change is found and whose scopes have its new lines, oldest first.
+
+    :raises OverlayError: if a release cannot be read.
+    """
+    fits = _fits(file, texts, following)
+    return tuple(str(fit.base.release) for fit in reversed(fits) if not fit.lacks_it())
 
 
 def vague_hunk(file: IncomingFile, texts: ReleaseTexts) -> Hunk | None:
@@ -203,7 +362,11 @@ def _from_checkout(file: IncomingFile, checkout: Path) -> Base | None:
     after = None if data is None else find(data, file.hunks)
     if data is None or after is None:
         return None
-    return Base(file.path, None, data, after, by_id)
+    fit = None if by_id else _fit(file, data, ())
+    if fit is not None and not _with_common(fit, [fit]).lacks_it():
+        return None  # a checkout of a later commit: it has the change
+    common = () if fit is None else _with_common(fit, [fit]).base.common
+    return Base(file.path, None, data, after, by_id, common)
 
 
 def _blob(checkout: Path, blob: str) -> bytes | None:

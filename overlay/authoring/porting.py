@@ -18,11 +18,11 @@ from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.port_warnings import port_warnings
 from overlay.authoring.ports import FeaturePort, TopicPort
-from overlay.features.model import Feature, Hunk, Topic, Variant
+from overlay.features.model import AddedFile, Feature, Hunk, Topic, Variant
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
-from overlay.planning.upstream import evidence
+from overlay.planning.upstream import evidence, module_in
 from overlay.results import Outcome
 
 
@@ -75,16 +75,18 @@ class Porter:
             if ported.after is not None:
                 laid[ported.path] = ported.after
         hunks = [hunk for topic in topics for hunk in topic.hunks]
-        told = ""
-        if hunks and all(hunk.outcome is Outcome.UPSTREAM for hunk in hunks):
-            told = f"all {len(hunks)} hunks are in it"
-        return FeaturePort(
-            feature,
-            release,
-            tuple(topics),
-            shown=told,
-            problem=None if told else self._taken_name(feature, release),
-        )
+        told, problem = "", self._taken_name(feature, release)
+        lacking = [added.path for added in feature.added if not self._has(added, release)]
+        if all(hunk.outcome is Outcome.UPSTREAM for hunk in hunks) and (hunks or feature.added):
+            if not lacking:
+                what = f"{len(hunks)} hunks" if hunks else "of its modules"
+                told, problem = f"all {what} are in it", None
+            elif hunks and problem is None:
+                problem = (
+                    f"{lacking[0]}: the release has all {len(hunks)} hunks, and not this module: "
+                    "where it does not need it, retire the feature there (`merged`)"
+                )
+        return FeaturePort(feature, release, tuple(topics), shown=told, problem=problem)
 
     def texts_given(
         self, feature: Feature, topic: Topic, release: str, earlier: Sequence[Feature]
@@ -128,9 +130,14 @@ class Porter:
         """Why an added module cannot be added, or ``None``."""
         for added in feature.added:
             there = self.texts.read(release, added.path)
-            if there is not None and there != added.content:
+            if there is not None and not self._has(added, release):
                 return f"{added.path}: the release has another file of that name"
         return None
+
+    def _has(self, added: AddedFile, release: str) -> bool:
+        """Whether a release has an added module itself, or a later version of it."""
+        there = self.texts.read(release, added.path)
+        return there is not None and module_in(added, there).merged
 
     def _lines(self, release: str, path: str, scope: str) -> list[Sequence[str]]:
         """The lines of each place that a scope has in a release's own file."""

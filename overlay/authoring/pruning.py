@@ -117,7 +117,8 @@ class Pruner:
                 after = _after(present, proposal)
             except (PatchFormatErrors, UsageError):
                 continue  # it would leave a hole, or a range that its feature.toml cannot say
-            if self._same(wanted, self._answers(after)):
+            healed = id_ if proposal.kind is Prune.MERGED else None
+            if self._same(wanted, self._answers(after), healed):
                 return proposal
         return None
 
@@ -140,8 +141,10 @@ class Pruner:
             {id_: (each.features[0].state, each.changes) for id_, each in alone.items()},
         )
 
-    def _same(self, wanted: Mapping[str, _Answer], found: Mapping[str, _Answer]) -> bool:
-        return all(wanted[name].kept_by(found[name]) for name in self.names)
+    def _same(
+        self, wanted: Mapping[str, _Answer], found: Mapping[str, _Answer], healed: str | None
+    ) -> bool:
+        return all(wanted[name].kept_by(found[name], healed) for name in self.names)
 
     def _states(self, feature: Feature) -> dict[str, State]:
         """A feature's state on each release that is served, taken alone."""
@@ -168,19 +171,29 @@ class Pruner:
             )
 
     def _merged(self, entry: Served) -> Iterator[Proposal]:
-        """A feature that every release from one on has: it is remembered, and its range ends."""
+        """A feature that every release from one on has: it is remembered, and its range ends.
+
+        Once upstreamed, upstreamed in every later release, whatever became of its lines there; but
+        where it would be applied again, upstream took it back.
+        """
         feature, files = entry.feature, entry.files
         if feature.merged is not None or files is None:
             return
         states = self._states(feature)
         has = [name for name in self.names if states[name] is State.UPSTREAMED]
+        again = [
+            name for name in self.names if states[name] in (State.PRISTINE, State.INAPPLICABLE)
+        ]
         since = next(
-            (name for name in has if has[has.index(name) :] == _from(self.names, name)), None
+            (name for name in has if not any(Version(name) < Version(each) for each in again)),
+            None,
         )
         before = [name for name in self.names if since is None or Version(name) < Version(since)]
         if since is None or not before:
             return
         evidence = f"{since} and every later release up to {self.names[-1]} has it"
+        if has != _from(self.names, since):
+            evidence = f"{since} has it, and no later release up to {self.names[-1]} would take it"
         noted = with_merged(files["feature.toml"], since)
         text = f'note merged = "{since}"'
         last = min(feature.releases.last, Version(before[-1]))
@@ -278,15 +291,29 @@ class _Answer:
     changes: tuple[Change, ...]
     alone: Mapping[str, tuple[State, tuple[Change, ...]]]
 
-    def kept_by(self, after: _Answer) -> bool:
-        """Whether nothing changes but that features which the release has are not named."""
+    def kept_by(self, after: _Answer, healed: str | None = None) -> bool:
+        """Whether nothing changes but that features which the release has are not named.
+
+        :param healed: a feature that may need nobody any longer where it did.
+        """
         gone = self.states.keys() - after.states.keys()
+        if healed is not None and healed in after.states and self._heals(healed, after):
+            return self._without(healed) == after._without(healed)
         return (
             all(self.states[id_] is State.UPSTREAMED for id_ in gone)
             and all(after.states[id_] is self.states[id_] for id_ in after.states)
             and all(after.alone[id_] == self.alone[id_] for id_ in after.alone)
             and after.changes == self.changes
         )
+
+    def _heals(self, id_: str, after: _Answer) -> bool:
+        """Whether a feature that needed somebody is upstream's, by what is remembered."""
+        alone, then = self.alone[id_][0], after.alone[id_][0]
+        return alone.needs_attention and then is State.UPSTREAMED
+
+    def _without(self, id_: str) -> Mapping[str, tuple[State, tuple[Change, ...]]]:
+        """What each other feature does alone."""
+        return {other: result for other, result in self.alone.items() if other != id_}
 
 
 def _after(present: Sequence[Served], proposal: Proposal) -> list[Served]:

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from overlay.authoring.incoming import Commit, IncomingFile, Kind
 from overlay.authoring.locating import replay
-from overlay.errors import UsageError
+from overlay.errors import UsageError, told_once
 from overlay.features.model import MODULE_SCOPE, Hunk
-from overlay.package import VLLM, Package, path_problem
+from overlay.features.sources import unread
+from overlay.package import (
+    VLLM,
+    Package,
+    known_package,
+    package_named,
+    package_problem,
+    path_problem,
+)
+from overlay.planning.scopes import Syntax
 from overlay.planning.text import SourceText
 from overlay.results import Fate
+from overlay.results.invocation import command
 
 #: Folders and endings of files that a patch of an installation has no use for.
 _TESTS = ("tests/", ".buildkite/", ".github/", "benchmarks/", "examples/", "tools/")
@@ -46,43 +56,105 @@ def sort_files(
     :raises UsageError: naming every file that no feature can carry.
     """
     _require_package(commits, package)
-    edits: dict[str, list[IncomingFile]] = {}
-    added: dict[str, IncomingFile] = {}
-    fates: list[FileFate] = []
-    refused: list[str] = []
+    sorted_ = _Sorted()
     for commit in commits:
         for file in commit.files:
-            fate = _fate(file, package)
-            if fate in (Fate.TESTS, Fate.DOCS):
-                fates.append(FileFate(file.path, fate))
-            elif fate is Fate.OUTSIDE:
-                fates.append(FileFate(file.path, fate))
-                if _leaves(file.path):
-                    refused.append(
-                        f"{file.place}: expected paths inside {package.name}/, found "
-                        f"{file.path!r}, which leaves the folder of the change"
-                    )
-                elif not partial:
-                    refused.append(
-                        f"{file.place}: it {file.kind.value} {file.path}, which is not a Python "
-                        f"module of {package.name}/: the rest is half a change (--partial takes it)"
-                    )
-            elif file.kind is Kind.MODIFIED and file.path in added:
-                added[file.path] = _laid_on(added[file.path], file)
-            elif file.kind is Kind.MODIFIED:
-                edits.setdefault(file.path, []).append(file)
-            elif file.kind is Kind.ADDED:
-                added[file.path] = file
-            else:
-                renamed = file.old_path not in (None, file.path)
-                was = f" (it was {file.old_path})" if renamed else ""
-                refused.append(
-                    f"{file.place}: it {file.kind.value} {file.path}{was}; a feature edits "
-                    "modules in place and adds new ones"
+            sorted_.take(file, package, partial=partial)
+    sorted_.expect_apart()
+    if sorted_.refused:
+        raise UsageError("\n".join(told_once(sorted_.refused)))
+    return sorted_.edits, sorted_.added, sorted_.fates
+
+
+@dataclass
+class _Sorted:
+    """The files of a change while they are sorted; see ``sort_files``."""
+
+    edits: dict[str, list[IncomingFile]] = field(default_factory=dict)
+    added: dict[str, IncomingFile] = field(default_factory=dict)
+    fates: list[FileFate] = field(default_factory=list)
+    refused: list[tuple[str, str]] = field(default_factory=list)
+
+    def take(self, file: IncomingFile, package: Package, *, partial: bool) -> None:
+        """Sort one file."""
+        fate, path = _fate(file, package), file.path
+        if fate in (Fate.TESTS, Fate.DOCS, Fate.OUTSIDE):
+            self.fates.append(FileFate(path, fate))
+            if fate is not Fate.OUTSIDE:
+                return
+            if _leaves(path):
+                self._refuse(
+                    file,
+                    f"expected paths inside {package.name}/, found {path!r}, which "
+                    "leaves the folder of the change",
                 )
-    if refused:
-        raise UsageError("\n".join(refused))
-    return edits, added, fates
+            elif not partial:
+                other = known_package([path])
+                if other is not None and other != package:
+                    self._refuse(file, _two_packages(file, package, other))
+                    return
+                self._refuse(
+                    file,
+                    f"it {file.kind.value} {path}, which is not a Python module of "
+                    f"{package.name}/: the rest is half a change (--partial takes it)",
+                )
+        elif file.kind is Kind.MODE and partial:
+            self.fates.append(FileFate(path, Fate.MODE))
+        elif file.kind not in (Kind.MODIFIED, Kind.ADDED):
+            word = "from" if file.kind is Kind.COPIED else "it was"
+            was = f" ({word} {file.old_path})" if file.old_path not in (None, path) else ""
+            self._refuse(
+                file,
+                f"it {file.kind.value} {path}{was}; a feature edits modules in place "
+                "and adds new ones",
+            )
+        else:
+            if file.mode is not None:
+                self.fates.append(FileFate(path, Fate.MODE))
+                if not partial:
+                    self._refuse(
+                        file,
+                        f"it gives {path} the mode {file.mode}, and a feature "
+                        "carries texts, no modes (--partial leaves the mode out)",
+                    )
+            self._keep(file)
+
+    def _keep(self, file: IncomingFile) -> None:
+        """Note a module that is edited or added, on top of the commits before."""
+        path = file.path
+        if file.kind is Kind.ADDED:
+            if path in self.added or path in self.edits:
+                first = self.added.get(path) or self.edits[path][0]
+                self._refuse(
+                    file,
+                    f"it adds {path}, which {first.place} {first.kind.value} too: "
+                    "give one of the two",
+                )
+            else:
+                self.added[path] = file
+        elif path in self.added:
+            self.added[path] = _laid_on(self.added[path], file)
+        else:
+            self.edits.setdefault(path, []).append(file)
+
+    def _refuse(self, file: IncomingFile, problem: str) -> None:
+        self.refused.append((file.path, f"{file.place}: {problem}"))
+
+    def expect_apart(self) -> None:
+        """Refuse added modules that cannot lie beside each other in a folder."""
+        spellings: dict[str, str] = {}
+        for path, file in self.added.items():
+            parts = path.split("/")
+            above = {"/".join(parts[:depth]) for depth in range(1, len(parts))}
+            if taken := sorted(above & {*self.added, *self.edits}):
+                self._refuse(file, f"it adds {path}, and {taken[0]} is a module")
+            known = spellings.setdefault(path.casefold(), path)
+            if known != path:
+                self._refuse(
+                    file,
+                    f"it adds {path} beside {known}: where file names have no case, "
+                    "both are one file",
+                )
 
 
 def _require_package(commits: Sequence[Commit], package: Package) -> None:
@@ -96,8 +168,38 @@ def _require_package(commits: Sequence[Commit], package: Package) -> None:
         file = files[0]
         raise UsageError(
             f"{file.place}: expected a change of {package.title}, whose Python lies in {folder}, "
-            f"found one of {file.path}"
+            f"found one of {file.path}{_whose(file.path)}"
         )
+
+
+def _two_packages(file: IncomingFile, package: Package, other: Package) -> str:
+    """Why a file of another package is refused, with the command for each of the two."""
+    halves = [
+        str(command("import", file.source, "--id", id_, "--partial", *_releases(each)))
+        for id_, each in (("ID", package), ("OTHER", other))
+    ]
+    return (
+        f"it {file.kind.value} {file.path}, a file of {other.title} beside those of "
+        f"{package.title}, and a feature is for one package: import each by itself, "
+        f"{' and '.join(halves)}"
+    )
+
+
+def _releases(package: Package) -> tuple[str, ...]:
+    """The option by which ``import`` is told the package."""
+    span = "all" if package.releases else "VERSION"
+    return () if package == VLLM else ("--releases", f"{package.distribution}=={span}")
+
+
+def _whose(path: str) -> str:
+    """How to import a change of what may be another package; empty where it cannot be one."""
+    name, _, below = path.partition("/")
+    if not below.endswith(".py") or package_problem(name) is not None:
+        return ""
+    package = package_named(name)
+    if package == VLLM:
+        return ""
+    return f"; where {name} is a package, name its releases: {' '.join(_releases(package))}"
 
 
 def _leaves(path: str) -> bool:
@@ -138,3 +240,14 @@ def added_content(file: IncomingFile) -> bytes:
     unfinished = bool(file.hunks) and file.hunks[-1].post_unfinished
     text = "\n".join(lines) + ("" if unfinished or not lines else "\n")
     return text.encode("utf-8", "surrogateescape")
+
+
+def uncompilable(path: str, data: bytes, syntax: Syntax) -> str | None:
+    """Why a module that a change leaves cannot be Python, in words; ``None`` where it compiles."""
+    problem = syntax.compile_error(data, path)
+    return None if problem is None else f"{path} does not compile: {problem}"
+
+
+def added_problem(path: str, data: bytes, syntax: Syntax) -> str | None:
+    """Why a feature cannot add a module, in words; ``None`` where it can."""
+    return unread(path) or uncompilable(path, data, syntax)

@@ -19,8 +19,8 @@ from overlay.errors import UsageError
 from overlay.features.feature_folder import essence
 from overlay.features.model import Feature, Hunk, Topic, Variant, Way
 from overlay.package import ReleaseRange
-from overlay.planning.matching import new_lines
 from overlay.planning.scopes import find
+from overlay.planning.telling import new_lines, share_of
 from overlay.planning.text import SourceText
 from overlay.results import Outcome
 
@@ -153,9 +153,23 @@ def base_has(hunks: Sequence[Hunk], base: bytes) -> list[str]:
     known: dict[str, None] = {}
     for hunk in hunks:
         for place in scopes.get(hunk.scope, ()):
-            there = {line.strip() for line in source.lines[place.start : place.stop]}
-            known.update(dict.fromkeys(line for line in new_lines(hunk) if line in there))
+            there = source.lines[place.start : place.stop]
+            new = new_lines(hunk._replace(base_has=None))  # whatever was known of another base
+            known.update(dict.fromkeys(line for line in new if share_of([line], there)))
     return list(known)
+
+
+def with_base_has(headers: Mapping[str, str], hunks: Sequence[Hunk], base: bytes) -> dict[str, str]:
+    """The headers of a patch whose base is known, with what that has of the lines that it adds.
+
+    :raises TextError, UnparsableError: if the base is not Python that can be read.
+    """
+    made = {
+        name: value for name, value in headers.items() if name not in ("Base-Has", "Tells-Nothing")
+    }
+    if known := base_has(hunks, base):
+        made["Base-Has"] = "\n".join(known)
+    return made
 
 
 def _ends(span: ReleaseRange) -> tuple[Version, Version]:
@@ -197,9 +211,8 @@ def _new(part: TopicPort, release: str, today: str) -> _Cell:
         return _Cell(_key(patch.hunks, retired=True), _encoded(data), existing=False)
     key = _key(part.made, retired=False)
     headers["Base"] = release
-    headers.pop("Base-Has", None)
-    if part.before is not None and (known := base_has(part.made, part.before)):
-        headers["Base-Has"] = "\n".join(known)
+    if part.before is not None:
+        headers = with_base_has(headers, part.made, part.before)
     if part.way is not None:
         headers["Ported-From"] = f"{part.base} {part.way.value}"
     return _Cell(key, _encoded(render_patch(headers, patch.path, part.made)), existing=False)

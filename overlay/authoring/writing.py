@@ -15,13 +15,20 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
+
+from packaging.version import Version
 
 from overlay.authoring import disk
-from overlay.errors import PatchFormatError, PatchFormatErrors, UsageError
+from overlay.errors import OverlayError, PatchFormatError, PatchFormatErrors, UsageError
 from overlay.features.feature_folder import read_feature
 from overlay.features.model import Feature, Hunk
 from overlay.features.patch_headers import REPEATED
+from overlay.features.sources import unread
 from overlay.package import VLLM, Package, ReleaseRange
+from overlay.planning.attempt import Texts, attempt
+from overlay.planning.scope_cache import Memo
+from overlay.planning.scopes import Syntax
 from overlay.untrusted import printable
 
 if sys.version_info >= (3, 11):
@@ -31,6 +38,9 @@ else:
 
 #: A table of a derived test in ``feature.toml``.
 _DERIVED = re.compile(r"\[\[\s*upstreamed\s*\]\](?s:.*?)^lines\s*=", re.MULTILINE)
+
+#: How many of the places that are not read back are named.
+_SHOWN = 5
 
 #: Columns at which the lines of a header are folded.
 _WIDTH = 78
@@ -63,15 +73,26 @@ class FeatureText:
     package: Package = VLLM
 
 
+class Expected(NamedTuple):
+    """What one topic of a feature must make of a text on a release, byte for byte."""
+
+    topic: str
+    release: str
+    before: bytes
+    after: bytes
+
+
 @dataclass(frozen=True)
 class FeatureFolder:
     """A feature's folder, ready to be written.
 
     :ivar files: path below the folder -> bytes.
+    :ivar expected: what its patches must make, once they are read back.
     """
 
     text: FeatureText
     files: Mapping[str, bytes] = field(default_factory=dict)
+    expected: Sequence[Expected] = ()
 
     def all_files(self) -> dict[str, bytes]:
         """Every file, ``feature.toml`` included."""
@@ -197,23 +218,67 @@ def _multiline(text: str) -> str:
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", lambda match: f"\\u{ord(match[0]):04x}", escaped)
 
 
-def check_folder(folder: FeatureFolder) -> Feature:
+def check_folder(folder: FeatureFolder, syntax: Syntax | None = None) -> Feature:
     """The feature that a folder holds, as every command will read it.
 
+    :param syntax: answers about texts, if they are remembered from elsewhere.
     :raises PatchFormatErrors: if the reader refuses it.
+    :raises OverlayError: if what is read back does not make the change.
     """
-    return check_files(folder.text.id, folder.all_files())
+    return check_files(folder.text.id, folder.all_files(), folder.expected, syntax)
 
 
-def check_files(id_: str, files: Mapping[str, bytes]) -> Feature:
+def check_files(
+    id_: str,
+    files: Mapping[str, bytes],
+    expected: Sequence[Expected] = (),
+    syntax: Syntax | None = None,
+) -> Feature:
     """The feature that the files of a folder make, as every command will read it.
 
     :param files: path below the folder -> bytes, ``feature.toml`` included.
-    :raises UsageError: if the id or a path leaves the folder.
+    :param expected: what its patches must make.
     :raises PatchFormatErrors: if the reader refuses it.
+    :raises UsageError: if the reader passes over a module, for its name.
+    :raises OverlayError: if a module is not read back, or a patch does not make what it must.
     """
     with tempfile.TemporaryDirectory(prefix="overlay-feature-") as place:
-        return _read(_lay(id_, files, Path(place)))
+        feature = _read(_lay(id_, files, Path(place)))
+    lost = _modules_lost(feature, files) + _texts_missed(feature, expected, syntax or Memo())
+    for name in lost:
+        if (problem := unread(name)) is not None:
+            raise UsageError(f"{id_}: {problem}")
+    if lost:
+        more = f" and {len(lost) - _SHOWN} more" if len(lost) > _SHOWN else ""
+        raise OverlayError(
+            f"{id_}: expected a folder that makes the change, but read back it does not: "
+            f"{', '.join(lost[:_SHOWN])}{more}. Nothing was written; please report this as a bug "
+            "in vllm-overlay"
+        )
+    return feature
+
+
+def _modules_lost(feature: Feature, files: Mapping[str, bytes]) -> list[str]:
+    """The modules of a folder that are not read back as they are."""
+    added = {f"files/{module.path}": module.content for module in feature.added}
+    modules = (name for name in files if name.startswith("files/") and name.endswith(".py"))
+    return [name for name in modules if added.get(name) != files[name]]
+
+
+def _texts_missed(feature: Feature, expected: Sequence[Expected], syntax: Syntax) -> list[str]:
+    """The topics that do not make what they must."""
+    texts = Texts(syntax)
+    missed: list[str] = []
+    for topic, release, before, after in expected:
+        patches = [
+            variant.patch
+            for each in feature.topics
+            for variant in each.variants
+            if each.name == topic and Version(release) in variant.releases
+        ]
+        if [attempt(patch, before, texts).after for patch in patches] != [after]:
+            missed.append(f"{topic} on {release}")
+    return missed
 
 
 def write_folder(folder: FeatureFolder, patches: Path, *, update: bool = False) -> Path:

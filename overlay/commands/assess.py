@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from overlay.commands.target_report import report, with_features
 from overlay.commands.unrecorded import recognise
+from overlay.commands.ways_on import ways_on, with_ways
 from overlay.errors import PlanOutdated
 from overlay.features.model import of_package, paths_of
 from overlay.on_disk import ledger as ledgers
@@ -121,20 +122,25 @@ def examine(
             if ledger is None:
                 planned, unrecorded = recognise(planned, features, target)
             present = conditions(ledger, target.read) if ledger is not None else {}
+            in_force = ledger
+            if ledger is not None and void(ledger, present, public(target)):
+                in_force = None
+            ways = ways_on(
+                wanted,
+                planned,
+                lambda some: make_plan(some, view, target.release, target.record, Memo()),
+                in_force,
+            )
+            planned = with_ways(planned, ways, read_only=False)
             current = assess(planned, ledger, target, wanted, public(target), present)
-        if ledger is not None and void(ledger, present, public(target)):
-            ledger = None
-        left_out = _left_out(
-            wanted,
-            planned,
-            lambda some: make_plan(some, view, target.release, target.record, Memo()),
-            ledger,
-        )
+            ledger = in_force
     strangers = absent(ledger, features)
 
     def about(asked: Sequence[Feature]) -> TargetReport:
         made = replace(
-            report(target, current, asked, interrupted), unrecorded=unrecorded, left_out=left_out
+            report(target, current, asked, interrupted),
+            unrecorded=unrecorded,
+            left_out=next(iter(ways), ()),
         )
         return with_strangers(made, strangers)
 
@@ -149,31 +155,10 @@ def _examine_release(target: Target, meant: Sequence[Feature]) -> Examination:
         return make_plan(some, target, target.release, target.record, memo)
 
     planned = try_on(meant)
-    left_out = _left_out(meant, planned, try_on)
-    answer = replace(report(target, planned, meant), left_out=left_out)
+    ways = ways_on(meant, planned, try_on)
+    planned = with_ways(planned, ways, read_only=True)
+    answer = replace(report(target, planned, meant), left_out=next(iter(ways), ()))
     return Examination(tuple(meant), planned, answer, answer)
-
-
-def _left_out(
-    features: Sequence[Feature],
-    planned: Plan,
-    try_on: Callable[[Sequence[Feature]], Plan],
-    ledger: Ledger | None = None,
-) -> tuple[str, ...]:
-    """The features without which an ``apply`` of the others would go on; empty where none would.
-
-    What is applied stays applied, and what vLLM must not start without is not left out.
-    """
-    needy = {entry.feature for entry in planned.features if entry.state.needs_attention}
-    applied = {entry.result.feature for entry in (ledger.applied if ledger is not None else ())}
-    bound = applied | {feature.id for feature in features if feature.required}
-    others = [feature for feature in features if feature.id not in needy]
-    if not needy or needy & bound or not others:
-        return ()
-    again = try_on(others)
-    fits = any(entry.state is State.PRISTINE for entry in again.features)
-    settled = not any(entry.state.needs_attention for entry in again.features)
-    return tuple(each.id for each in features if each.id in needy) if fits and settled else ()
 
 
 def outlook(examination: Examination, target: Target, *, untested: bool = False) -> Decision:

@@ -186,7 +186,7 @@ def _prepared(
     texts = ReleaseTexts(plain.names, lambda name: now if name == own else _Tree(others, name))
     source = f"edits of {package.title} {own}"
     text = words(id_, session.notes.get(_TITLE, ""), source, package)
-    return build(change_of(files, own), text, texts, {}, syntax), unread
+    return build(change_of(files, own, syntax), text, texts, {}, syntax), unread
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from packaging.version import Version
 from overlay.commands import package_releases
 from overlay.errors import PackageIndexError, UsageError
 from overlay.on_disk import ledger as ledgers
+from overlay.on_disk.beside import Beside, beside
 from overlay.on_disk.disk_state import conditions, void
 from overlay.on_disk.edits import Edit, PristineFiles, find
 from overlay.on_disk.journal import reading
@@ -44,6 +45,7 @@ class Workshop:
     :ivar written: path -> what the overlay wrote there, of each edited file that it patched.
     :ivar stacks: path -> ids of the features that patched it.
     :ivar features: every feature at hand, in order; :ivar folders: where they come from, in order.
+    :ivar others: what was changed and is no module; ``None`` where no RECORD tells it.
     """
 
     target: Target
@@ -56,6 +58,7 @@ class Workshop:
     below: tuple[Feature, ...] = ()
     written: Mapping[str, bytes | None] = field(default_factory=dict)
     stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    others: tuple[Beside, ...] | None = None
 
     def base(self, edit: Edit) -> bytes | None:
         """The text that an edit was made on."""
@@ -98,11 +101,15 @@ def survey(
             package,
         )
         edits = find(pristine)
+        record = target.record
+        others = None if record is None else beside(root, record, package)
     # The folder that is written to comes last, and may not be there yet.
     if request.patches and not os.path.lexists(request.folders[-1]):
         request = request._replace(patches=request.patches[:-1])
     features = request.authored(package)
-    surveyed = Workshop(target, release, ledger, pristine, edits, features, request.folders)
+    surveyed = Workshop(
+        target, release, ledger, pristine, edits, features, request.folders, others=others
+    )
     return _with_patched(surveyed) if any(edit.written for edit in edits) else surveyed
 
 
@@ -184,7 +191,7 @@ def feature_of(
     texts, unread = readable(release, surveyed.pristine, wanted, package, progress)
     syntax = Memo()
     prepared: Prepared = build(
-        change_of(files, release),
+        change_of(files, release, syntax),
         words(id_, title, f"edits of an installed {package.title} {release}", package),
         texts_with(surveyed.below, texts, syntax) if surveyed.below else texts,
         {},

@@ -16,8 +16,9 @@ from overlay.report.imported import ImportedFile, ImportReport, SeriesReport, co
 from overlay.report.words import enumeration
 
 if TYPE_CHECKING:
-    from overlay.authoring.building import Prepared, Summary
+    from overlay.authoring.building import Prepared
     from overlay.authoring.incoming import Commit
+    from overlay.authoring.landing import Summary
     from overlay.authoring.locating import ReleaseTexts
     from overlay.authoring.sources import Source
     from overlay.features.model import Feature
@@ -248,7 +249,15 @@ def _report(summary: Summary, folder: Path | None) -> ImportReport:
     span = None if summary.releases is None or folder is None else str(summary.releases)
     problems = len(summary.problems)
     return ImportReport(
-        concluded(summary.id, folder, span, summary.review, problems, _carried(summary)),
+        concluded(
+            summary.id,
+            folder,
+            span,
+            summary.review,
+            problems,
+            _carried(summary),
+            tuple(summary.taken),
+        ),
         feature=summary.id,
         title=summary.title,
         commits=summary.commits,
@@ -260,4 +269,6 @@ def _report(summary: Summary, folder: Path | None) -> ImportReport:
         releases=span,
         merged=summary.merged,
         folder=folder,
+        taken=tuple(summary.taken.items()),
+        warnings=summary.warnings,
     )

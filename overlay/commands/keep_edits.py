@@ -11,6 +11,7 @@ from overlay.commands.new import found, require_free, written
 from overlay.commands.request import root_of
 from overlay.errors import OverlayError, UsageError
 from overlay.on_disk import ledger as ledgers
+from overlay.on_disk.beside import folders_of
 from overlay.on_disk.journal import reading
 from overlay.report.words import enumeration
 from overlay.results import Change
@@ -37,12 +38,16 @@ class Kept(NamedTuple):
     :ivar report: the feature that holds them; ``None`` where nothing was edited.
     :ivar target: the package of that feature.
     :ivar notes: what else is to be said, in sentences without a full stop.
+    :ivar beside: path and change of what is no module, which stays as it is.
+    :ivar titles: the packages that have it.
     """
 
     edits: Mapping[str, Sequence[Change]]
     report: NewReport | None
     target: Target
     notes: tuple[str, ...]
+    beside: tuple[tuple[str, str], ...] = ()
+    titles: str = ""
 
 
 def keep(request: Request, targets: Sequence[Target], keep_as: Keep) -> Kept:
@@ -57,10 +62,20 @@ def keep(request: Request, targets: Sequence[Target], keep_as: Keep) -> Kept:
     """
     surveyed, notes = _surveyed(request, targets)
     edited = [workshop for workshop in surveyed if workshop.edits]
+    with_others = [workshop for workshop in surveyed if workshop.others]
+    notes += [
+        f"files of {workshop.target.package.title} that are not Python were not compared, since "
+        "there is no RECORD that lists them"
+        for workshop in surveyed
+        if workshop.others is None
+    ]
+    beside = tuple((o.path, o.what) for workshop in with_others for o in workshop.others or ())
+    titles = enumeration([workshop.target.package.title for workshop in with_others])
     if not edited:
-        titles = enumeration([workshop.target.package.title for workshop in surveyed])
-        notes.append(f"nothing was edited in {titles}, so no feature was made")
-        return Kept({}, None, targets[0], tuple(notes))
+        what = "no module" if beside else "nothing"
+        looked_at = enumeration([workshop.target.package.title for workshop in surveyed])
+        notes.append(f"{what} was edited in {looked_at}, so no feature was made")
+        return Kept({}, None, targets[0], tuple(notes), beside, titles)
     holders = {id(workshop): saved(workshop, keep_as.id) for workshop in edited}
     if len(edited) > 1:
         for workshop in edited:
@@ -80,7 +95,20 @@ def keep(request: Request, targets: Sequence[Target], keep_as: Keep) -> Kept:
         ]
         for workshop in edited
     }
-    return Kept(edits, _report(own, holders[id(own)], keep_as), own.target, tuple(notes))
+    report = _report(own, holders[id(own)], keep_as)
+    notes += _emptied(edited)
+    return Kept(edits, report, own.target, tuple(notes), beside, titles)
+
+
+def _emptied(edited: Sequence[Workshop]) -> list[str]:
+    """A note of the folders that the edits brought, and that stay without their modules."""
+    stay: set[str] = set()
+    for workshop in edited:
+        record = workshop.target.record or ()
+        brought = [edit.path for edit in workshop.edits if edit.pristine is None]
+        stay |= folders_of(brought) - folders_of(record) if record else set()
+    named = enumeration(sorted(f"{folder}/" for folder in stay))
+    return [f"modules are taken out of {named}, and no folder is removed"] if stay else []
 
 
 def _surveyed(request: Request, targets: Sequence[Target]) -> tuple[list[Workshop], list[str]]:

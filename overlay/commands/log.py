@@ -16,6 +16,7 @@ from overlay.features.patch_headers import author, last_update
 from overlay.package import VLLM, Package, path_problem
 from overlay.report.history import Edit, LogReport, Means, Merge, Release, logged
 from overlay.report.model import TargetFailure, TargetReport
+from overlay.report.problems import word
 from overlay.results import FeatureResult, State
 from overlay.targets.resolution import releases
 
@@ -90,6 +91,7 @@ def _release(target: TargetReport | TargetFailure, feature: Feature) -> Release:
         _distinct(_author(patch) for patch in patches),
         _distinct(last_update(patch.headers) for patch in patches),
         _why(result),
+        word(result),
     )
 
 

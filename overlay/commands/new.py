@@ -98,7 +98,7 @@ def written(surveyed: Workshop, made: Made, patches: Path, *, update: bool = Fal
     span = None if folder is None else str(summary.releases)
     files = _files(summary.files, prepared.hunks, surveyed)
     return NewReport(
-        made_new(summary.id, files, folder, span),
+        made_new(summary.id, files, folder, span, _beside(surveyed)),
         feature=summary.id,
         target=surveyed.target.name,
         release=str(surveyed.release),
@@ -108,6 +108,7 @@ def written(surveyed: Workshop, made: Made, patches: Path, *, update: bool = Fal
         merged=summary.merged,
         unread=tuple(made.unread.items()),
         folder=folder,
+        beside=_beside(surveyed),
     )
 
 
@@ -127,14 +128,20 @@ def found(surveyed: Workshop, feature: Feature) -> NewReport:
     files = _files(fates, hunks, surveyed)
     folder = Path(feature.origin) / feature.id
     return NewReport(
-        made_new(feature.id, files, folder, str(feature.releases)),
+        made_new(feature.id, files, folder, str(feature.releases), _beside(surveyed)),
         feature=feature.id,
         target=surveyed.target.name,
         release=str(surveyed.release),
         files=files,
         releases=str(feature.releases),
         folder=folder,
+        beside=_beside(surveyed),
     )
+
+
+def _beside(surveyed: Workshop) -> tuple[tuple[str, str], ...]:
+    """What was changed beside modules: path, and what was done."""
+    return tuple((each.path, each.what) for each in surveyed.others or ())
 
 
 def _files(

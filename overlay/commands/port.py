@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
-from overlay.authoring.writing import check_files
+from overlay.authoring.writing import Expected, check_files
 from overlay.commands import package_releases
 from overlay.errors import OverlayError, UsageError
 from overlay.features.folder import holes as holes_of
@@ -212,15 +212,25 @@ def write_ports(
         after = with_ports(feature, before, own, names, today, merged=known)
         if after != before:
             filled = list(own)
-            made = check_files(id_, after)
+            made = check_files(id_, after, _expected(own), porter.syntax)
             while between := _between(porter, made, earlier, names):
                 after = with_ports(made, after, between, names, today)
-                made = check_files(id_, after)
                 filled += between
+                made = check_files(id_, after, _expected(filled), porter.syntax)
             changed.setdefault(folder.parent, []).append(disk.NewFolder(id_, after))
             done |= {(id_, port.release) for port in filled if not port.covered}
     _write_folders(changed)
     return frozenset(done)
+
+
+def _expected(ports: Sequence[FeaturePort]) -> list[Expected]:
+    """What the patches that ports make must make of the texts that they were made on."""
+    return [
+        Expected(topic.topic, port.release, topic.before, topic.after)
+        for port in ports
+        for topic in port.topics
+        if topic.made is not None and topic.before is not None and topic.after is not None
+    ]
 
 
 def _write_folders(changed: Mapping[Path, Sequence[disk.NewFolder]]) -> None:

@@ -30,9 +30,9 @@ def words_of(name: str | None, python: str | None) -> tuple[str, ...]:
             return ()
         on_path = os.sep not in python and not os.path.exists(python)
         return ("--python", python if on_path else absolute(python))
-    from overlay.targets.resolution import release_named
+    from overlay.targets.resolution import target_release
 
-    return (name,) if release_named(name) is not None else (absolute(name),)
+    return (name,) if target_release(name) is not None else (absolute(name),)
 
 
 class Request(NamedTuple):
@@ -293,9 +293,9 @@ def refuse_release(name: str | None, command: str) -> None:
 
     :raises UsageError: if ``name`` is one.
     """
-    from overlay.targets.resolution import release_named
+    from overlay.targets.resolution import target_release
 
-    if name is not None and release_named(name) is not None:
+    if name is not None and target_release(name) is not None:
         raise read_only(name, command)
 
 

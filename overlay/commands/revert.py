@@ -6,19 +6,30 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from overlay.commands.keep_edits import Keep, keep
+from overlay.commands.keep_edits import Keep, Kept, keep
 from overlay.commands.request import ended, refuse_release, root_of, writing_to_none
-from overlay.commands.status import with_next_process
+from overlay.commands.status import of_files, with_next_process
 from overlay.commands.take_off import take_off
 from overlay.commands.target_report import notices
+from overlay.commands.unrecorded import is_changed
 from overlay.errors import LedgerError, OverlayError, RevertRefused, UsageError
+from overlay.features.model import of_package
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.disk_state import from_ledger
 from overlay.on_disk.journal import reading
 from overlay.report.changes import RevertReport
+from overlay.report.codes import Code
 from overlay.report.model import TargetReport
-from overlay.report.outcomes import also_kept, neither, not_kept, not_reverted, reverted
+from overlay.report.outcomes import (
+    adopt_first,
+    also_kept,
+    left_as_it_is,
+    neither,
+    not_kept,
+    not_reverted,
+    reverted,
+)
 from overlay.report.wording import together
 from overlay.results import Change, FeatureResult, FileResult, Plan, State
 from overlay.targets.target import public
@@ -55,7 +66,7 @@ def revert(request: Request, name: str | None = None, keep_as: Keep | None = Non
     kept = keep(request, targets, keep_as)
     said = "; ".join(text for text in (said, *kept.notes) if text)
     if kept.report is None:
-        return _everything(request, targets, said, named=named)
+        return _told(_everything(request, targets, said, named=named), kept)
     if kept.report.folder is None:
         answers = [_report(target, Plan(())) for target in targets]
         verdict = not_kept(_report(kept.target, Plan(())), kept.report.verdict)
@@ -63,7 +74,14 @@ def revert(request: Request, name: str | None = None, keep_as: Keep | None = Non
     report = _everything(request, targets, said, named=named, edits=kept.edits)
     if not report.exit:
         report = replace(report, conclusion=also_kept(report, kept.report.folder))
-    return replace(report, kept=kept.report)
+    return replace(_told(report, kept), kept=kept.report)
+
+
+def _told(report: RevertReport, kept: Kept) -> RevertReport:
+    """A report that names what is neither kept nor put back."""
+    if report.exit or not kept.beside:
+        return report
+    return replace(report, conclusion=left_as_it_is(report, kept.beside, kept.titles))
 
 
 def _targets(request: Request, name: str | None) -> tuple[Target, ...]:
@@ -122,10 +140,16 @@ def _everything(
         answer = _report(target, Plan(results, (), notices(dict.fromkeys(warnings))))
         removed = sum(target.read(path) is None for path in outcome.changed)
         restored = len(outcome.changed) - removed
+        unrecorded = None if outcome.wrote else _unrecorded(target, _at_hand(request))
+        if unrecorded is not None:
+            answers.append(unrecorded)
+            verdicts.append(adopt_first(unrecorded))
+            continue
         verdicts.append(reverted(answer, restored, removed, wrote=outcome.wrote))
         answers.append(with_next_process(answer, target, _at_hand(request), named=named))
     changed = tuple(path for outcome in outcomes for path in outcome.changed)
     done = [verdict for verdict, outcome in zip(verdicts, outcomes, strict=True) if outcome.wrote]
+    done += [verdict for verdict in verdicts if verdict.code is Code.UNRECORDED]
     return RevertReport(together(done or verdicts), answers[0], changed, others=tuple(answers[1:]))
 
 
@@ -133,13 +157,21 @@ def _rebuild(request: Request, target: Target) -> Callable[[], Rebuilt]:
     """What reconstructs a lost ledger of a target."""
 
     def rebuild() -> Rebuilt:
-        from overlay.features.model import of_package
         from overlay.on_disk.rebuild import rebuild
 
         features = of_package(request.load(), target.package)
         return rebuild(features, target, target.release, target.record, target.package)
 
     return rebuild
+
+
+def _unrecorded(target: Target, features: tuple[Feature, ...]) -> TargetReport | None:
+    """The report of a target that has patches without a ledger; ``None`` where it has none."""
+    own = of_package(features, target.package)
+    if target.record is None or not is_changed(own, target, target.record):
+        return None
+    report = of_files(target, features)
+    return report if report.unrecorded else None
 
 
 def _at_hand(request: Request) -> tuple[Feature, ...]:

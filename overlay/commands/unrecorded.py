@@ -8,6 +8,7 @@ are there.  Nothing is guessed.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -55,7 +56,9 @@ def prove(features: Sequence[Feature], target: Target) -> Unrecorded:
     """
     from overlay.on_disk.rebuild import rebuild
 
-    rebuilt = rebuild(features, target, target.release, target.record, target.package)
+    package, root = target.package, target.root
+    lost = root is not None and os.path.lexists(root / package.state_folder)
+    rebuilt = rebuild(features, target, target.release, target.record, package, lost=lost)
     entries = {entry.path: entry for entry in rebuilt.ledger.entries}
     befores = {
         path: None if entry.before is None else rebuilt.pristine[entry.before]
@@ -104,7 +107,8 @@ def is_changed(features: Sequence[Feature], tree: Tree, record: Mapping[str, str
 
 def _may_stand(feature: Feature, entries: Mapping[str, object], tree: Tree) -> bool:
     """Whether every file of a feature was changed, and its modules are there."""
-    if any(tree.read(module.path) != module.content for module in feature.added):
+    modules = (module for module in feature.added if module.path not in entries)
+    if any(tree.read(module.path) != module.content for module in modules):
         return False
     topics = [{variant.patch.path for variant in topic.variants} for topic in feature.topics]
     return bool(topics or feature.added) and all(paths & entries.keys() for paths in topics)
@@ -147,7 +151,8 @@ def _unrecorded(result: FeatureResult) -> FeatureResult:
         for file in result.files
     )
     reason = Reason(
-        "its files are byte for byte what the overlay writes, and no ledger says so",
+        "applied without the overlay: RECORD says that its files were edited, they are byte for "
+        "byte what the overlay writes, and no ledger says so",
         f"run {command('adopt')} to take them over; then {command('revert')} can take them out",
     )
     return result._replace(state=State.PARTIAL, files=files, reason=reason)

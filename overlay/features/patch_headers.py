@@ -23,7 +23,7 @@ ALIASES = {"Description": "Subject", "Author": "From", "Last-Update": "Date"}
 KNOWN_HEADERS = (
     *REQUIRED_HEADERS,
     *("Bug", "Forwarded", "Applied-Upstream", "Author", "Reviewed-by", "Acked-by"),
-    *("Base", "Base-Has", "Ported-From", "Signed-off-by"),
+    *("Base", "Base-Has", "Tells-Nothing", "Ported-From", "Signed-off-by"),
     *ALIASES.values(),
 )
 
@@ -34,7 +34,15 @@ _OF_MAILS = (
 )
 
 #: Headers that may be repeated, with a value each.
-REPEATED = ("Bug", "Author", "Reviewed-by", "Acked-by", "Base-Has", "Signed-off-by")
+REPEATED = (
+    "Bug",
+    "Author",
+    "Reviewed-by",
+    "Acked-by",
+    "Base-Has",
+    "Tells-Nothing",
+    "Signed-off-by",
+)
 
 #: The lines of each header while they are read.
 _Values = dict[str, list[str]]

@@ -64,6 +64,21 @@ def stray(name: str) -> bool:
     return _STRAY.fullmatch(name) is not None
 
 
+def unread(path: str) -> str | None:
+    """Why nothing would be read of a path below a feature's folder; ``None`` where it would be.
+
+    >>> unread("vllm/__pycache__/a.py") is None, unread("vllm/a.py") is None
+    (False, True)
+    """
+    part = next((part for part in path.split("/") if stray(part) or left_behind(part)), None)
+    if part is None:
+        return None
+    return (
+        f"{path} would not be read: in a folder of patches {part!r} counts as left there by a "
+        "tool; give it another name"
+    )
+
+
 def entries(folder: str | os.PathLike[str]) -> dict[str, Path]:
     """What lies in a folder of patches: name -> where it is read, in the order of the names.
 

@@ -25,6 +25,7 @@ from overlay.in_memory import module_cache as store
 from overlay.in_memory.file_hashes import Named, Recording, as_it_stands
 from overlay.in_memory.module_cache import module_name
 from overlay.on_disk.patch_folders import NOT_ASKED, patches_folders
+from overlay.on_disk.receipt import build
 from overlay.package import VLLM
 from overlay.processes import records
 from overlay.results import State
@@ -190,6 +191,7 @@ def _entry(plans: Plans, without: frozenset[str]) -> tuple[store.Entry, tuple[st
     pristine = named.hashes(target)
     key = store.entry_key(
         overlay.__version__,
+        *build(os.path.dirname(overlay.__file__)),  # another build may plan by other rules
         str(target.root),
         target.vllm or "",
         str(switches.untested),

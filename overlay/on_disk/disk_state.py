@@ -10,6 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 import overlay
+from overlay.package import paths_in
 from overlay.results import Notice, Reason, State, combine
 from overlay.results.invocation import command
 from overlay.untrusted import sha256
@@ -57,6 +58,10 @@ class PristineView:
         if entry is None or condition(entry, now) is not Condition.OURS:
             return now
         return None if entry.before is None else self.copies(entry.before)
+
+    def paths(self) -> Sequence[str]:
+        """The files of the target, where it can tell them."""
+        return paths_in(self.tree)
 
 
 def pristine_view(tree: Tree, ledger: Ledger | None, copies: Callable[[str], bytes]) -> Tree:

@@ -196,13 +196,16 @@ def damaged_copies(root: Path, ledger: Ledger, package: Package = VLLM) -> tuple
     return tuple(damaged)
 
 
-def reinstall(release: str | None = None, package: Package = VLLM) -> str:
-    """What to do where only a fresh package helps, as the end of a sentence."""
+def reinstall(release: str | None = None, package: Package = VLLM, *, state: bool = True) -> str:
+    """What to do where only a fresh package helps, as the end of a sentence.
+
+    :param state: whether the overlay's own folder is there, and has to go.
+    """
     wanted = f"{package.distribution}=={release}" if release else package.distribution
+    rest = f", remove the folder {package.state_folder} beside it," if state else ""
     return (
         f"reinstall {package.title} (pip install --force-reinstall --no-deps {wanted}, or the "
-        f"distribution that you use instead), remove the folder {package.state_folder} beside it, "
-        "and apply again"
+        f"distribution that you use instead){rest} and apply again"
     )
 
 

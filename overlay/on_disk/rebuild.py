@@ -20,6 +20,12 @@ from overlay.planning.planner import plan
 from overlay.results import Plan
 from overlay.untrusted import sha256
 
+#: By whether there was a ledger.
+_NO_LEDGER = {
+    True: "the overlay's ledger is lost",
+    False: "no ledger says that the overlay was there",
+}
+
 
 def rebuild(
     features: Sequence[Feature],
@@ -27,40 +33,47 @@ def rebuild(
     release: Version | None,
     record: Mapping[str, str] | None,
     package: Package = VLLM,
+    *,
+    lost: bool = True,
 ) -> Rebuilt:
     """Reconstruct the ledger that the target in ``tree`` should have.
 
     :param features: all that may have been applied, in their order.
     :param record: sha256 (hex) of the release's own files by path.
     :param package: the one that the target is.
+    :param lost: whether there was a ledger, of which something is left.
     :raises LedgerError: naming every file whose pristine bytes cannot be proven.
     """
     if record is None:
+        rest = f", and remove the folder {package.state_folder} beside it" if lost else ""
         raise LedgerError(
-            "the overlay's ledger is lost, and no RECORD tells which bytes the release had. "
-            f"Nothing was changed; restore {package.name}/ from where it came from (in a checkout: "
-            f"git checkout -- {package.name}), and remove the folder {package.state_folder} beside "
-            "it"
+            f"{_NO_LEDGER[lost]}, and no RECORD tells which bytes the release had. Nothing was "
+            f"changed; restore {package.name}/ from where it came from (in a checkout: git "
+            f"checkout -- {package.name}){rest}"
         )
-    changed = _changed(features, tree, record)
+    edited = _edited_modules(features, tree, record)
+    changed = _changed(features, tree, record) | edited.keys()
     suspects = [feature for feature in features if changed & _patched_paths(feature)]
     undone = plan([_reversed(feature) for feature in reversed(suspects)], tree, release)
     befores = {change.path: change.after or b"" for change in undone.changes}
     added, foreign = _added(features, tree, record)
-    unproven = {path for path, data in befores.items() if record.get(path) != sha256(data)}
+    foreign -= edited.keys()
+    own = {**record, **edited}
+    unproven = {path for path, data in befores.items() if own.get(path) != sha256(data)}
     unproven |= {path for path in changed if path not in befores}
     if unproven | foreign:
-        raise LedgerError(_refusal(sorted(unproven | foreign), undone, release, package))
+        raise LedgerError(_refusal(sorted(unproven | foreign), undone, release, package, lost))
+    befores = {path: data for path, data in befores.items() if path not in edited}
     entries = [
         *(_entry(path, sha256(data), tree) for path, data in befores.items()),
-        *(_entry(path, None, tree) for path in added),
+        *(_entry(path, None, tree) for path in (*added, *edited)),
     ]
     ledger = Ledger(
         overlay=overlay.__version__,
         release="" if release is None else str(release),
         features=(),
         entries=tuple(sorted(entries)),
-        folders=_folders(added, record),
+        folders=_folders([*added, *edited], record),
         record=None,
     )
     return Rebuilt(ledger, {sha256(data): data for data in befores.values()})
@@ -72,6 +85,22 @@ def _changed(features: Sequence[Feature], tree: Tree, record: Mapping[str, str])
     present = {path: tree.read(path) for path in paths if path in record}
     return {
         path for path, data in present.items() if data is not None and sha256(data) != record[path]
+    }
+
+
+def _edited_modules(
+    features: Sequence[Feature], tree: Tree, record: Mapping[str, str]
+) -> dict[str, str]:
+    """Added modules that a later feature patches, with the sha256 that they were added with."""
+    patched = {path for feature in features for path in _patched_paths(feature)}
+    modules: dict[str, str] = {}
+    for feature in features:
+        for module in feature.added:
+            data = tree.read(module.path)
+            if module.path in patched and data is not None and module.path not in record:
+                modules[module.path] = sha256(module.content)
+    return {
+        path: digest for path, digest in modules.items() if sha256(tree.read(path) or b"") != digest
     }
 
 
@@ -147,7 +176,9 @@ def _folders(added: Sequence[str], record: Mapping[str, str]) -> tuple[str, ...]
     )
 
 
-def _refusal(paths: Sequence[str], undone: Plan, release: Version | None, package: Package) -> str:
+def _refusal(
+    paths: Sequence[str], undone: Plan, release: Version | None, package: Package, lost: bool
+) -> str:
     # Their next steps are for whoever writes patches; here the last sentence says what to do.
     reasons = [
         reason.text
@@ -157,9 +188,10 @@ def _refusal(paths: Sequence[str], undone: Plan, release: Version | None, packag
         if reason
     ]
     because = f" ({'; '.join(dict.fromkeys(reasons))})" if reasons else ""
+    other = "" if lost else " or in another way"
     return (
-        "the overlay's ledger is lost, and taking these patches out of "
-        f"{', '.join(paths)} does not give the release's own files{because}: they were applied by "
-        "another overlay, or edited since. Nothing was changed; "
-        f"{reinstall(None if release is None else str(release), package)}"
+        f"{_NO_LEDGER[lost]}, and taking these patches out of {', '.join(paths)} does not give the "
+        f"release's own files{because}: they were applied by another overlay{other}, or "
+        "edited since. Nothing was changed; "
+        f"{reinstall(None if release is None else str(release), package, state=lost)}"
     )

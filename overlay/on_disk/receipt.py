@@ -51,7 +51,7 @@ def name_of(roots: Sequence[str], variables: Mapping[str, str], folders: Sequenc
     """
     facts = {
         "schema": _SCHEMA,
-        "overlay": [overlay.__version__, *_code(os.path.dirname(overlay.__file__))],
+        "overlay": [overlay.__version__, *build(os.path.dirname(overlay.__file__))],
         "python": [sys.hexversion, sys.implementation.name, sys.flags.optimize],
         "roots": list(roots),
         "variables": dict(variables),
@@ -60,7 +60,7 @@ def name_of(roots: Sequence[str], variables: Mapping[str, str], folders: Sequenc
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def _code(folder: str) -> tuple[str, str]:
+def build(folder: str) -> tuple[str, str]:
     """The folder of the overlay's modules, and which they are: two builds may have one version.
 
     An installation's RECORD has the hash of each; in a checkout, sizes and times tell, as for

@@ -9,7 +9,8 @@ from packaging.version import Version
 
 from overlay.features.model import Feature, Hunk, Patch
 from overlay.package import Package
-from overlay.results import Reason, State
+from overlay.planning.telling import REVIEW
+from overlay.results import Clash, Reason, State
 from overlay.results.invocation import Command, command
 
 
@@ -18,8 +19,8 @@ def unrecorded(package: Package) -> Reason:
     return Reason(
         "the change is there already, in a file that is not the release's own, and no ledger says "
         "that the overlay made it: it was patched in another way, or the ledger is lost",
-        f"put the release's own files back: reinstall {package.title} ({command('revert')} does it "
-        "where RECORD proves that the change is the overlay's)",
+        f"put the release's own files back: reinstall {package.title} (where RECORD proves that "
+        f"the change is the overlay's, {command('revert')}, then {command('adopt')} takes it over)",
     )
 
 
@@ -62,7 +63,9 @@ def for_hunk(
         step = f"give the hunk in {place} more context lines, or a narrower scope"
     elif state is State.MISSING or misplaced:
         port = _port(feature, patch, release)
-        step = f"correct the scope in {place}; where the release has renamed it, {port}"
+        step = f"where the release has renamed or moved the scope, {port}"
+        if _made_for(feature, patch, release):
+            step = f"correct the scope in {place}; {step}"
     else:
         step = _port(feature, patch, release)
         if release is not None and not release.is_prerelease and not _before_base(patch, release):
@@ -75,6 +78,21 @@ def for_hunk(
     return step
 
 
+def clash(first: str, its_place: str, second: str, place: str) -> Clash:
+    """Why two features are not applied together, and what to do: each way out is one command.
+
+    :param its_place: the hunk or file of the first; :param place: of the second, or empty.
+    """
+    ways = [str(command("apply", "--without", id_)) for id_ in dict.fromkeys((first, second))]
+    leave = f"leave one of them out, {' or '.join(ways)}, or " if len(ways) > 1 else ""
+    own = f"{second} ({place})" if place else second
+    return Clash(
+        f"{first} ({its_place}) and {own} touch the same lines, and neither is applied",
+        f"{leave}make one patch of both",
+        f"{first} and {second} touch the same lines",
+    )
+
+
 def for_part(feature: Feature, release: Version | None) -> str | None:
     """What to do where a release has some hunks of a feature and could take the others."""
     if feature.shipped:
@@ -85,6 +103,14 @@ def for_part(feature: Feature, release: Version | None) -> str | None:
     return f"{port} makes a variant of what is left"
 
 
+def for_review(feature: Feature, release: Version | None) -> str:
+    """What to do where a release has much of a change, and not all of it."""
+    if feature.shipped:
+        return "upgrade vllm-overlay: this version of it has no variant for what is left"
+    part = for_part(feature, release)
+    return REVIEW if part is None else f"{REVIEW} ({part})"
+
+
 def for_missing_file(feature: Feature, patch: Patch, release: Version | None = None) -> str | None:
     """What to do about a patch of a file that is not there.
 
@@ -92,8 +118,9 @@ def for_missing_file(feature: Feature, patch: Patch, release: Version | None = N
     """
     if feature.shipped:
         return None
-    step = _port(feature, patch, release)
-    return f"correct the path in {patch.name}; where the release has moved the file, {step}"
+    step = f"where the release has moved the file, {_port(feature, patch, release)}"
+    made_for = _made_for(feature, patch, release)
+    return f"correct the path in {patch.name}; {step}" if made_for else step
 
 
 def _port(feature: Feature, patch: Patch, release: Version | None) -> str:
@@ -101,12 +128,25 @@ def _port(feature: Feature, patch: Patch, release: Version | None) -> str:
     if release is None or release.is_prerelease:
         return "give the patch a variant for this release"
     port = f"{command('port', feature.id, release.public)} carries it there"
-    variants = (variant for topic in feature.topics for variant in topic.variants)
-    if any(variant.patch is patch and release in variant.releases for variant in variants):
+    if _made_for(feature, patch, release):
         # A port leaves what a range promises already as it is.
         edge = "begin after" if _before_base(patch, release) else "end before"
         return f"let the range of {patch.name} {edge} {release.public}; then {port}"
     return port
+
+
+def _made_for(feature: Feature, patch: Patch, release: Version | None) -> bool:
+    """Whether a patch says that it fits a release; where that is not known it may be wrong too.
+
+    One that does not say so is right as it is, for the releases of its range.
+    """
+    ranges = [
+        variant.releases
+        for topic in feature.topics
+        for variant in topic.variants
+        if variant.patch is patch
+    ]
+    return release is None or any(release in releases for releases in ranges)
 
 
 def _before_base(patch: Patch, release: Version) -> bool:

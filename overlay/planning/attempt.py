@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from overlay.features.model import Hunk, Patch
-from overlay.planning.matching import edits, final_newline_after, match, misplaced
+from overlay.planning.matching import edits, final_newline_after, match, misplaced, places_of
 from overlay.planning.rescope import rescope
 from overlay.planning.scopes import Scopes, Syntax, UnparsableError
+from overlay.planning.telling import Place
 from overlay.planning.text import Edit, SourceText, TextError
 from overlay.results import FileResult, HunkResult, Reason, State, file_state
 
@@ -33,6 +34,7 @@ class Texts:
     def __init__(self, syntax: Syntax) -> None:
         self.syntax = syntax
         self._sources: dict[bytes, SourceText | TextError] = {}
+        self._places: dict[tuple[bytes, str], Sequence[Place]] = {}
 
     def source(self, data: bytes) -> SourceText:
         """The text of a file.
@@ -82,10 +84,21 @@ class Texts:
             return HunkResult(hunk.scope, State.MISSING)
         try:
             source = self.source(data)
-            return match(hunk, source.lines, self.scopes(data), source.final_newline)
+            evidence = self.places(data, hunk.scope)
+            return match(hunk, source.lines, self.scopes(data), source.final_newline, evidence)
         except (TextError, UnparsableError) as error:
             reason = Reason(f"the file cannot be read: {error}")
             return HunkResult(hunk.scope, State.DRIFTED, reason=reason)
+
+    def places(self, data: bytes, scope: str) -> Sequence[Place]:
+        """The lines of each place of a scope, as evidence.
+
+        :raises TextError, UnparsableError: if the bytes are not source text, or not Python.
+        """
+        key = data, scope
+        if key not in self._places:
+            self._places[key] = places_of(scope, self.source(data).lines, self.scopes(data))
+        return self._places[key]
 
     def misplaced(self, hunk: Hunk, data: bytes) -> bool:
         """Whether the pre-image of a hunk is in these bytes, but outside its scope."""

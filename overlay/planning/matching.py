@@ -2,32 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from overlay.features.model import MODULE_SCOPE, Hunk
 from overlay.planning.scopes import Scopes
+from overlay.planning.telling import (
+    SHARE,
+    TELLING,
+    Place,
+    new_lines,
+    partly,
+    present,
+    share_of,
+)
 from overlay.planning.text import Edit
 from overlay.results import HunkResult, Reason, State
 
-#: Least number of characters, blanks aside, of a line that identifies a change: shorter lines are
-#: in every file.
-TELLING = 6
+#: What telling lines are is ``telling``'s part; here they are a hunk's.
+__all__ = (
+    "TELLING",
+    "edits",
+    "final_newline_after",
+    "holding_scopes",
+    "innermost_scope",
+    "match",
+    "misplaced",
+    "new_lines",
+    "places_of",
+    "share_of",
+)
 
 
 def match(
-    hunk: Hunk, lines: Sequence[str], scopes: Scopes, final_newline: bool = True
+    hunk: Hunk,
+    lines: Sequence[str],
+    scopes: Scopes,
+    final_newline: bool = True,
+    evidence: Sequence[Place] | None = None,
 ) -> HunkResult:
     """Match a hunk against a text.
 
     It matches where its whole pre-image is inside its scope, white space included, at any
     line.  A pre-image that lies inside a post-image is the applied hunk's own context and does
     not count, otherwise an insertion at the edge of a hunk would be applied again and again.  Nor
-    does it match where every line that it adds to its base is in the scope already: upstream has
-    the change, with lines between, and it would be made twice.
+    does it match where most lines that it adds to its base are in the scope already: upstream has
+    the change, or a part of it, with lines between, and it would be made twice.
 
     :param lines: the lines of the text without their ends.
     :param scopes: the places of its scopes (``overlay.planning.scopes.find``).
     :param final_newline: whether the last line has an end.
+    :param evidence: the lines of the hunk's scope, if they are known; default: taken from these.
     :returns: ``pristine`` (matches once), ``upstreamed`` (only the post-image is there),
         ``ambiguous`` with the candidates, ``drifted`` with the nearest place, or ``missing``
         with similar scopes.
@@ -43,10 +67,13 @@ def match(
         if not any(at <= start and start + len(pre) <= at + len(post) for at in posts)
     ]
     if len(pres) == 1:
-        torn = _torn_apart(hunk, lines, ranges)
-        if torn is None:
-            return HunkResult(hunk.scope, State.PRISTINE, line=pres[0] + 1)
-        return HunkResult(hunk.scope, State.AMBIGUOUS, pres[0] + 1, torn, (pres[0] + 1,))
+        there = present(hunk, evidence or places_of(hunk.scope, lines, scopes))
+        at = pres[0] + 1
+        if there.share == 1.0:
+            return HunkResult(hunk.scope, State.AMBIGUOUS, at, _torn_apart(hunk), (at,))
+        if there.share >= SHARE:
+            return HunkResult(hunk.scope, State.DRIFTED, at, partly(hunk, there))
+        return HunkResult(hunk.scope, State.PRISTINE, line=at)
     if pres:
         candidates = tuple(start + 1 for start in pres)
         why = (
@@ -58,48 +85,25 @@ def match(
     if posts:
         return HunkResult(hunk.scope, State.UPSTREAMED, line=posts[0] + 1)
     line, reason = _why_drifted(hunk, lines, scopes, final_newline)
+    there = present(hunk, evidence or places_of(hunk.scope, lines, scopes))
+    if there.share >= SHARE:
+        reason = partly(hunk, there)
     return HunkResult(hunk.scope, State.DRIFTED, line=line, reason=reason)
 
 
-def new_lines(hunk: Hunk, known: Iterable[str] = ()) -> tuple[str, ...]:
-    """The lines, without indentation, that tell whether a text has a hunk.
+def places_of(scope: str, lines: Sequence[str], scopes: Scopes) -> list[Place]:
+    """The lines of each place of a scope, as evidence."""
+    return [Place(lines[place.start : place.stop]) for place in scopes.get(scope, ())]
 
-    They are those that it adds, but short ones, those of its own pre-image, and ``base_has``.
 
-    :param known: further lines that tell nothing, such as those of its scope in its base.
-    """
-    dull = {line.strip() for line in (*hunk.pre, *(hunk.base_has or ()), *known)}
-    added = (text.strip() for op, text in hunk.lines if op == "+")
-    return tuple(
-        dict.fromkeys(
-            line for line in added if line not in dull and len("".join(line.split())) >= TELLING
-        )
+def _torn_apart(hunk: Hunk) -> Reason:
+    """Why a hunk whose pre-image is there may be in the text already."""
+    return Reason(
+        f"its lines before the change are in {hunk.scope}, but so does every line that it adds, "
+        f"such as {new_lines(hunk)[0]!r}: the change may be there already",
+        "if upstream has the change, retire it there (`merged` or [[upstreamed]] in feature.toml); "
+        "if its base had these lines too, name them in a Base-Has header",
     )
-
-
-def share_of(wanted: Sequence[str], lines: Iterable[str]) -> float:
-    """Share of ``wanted`` that is among ``lines``, indentation aside: 0 to 1; 0 of nothing."""
-    there = {line.strip() for line in lines}
-    return sum(line in there for line in wanted) / len(wanted) if wanted else 0.0
-
-
-def _torn_apart(hunk: Hunk, lines: Sequence[str], ranges: Sequence[range]) -> Reason | None:
-    """Why a hunk whose pre-image is there may be in the text already, or ``None``.
-
-    Where its base is not known, its lines may have been there before, and prove nothing.
-    """
-    if hunk.base_has is None:
-        return None
-    telling = new_lines(hunk)
-    for place in ranges if telling else ():
-        if share_of(telling, lines[place.start : place.stop]) == 1.0:
-            return Reason(
-                f"its lines before the change are in {hunk.scope}, but so does every line that "
-                f"it adds, such as {telling[0]!r}: the change may be there already",
-                "if upstream has the change, retire it there (`merged` or [[upstreamed]] in "
-                "feature.toml); if its base had these lines too, name them in a Base-Has header",
-            )
-    return None
 
 
 def edits(hunk: Hunk, start: int) -> tuple[Edit, ...]:

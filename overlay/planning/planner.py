@@ -6,7 +6,7 @@ to one text is ``attempt``'s part; the sequence and its clashes are this module'
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from packaging.version import Version
@@ -22,14 +22,24 @@ from overlay.features.model import (
 from overlay.package import ReleaseRange, Tree
 from overlay.planning import advice
 from overlay.planning.attempt import Attempt, attempt
+from overlay.planning.moved import placed
 from overlay.planning.obsolete import obsolete_by
 from overlay.planning.provenance import Provenance
-from overlay.planning.scopes import Syntax, UnparsableError
-from overlay.planning.sequence import Series, Step
-from overlay.planning.text import TextError
-from overlay.planning.upstream import Evidence, build_of, evidence, taken
+from overlay.planning.scopes import Syntax
+from overlay.planning.sequence import Met, Series, Step
+from overlay.planning.telling import REVIEW
+from overlay.planning.upstream import (
+    Evidence,
+    ScopeLines,
+    build_of,
+    by_distance,
+    evidence,
+    module_in,
+    taken,
+)
 from overlay.results import (
     Change,
+    Clash,
     FeatureResult,
     FileResult,
     HunkResult,
@@ -79,6 +89,7 @@ class _Draft:
     untested: bool = False
     state: State | None = None
     next_step: str | None = None
+    shown: Evidence | None = None
 
     def result(self) -> FeatureResult:
         state = combine(file.state for file in self.files) if self.state is None else self.state
@@ -109,7 +120,7 @@ class _Planner:
         elif (build := build_of(feature, self._scope_lines)) is not None:
             draft.state = State.INAPPLICABLE
             draft.notes.append(build)
-        elif (shown := evidence(feature, self.release, self._scope_lines)).merged:
+        elif (shown := evidence(feature, self.release, self._telling(feature))).merged:
             draft.state = State.UPSTREAMED
             draft.notes.append(f"the release has it: {shown.text}")
         elif gone := obsolete_by(feature, self.release, self.sequence.pristine, self.record):
@@ -118,6 +129,7 @@ class _Planner:
         elif not feature.topics and not feature.added:
             self._add_unmet(draft, shown)
         else:
+            draft.shown = shown
             self._note_untested(draft)
             if feature.topics and all(self._nearest(t).patch.retired for t in feature.topics):
                 # Nothing of the release would call the feature's modules, so they are left out.
@@ -132,6 +144,7 @@ class _Planner:
         self._compile()
         for draft in self.drafts:
             self._note_taken(draft)
+            self._note_partly(draft)
         results = tuple(draft.result() for draft in self.drafts)
         of_features = [notice for draft in self.drafts for notice in draft.feature.notices]
         notices = (*of_features, *self.provenance.notices())
@@ -148,13 +161,11 @@ class _Planner:
     def _scope_lines(self, path: str, scope: str) -> list[Sequence[str]]:
         """The lines of each place that a scope has in the release's own file."""
         self.provenance.use(path)
-        data = self.sequence.pristine(path)
-        try:
-            places = self.texts.scopes(data).get(scope, ()) if data is not None else ()
-            lines = self.texts.source(data).lines if data is not None else ()
-        except (TextError, UnparsableError):
-            return []
-        return [lines[place.start : place.stop] for place in places]
+        return self.sequence.scope_lines(path, scope)
+
+    def _telling(self, feature: Feature) -> ScopeLines:
+        """The lines that may show that the release has a feature."""
+        return self.provenance.telling(feature, self.release, self._scope_lines)
 
     def _note_taken(self, draft: _Draft) -> None:
         """Say how many hunks of a feature the release has, where it has some of them."""
@@ -173,6 +184,19 @@ class _Planner:
             for file in draft.files
         ]
         draft.next_step = next_step
+
+    def _note_partly(self, draft: _Draft) -> None:
+        """Ask about a feature whose patches fit although much of its change is there."""
+        shown = draft.shown
+        if shown is None or not shown.partly or draft.state is not None:
+            return
+        state = draft.result().state
+        if state is State.PRISTINE:
+            draft.state = State.PARTIAL
+        elif not state.needs_attention:
+            return
+        draft.notes.append(shown.text)
+        draft.next_step = draft.next_step or advice.for_review(draft.feature, self.release)
 
     def _add_unmet(self, draft: _Draft, shown: Evidence) -> None:
         """Give a feature without patches the places where the release should have it."""
@@ -201,16 +225,21 @@ class _Planner:
         if problem is not None:
             text = f"the added module does not compile: {problem}"
             result = _drifted(path, Reason(text, advice.for_module(draft.feature, path)))
-        elif before is not None and before != added.content:
+        elif before is not None and not (shown := module_in(added, before)).merged:
             text = "expected no such file, found another one of that name; it is not overwritten"
-            result = _drifted(path, Reason(text, advice.for_taken_name(draft.feature, path)))
+            reason = Reason(text, advice.for_taken_name(draft.feature, path))
+            if shown.partly:
+                review = advice.for_review(draft.feature, self.release)
+                reason = Reason(f"{text} ({shown.text})", review)
+            result = _drifted(path, reason)
         elif before is not None:
-            result = FileResult(path, State.UPSTREAMED)
+            same = before == added.content
+            result = FileResult(path, State.UPSTREAMED, reason=None if same else Reason(shown.text))
             if self.provenance.foreign(path) is not None:
                 result = _drifted(path, advice.unrecorded(draft.feature.package))
         elif now is not None and self.sequence.steps[path][0].after != added.content:
             step = self.sequence.steps[path][0]
-            result = self._clash(step, path, None, draft)
+            result = self._clash(step, path, self._clash_reason(step, draft))
         elif now is not None:
             # An earlier feature adds the same bytes: features may share a module.
             result = FileResult(path, State.PRISTINE)
@@ -234,13 +263,14 @@ class _Planner:
                 draft.untested = True
             chosen, clashes = self._best(draft, topic)
         self.provenance.use(chosen.result.path)
-        for step in clashes:
-            self._clash(step, chosen.result.path, chosen.result.patch, draft)
+        for step, reason in clashes:
+            self._clash(step, chosen.result.path, reason)
+        chosen = placed(chosen, nearest.patch, self.sequence.tree, self.texts)
         self._keep(draft, chosen.result.patch or "", chosen)
 
     def _nearest(self, topic: Topic) -> Variant:
         """The variant for the release, or else the one whose range is nearest to it."""
-        return next(iter(_by_distance(topic, self.release)))
+        return by_distance(topic.variants, self.release)[0]
 
     def _note_untested(self, draft: _Draft) -> None:
         """Note a release that is in no range: the feature was not tested there."""
@@ -256,25 +286,25 @@ class _Planner:
         draft.untested = True
         draft.notes.append(f"{why}; untested, judged by content")
 
-    def _best(self, draft: _Draft, topic: Topic) -> tuple[Attempt, list[Step]]:
+    def _best(self, draft: _Draft, topic: Topic) -> tuple[Attempt, list[Met]]:
         """The variant that fits: all of it pristine, all of it there, or the nearest."""
-        variants = _by_distance(topic, self.release)
+        variants = by_distance(topic.variants, self.release)
         attempts = [self._attempt(draft, v.patch) for v in variants if not v.patch.retired]
         order = {State.PRISTINE: 0, State.UPSTREAMED: 1}
 
-        def misfit(tried: tuple[Attempt, list[Step]]) -> tuple[int, int]:
+        def misfit(tried: tuple[Attempt, list[Met]]) -> tuple[int, int]:
             result = tried[0].result
             wrong = sum(hunk.state.needs_attention for hunk in result.hunks)
             return order.get(result.state, 2), wrong
 
         return min(attempts, key=misfit)
 
-    def _attempt(self, draft: _Draft, patch: Patch) -> tuple[Attempt, list[Step]]:
+    def _attempt(self, draft: _Draft, patch: Patch) -> tuple[Attempt, list[Met]]:
         """Try a patch on its file as it is now; nothing is kept.
 
         :returns: the attempt, and the steps that it clashes with.
         """
-        clashes: list[Step] = []
+        clashes: list[Met] = []
 
         def judge(hunk: Hunk, data: bytes) -> HunkResult:
             result = self._judge(draft, patch, hunk, data, clashes)
@@ -285,10 +315,10 @@ class _Planner:
         return attempt(patch, data, self.texts, judge, missing_step), clashes
 
     def _judge(
-        self, draft: _Draft, patch: Patch, hunk: Hunk, data: bytes, clashes: list[Step]
+        self, draft: _Draft, patch: Patch, hunk: Hunk, data: bytes, clashes: list[Met]
     ) -> HunkResult:
         """The state of one hunk, the release's own text and earlier steps told apart."""
-        shown = taken(hunk, self._scope_lines(patch.path, hunk.scope))
+        shown = taken(hunk, self.sequence.places(patch.path, hunk.scope), patch.hunks)
         if shown.merged and self.provenance.foreign(patch.path) is None:
             line = self.texts.match(hunk, data).line
             return HunkResult(hunk.scope, State.UPSTREAMED, line, Reason(shown.text))
@@ -306,8 +336,10 @@ class _Planner:
         if before.state is not State.PRISTINE and now.state is not State.UPSTREAMED:
             return now
         step = next(s for s in steps if self.texts.match(hunk, s.after).state is not before.state)
-        clashes.append(step)
-        reason = self._clash_reason(step, draft, patch.name)
+        lines = range(before.line or 0, (before.line or 0) + len(hunk.pre))
+        other = self.sequence.place(step, self.drafts[step.feature].feature, patch.path, lines)
+        reason = self._clash_reason(step, draft, f"{patch.name}:{hunk.patch_line}", other)
+        clashes.append((step, reason))
         return HunkResult(hunk.scope, State.DRIFTED, before.line, reason)
 
     def _advised(
@@ -315,7 +347,12 @@ class _Planner:
     ) -> HunkResult:
         """A hunk's result with what to do, where it does not say so yet."""
         reason = result.reason
-        if not result.state.needs_attention or reason is None or reason.next_step is not None:
+        if not result.state.needs_attention or reason is None:
+            return result
+        if reason.next_step == REVIEW:
+            review = advice.for_review(feature, self.release)
+            return result._replace(reason=reason._replace(next_step=review))
+        if reason.next_step is not None:
             return result
         next_step = advice.for_hunk(
             feature,
@@ -336,17 +373,13 @@ class _Planner:
             step = Step(len(self.drafts) - 1, len(draft.files) - 1, label, attempt.after)
             self.sequence.steps.setdefault(attempt.result.path, []).append(step)
 
-    def _clash_reason(self, step: Step, draft: _Draft, patch: str | None) -> Reason:
-        other = self.drafts[step.feature].feature.id
-        mine = f"{draft.feature.id} ({patch})" if patch else draft.feature.id
-        return Reason(
-            f"{other} ({step.label}) and {mine} touch the same lines, and neither is applied",
-            "leave one of them out, or make one patch of both",
-        )
+    def _clash_reason(self, step: Step, draft: _Draft, mine: str = "", other: str = "") -> Clash:
+        """Why an earlier step and a feature's patch are not applied together, each at its place."""
+        first = self.drafts[step.feature].feature.id
+        return advice.clash(first, other or step.label, draft.feature.id, mine)
 
-    def _clash(self, step: Step, path: str, patch: str | None, draft: _Draft) -> FileResult:
+    def _clash(self, step: Step, path: str, reason: Reason) -> FileResult:
         """Refuse the earlier step too; gives the later one's result."""
-        reason = self._clash_reason(step, draft, patch)
         files = self.drafts[step.feature].files
         earlier = files[step.file]
         if not earlier.state.needs_attention:
@@ -362,26 +395,13 @@ class _Planner:
             for step in steps:
                 problem = compile_error(step.after, path)
                 if problem is not None:
-                    files = self.drafts[step.feature].files
-                    files[step.file] = files[step.file]._replace(
-                        state=State.DRIFTED,
-                        reason=Reason(
-                            f"the patched file does not compile: {problem}",
-                            advice.for_result(self.drafts[step.feature].feature, step.label),
-                        ),
-                    )
+                    draft = self.drafts[step.feature]
+                    text = f"the patched file does not compile: {problem}"
+                    reason = Reason(text, advice.for_result(draft.feature, step.label))
+                    broken = draft.files[step.file]
+                    draft.files[step.file] = broken._replace(state=State.DRIFTED, reason=reason)
                     break
 
 
 def _drifted(path: str, reason: Reason) -> FileResult:
     return FileResult(path, State.DRIFTED, None, (), reason)
-
-
-def _by_distance(topic: Topic, release: Version | None) -> Iterable[Variant]:
-    """The variants, the most likely first: the newest that is not newer than the release."""
-    newest = sorted(topic.variants, key=lambda variant: variant.releases, reverse=True)
-    if release is None:
-        return newest
-    older = [variant for variant in newest if variant.releases.first <= release]
-    newer = [variant for variant in reversed(newest) if variant.releases.first > release]
-    return [*older, *newer]

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from packaging.version import Version
+
+from overlay.features.model import Feature
 from overlay.package import Tree
+from overlay.planning.upstream import ScopeLines
 from overlay.results import Notice
 from overlay.untrusted import sha256
 
@@ -39,6 +43,27 @@ class Provenance:
     def original(self, path: str) -> bool | None:
         """Whether a file is the release's own; ``None`` where there is no RECORD."""
         return None if self._record is None else self.foreign(path) is None
+
+    def telling(
+        self, feature: Feature, release: Version | None, scope_lines: ScopeLines
+    ) -> ScopeLines:
+        """The lines that may show that a release has a feature itself.
+
+        On a release that its patches are made for, those of an edited file show what somebody put
+        there: the release lacks the change.
+        """
+        made_for = {
+            variant.patch.path
+            for topic in feature.topics
+            for variant in topic.variants
+            if release in variant.releases and not variant.patch.retired
+        }
+
+        def lines(path: str, scope: str) -> Sequence[Sequence[str]]:
+            edited = path in made_for and self.foreign(path) is not None
+            return [] if edited else scope_lines(path, scope)
+
+        return lines
 
     def notices(self) -> tuple[Notice, ...]:
         """One notice for each file that matters and is not the release's own, by path."""

@@ -1,10 +1,10 @@
-"""Whether a release has a feature, or one of its hunks, itself: by memory, by lines, by texts.
+"""The one rule for "does this release have this change", asked by every command and the plugin.
 
 Memory comes first: a feature that upstream has merged is in every later release, whatever becomes
-of its lines.  Then the tests of ``feature.toml`` are compared with the release's own files: a text
-that a scope must hold, or the new lines of the change, a share of which must be in their scopes
-(upstream goes on editing what it has merged, so not all of them last).  A hunk is judged by its own
-new lines, so that "upstream took 21 of 23 hunks" can be told.
+of its lines.  Then come the texts that its author names (``[[upstreamed]]``).  Otherwise only
+certainty retires: each hunk's post-image stands, or every line of code that it adds does
+(``overlay.planning.telling``), and every added module is there.  A missing line of code is never
+outvoted; where much of a change is there, ``Evidence.partly`` asks for a person.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ from typing import NamedTuple
 
 from packaging.version import Version
 
-from overlay.features.model import Feature, Hunk, UpstreamTest
-from overlay.planning.matching import new_lines, share_of
-
-#: Upstream has a change where at least this share of its new lines is in its scope (measured on
-#: 300 merged changes: 98 % are recognised in the first release that has them, and 0.3 % before).
-SHARE = 0.6
+from overlay.features.model import MODULE_SCOPE, AddedFile, Feature, Hunk, UpstreamTest, Variant
+from overlay.planning.telling import (
+    SHARE,
+    Place,
+    code_lines,
+    missing_of,
+    named,
+    partly,
+    present,
+)
 
 #: Gives the lines of each place that a scope has in a file; none where it has no such scope.
 ScopeLines = Callable[[str, str], Sequence[Sequence[str]]]
@@ -30,16 +34,18 @@ class Evidence(NamedTuple):
 
     :ivar merged: whether the release has it.
     :ivar text: what was found, or what was expected and not found.
+    :ivar partly: whether so much of it is there that a person has to look.
     """
 
     merged: bool
     text: str
+    partly: bool = False
 
 
 def evidence(feature: Feature, release: Version | None, scope_lines: ScopeLines) -> Evidence:
     """Whether a release has a feature, by its memory and its tests.
 
-    A feature without either has no evidence; only its post-images can tell then.
+    A feature without either has no evidence; only its hunks and modules can tell then.
 
     :param release: ``None`` where it is not known, and memory says nothing.
     :param scope_lines: reads the release's own files.
@@ -51,13 +57,42 @@ def evidence(feature: Feature, release: Version | None, scope_lines: ScopeLines)
     missing = [test for test in texts if not _contains(test, scope_lines)]
     if missing:
         return Evidence(False, "; ".join(map(_named, missing)))
-    there, wanted = _counted(lined, scope_lines)
-    if lined and there < wanted * min(test.share for test in lined):
-        return Evidence(False, f"{there} of the {wanted} lines of the change are in their scopes")
+    wanted, lacking = _counted(lined, scope_lines)
+    counted = f"{wanted - len(lacking)} of the {wanted} lines of the change are in their scopes"
+    if lacking:
+        much = wanted - len(lacking) >= wanted * min(test.share for test in lined)
+        return Evidence(False, f"{counted}; missing: {named(lacking)}", much)
+    if any(test.share < 1 for test in lined) and not _nothing_denies(feature, release, scope_lines):
+        return Evidence(False, f"{counted}, but not all of the change", True)
     said = [f"{_named(test)}" for test in texts]
     if lined:
-        said.append(f"{there} of the {wanted} lines of the change are in their scopes")
+        said.append(counted)
     return Evidence(bool(said), "; ".join(said))
+
+
+def _nothing_denies(feature: Feature, release: Version | None, scope_lines: ScopeLines) -> bool:
+    """Whether no module and no hunk of a feature is known to be missing."""
+    for added in feature.added:
+        if not has_module(added, scope_lines(added.path, MODULE_SCOPE)).merged:
+            return False
+    for topic in feature.topics:
+        patch = by_distance(topic.variants, release)[0].patch
+        for hunk in patch.hunks if not patch.retired else ():
+            places = [Place(lines) for lines in scope_lines(patch.path, hunk.scope)]
+            shown = present(hunk, places, patch.hunks)
+            if shown.wanted and not shown.whole:
+                return False
+    return True
+
+
+def by_distance(variants: Iterable[Variant], release: Version | None) -> list[Variant]:
+    """The variants, the most likely first: the newest that is not newer than the release."""
+    newest = sorted(variants, key=lambda variant: variant.releases, reverse=True)
+    if release is None:
+        return newest
+    older = [variant for variant in newest if variant.releases.first <= release]
+    newer = [variant for variant in reversed(newest) if variant.releases.first > release]
+    return [*older, *newer]
 
 
 def remembers(feature: Feature, release: Version) -> bool:
@@ -77,33 +112,70 @@ def build_of(feature: Feature, scope_lines: ScopeLines) -> str | None:
     return None
 
 
-def taken(hunk: Hunk, places: Iterable[Sequence[str]]) -> Evidence:
-    """Whether a release has one hunk, by the share of its new lines in its scope.
+def taken(
+    hunk: Hunk, places: Iterable[Sequence[str] | Place], others: Sequence[Hunk] = ()
+) -> Evidence:
+    """Whether a release has one hunk by the lines that it adds; images are ``matching``'s part.
 
     Nothing is known of a hunk whose base is not known: its lines may have been there before.
 
     :param places: the lines of each place that the hunk's scope has in the release's own file.
+    :param others: the hunks of its patch, which may add the same lines in the same scope.
     """
-    telling = () if hunk.base_has is None else new_lines(hunk)
-    share = max((share_of(telling, lines) for lines in places), default=0.0)
-    if not telling or share < SHARE:
+    read = (each if isinstance(each, Place) else Place(each) for each in places)
+    shown = present(hunk, read, others)
+    if shown.whole:
+        return Evidence(True, f"all {shown.wanted} lines of code that it adds are in {hunk.scope}")
+    if shown.share < SHARE:
         return Evidence(False, "")
-    number = round(share * len(telling))
-    return Evidence(True, f"{number} of its {len(telling)} new lines are in {hunk.scope}")
+    return Evidence(False, partly(hunk, shown).text, True)
+
+
+def module_in(added: AddedFile, data: bytes) -> Evidence:
+    """Whether a release's file of its name is an added module, or a later version of it."""
+    if data == added.content:
+        return Evidence(True, "the release has the module")
+    return has_module(added, [data.decode("utf-8", "replace").splitlines()])
+
+
+def has_module(added: AddedFile, places: Sequence[Sequence[str]]) -> Evidence:
+    """Whether a release has an added module: all of its lines of code, in their order.
+
+    A later version of the module, which only adds lines, has them too.
+
+    :param places: the lines of the release's file of that name, as one place; none without one.
+    """
+    if not places:
+        return Evidence(False, "")
+    own = added.content.decode("utf-8", "replace").splitlines()
+    wanted = [own[at] for at, _ in code_lines(own)]
+    lacking = missing_of(wanted, places[0])
+    number = f"{len(wanted) - len(lacking)} of the {len(wanted)} lines of code of the module"
+    if lacking:
+        much = len(wanted) - len(lacking) >= SHARE * len(wanted)
+        text = f"{number} are in the release's file of that name; missing: {named(lacking)}"
+        return Evidence(False, text, much)
+    rest = (key for _, key in code_lines(places[0]))
+    if not wanted or not all(any(key == each for each in rest) for _, key in code_lines(own)):
+        return Evidence(False, "the release's file of that name has other code, or another order")
+    return Evidence(True, f"the release has the module: {number} are there")
 
 
 def _contains(test: UpstreamTest, scope_lines: ScopeLines) -> bool:
     return any(test.contains in "\n".join(lines) for lines in scope_lines(test.path, test.scope))
 
 
-def _counted(tests: Sequence[UpstreamTest], scope_lines: ScopeLines) -> tuple[int, int]:
-    """How many lines of the tests are in their scopes, and how many lines the tests have."""
-    there = wanted = 0
+def _counted(tests: Sequence[UpstreamTest], scope_lines: ScopeLines) -> tuple[int, list[str]]:
+    """How many lines of code the tests have, and which of them are not in their scopes."""
+    wanted = 0
+    lacking: list[str] = []
     for test in tests:
-        wanted += len(test.lines)
-        shares = (share_of(test.lines, lines) for lines in scope_lines(test.path, test.scope))
-        there += round(max(shares, default=0.0) * len(test.lines))
-    return there, wanted
+        own = [test.lines[at] for at, _ in code_lines(test.lines)]
+        wanted += len(own)
+        left = [missing_of(own, lines) for lines in scope_lines(test.path, test.scope)]
+        fewest: list[str] = min([own, *left], key=len)
+        lacking += fewest
+    return wanted, lacking
 
 
 def _named(test: UpstreamTest) -> str:

@@ -49,6 +49,8 @@ class NewReport(Report):
     :ivar merged: the first release that has the change itself.
     :ivar unread: releases that could not be tried, with the reason.
     :ivar folder: the new feature; ``None`` where nothing was written.
+    :ivar beside: path of what was changed and is no module, which no feature carries, and what was
+        done to it.
     """
 
     _command: ClassVar[str] = "new"
@@ -61,6 +63,7 @@ class NewReport(Report):
     merged: str | None = None
     unread: tuple[tuple[str, str], ...] = ()
     folder: Path | None = None
+    beside: tuple[tuple[str, str], ...] = ()
 
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
         """The text of the report."""
@@ -68,7 +71,8 @@ class NewReport(Report):
 
     def own_data(self) -> dict[str, Any]:
         """The report's own part of the JSON."""
-        return {"new": data(self)}
+        others = [{"path": path, "what": what} for path, what in self.beside]
+        return {"new": {**data(self), "beside": others}}
 
 
 class EditAction(Enum):
@@ -122,22 +126,39 @@ class EditReport(Report):
 
 
 def made_new(
-    feature: str, files: Sequence[AuthoredFile], folder: Path | None, releases: str | None
+    feature: str,
+    files: Sequence[AuthoredFile],
+    folder: Path | None,
+    releases: str | None,
+    beside: Sequence[tuple[str, str]] = (),
 ) -> Verdict:
-    """The verdict of ``new --from-edits``."""
+    """The verdict of ``new --from-edits``.
+
+    :param beside: path and change of what is no module.
+    """
     problems = sum(file.problem is not None for file in files)
     if problems:
         text = f"Nothing was written: {count(problems, 'file')} could not be carried; see above."
         return Verdict(Code.NOT_MADE, text)
     if not files:
         text = "Nothing was written: no module differs from the release or from the patches."
+        if beside:
+            text = f"{text[:-1]}, and a feature carries nothing else: {not_carried(beside)}."
         return Verdict(Code.NOTHING_EDITED, text)
     if folder is None:
         text = f"Nothing was written: {feature} lands on none of the releases; see above."
         return Verdict(Code.NOT_MADE, text)
     step = f"{command('revert', '--keep-as', feature)} takes them out"
     text = f"Wrote {folder} for {releases}; the edits stay in place: {step}."
+    if beside:
+        text = f"{text[:-1]}; not in it, since a feature carries modules: {not_carried(beside)}."
+        return Verdict(Code.KEPT_IN_PART, text)
     return Verdict(Code.MADE, text)
+
+
+def not_carried(beside: Sequence[tuple[str, str]]) -> str:
+    """What was changed and is no module, in a sentence."""
+    return enumeration([f"{path} ({what})" for path, what in beside])
 
 
 def edited(

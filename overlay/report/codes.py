@@ -77,6 +77,7 @@ class Code(str, Enum):
     NOTHING_EDITED = "nothing-edited"
     UNCHANGED = "unchanged"
     COMMITTED_IN_PART = "committed-in-part"
+    KEPT_IN_PART = "kept-in-part"
     PORT_REVIEW = "port-review"
     PORT_CONFLICTS = "port-conflicts"
     PROBLEMS = "problems"
@@ -117,6 +118,7 @@ _ATTENTION = frozenset(
         Code.NOTHING_EDITED,
         Code.UNCHANGED,
         Code.COMMITTED_IN_PART,
+        Code.KEPT_IN_PART,
         Code.PORT_REVIEW,
         Code.PORT_CONFLICTS,
         Code.PROBLEMS,

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from overlay.report.base import Report
 from overlay.report.codes import Code, Verdict
-from overlay.report.lines import BLANK, MARK, Line, Span, labelled
+from overlay.report.lines import BLANK, MARK, Line, Span, causes, labelled
 from overlay.report.words import count, enumeration
 from overlay.results import Outcome, State
 from overlay.results.invocation import command
@@ -35,6 +35,7 @@ class Release(NamedTuple):
     :ivar bases: the releases on which their texts were made.
     :ivar authors: who wrote them, and ``dates`` when they were last changed, by their headers.
     :ivar why: what prevents it, or what else to know about it.
+    :ivar word: the state for people, where that is another word: a clash.
     """
 
     release: str
@@ -45,6 +46,7 @@ class Release(NamedTuple):
     authors: tuple[str, ...] = ()
     dates: tuple[str, ...] = ()
     why: str | None = None
+    word: str = ""
 
 
 class Edit(NamedTuple):
@@ -266,8 +268,10 @@ def _table(releases: Sequence[Release]) -> Iterator[Line]:
     yield Line(tuple(_padded(titles, widths, ["heading"] * len(titles))))
     for entry, row in zip(releases, cells, strict=True):
         styles = ["", entry.state.value, *[""] * 5]
-        why = f"  {entry.why}" if entry.why and entry.state.needs_attention else ""
-        yield Line(tuple(_padded(row, widths, styles)), (Span(why, "muted"),))
+        yield Line(tuple(_padded(row, widths, styles)))
+    needy = [entry for entry in releases if entry.state.needs_attention]
+    names = [entry.release for entry in releases]
+    yield from causes([(entry.release, entry.why) for entry in needy if entry.why], names)
 
 
 def _padded(row: Sequence[str], widths: Sequence[int], styles: Sequence[str]) -> Iterator[Span]:
@@ -281,7 +285,7 @@ def _cells(entry: Release) -> tuple[str, ...]:
     means = entry.means.value if entry.means is not None else ""
     return (
         entry.release,
-        entry.state.value + mark,
+        (entry.word or entry.state.value) + mark,
         means,
         enumeration(entry.variants, most=2),
         enumeration(entry.bases, most=2),

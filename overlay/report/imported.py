@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from overlay.errors import told_once
 from overlay.report.base import Report
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, Line, Span, labelled
@@ -56,6 +57,8 @@ class ImportReport(Report):
     :ivar releases: the range that the new variants serve; ``None`` where nothing was written.
     :ivar merged: the first release that has the change itself.
     :ivar folder: the new feature; ``None`` where nothing was written.
+    :ivar taken: path of an added module, and the releases that have another file of that name.
+    :ivar warnings: what looks wrong although it was written.
     """
 
     _command: ClassVar[str] = "import"
@@ -67,11 +70,13 @@ class ImportReport(Report):
     releases: str | None = None
     merged: str | None = None
     folder: Path | None = None
+    taken: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def error(self) -> str | None:
-        """Why files could not be placed, one sentence each."""
-        return "\n".join(entry.problem for entry in self.files if entry.problem) or None
+        """Why files could not be placed, a sentence for each cause."""
+        return "\n".join(_told([self])) or None
 
     @property
     def carried(self) -> tuple[ImportedFile, ...]:
@@ -106,8 +111,8 @@ class SeriesReport(Report):
 
     @property
     def error(self) -> str | None:
-        """Why files could not be placed, one sentence each."""
-        return "\n".join(entry.error for entry in self.imports if entry.error) or None
+        """Why files could not be placed, a sentence for each cause."""
+        return "\n".join(_told(self.imports)) or None
 
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
         """The text of the report."""
@@ -116,6 +121,13 @@ class SeriesReport(Report):
     def own_data(self) -> dict[str, Any]:
         """The report's own part of the JSON."""
         return {"imports": [data(entry) for entry in self.imports]}
+
+
+def _told(imports: Iterable[ImportReport]) -> list[str]:
+    """Why files could not be placed."""
+    return told_once(
+        (entry.path, entry.problem) for each in imports for entry in each.files if entry.problem
+    )
 
 
 def series(imports: tuple[ImportReport, ...]) -> SeriesReport:
@@ -128,6 +140,8 @@ def series(imports: tuple[ImportReport, ...]) -> SeriesReport:
         text = f"Wrote {count(len(written), 'feature')}: {enumeration(written)}."
         if worst.code is Code.IMPORT_REVIEW:
             text = f"{text[:-1]}; review what was merged before you apply it."
+    elif unplaced := sum(entry.problem is not None for each in imports for entry in each.files):
+        text = _not_placed(unplaced)
     else:
         text = worst.verdict
     return SeriesReport(Verdict(worst.code, text), imports)
@@ -140,24 +154,29 @@ def concluded(
     review: tuple[str, ...],
     problems: int,
     carried: int,
+    taken: Sequence[str] = (),
 ) -> Verdict:
     """The verdict of ``import``.
 
     :param problems: files that could not be placed; :param carried: files edited or added.
+    :param taken: paths of added modules that are other files in some release.
     """
     if problems:
-        return Verdict(
-            Code.NOT_PLACED,
-            f"Nothing was written: {count(problems, 'file')} could not be placed.",
-        )
+        return Verdict(Code.NOT_PLACED, _not_placed(problems))
     if not carried:
         return Verdict(
             Code.NOT_IMPORTED, "Nothing was written: the change has no Python module of vllm/."
         )
     if folder is None:
+        why = "see above"
+        if taken:
+            there = (
+                "is a file of its own there" if len(taken) == 1 else "are files of their own there"
+            )
+            why = f"{enumeration(taken, most=3)} {there}: give the added module another name"
         return Verdict(
             Code.NOT_IMPORTED,
-            f"Nothing was written: {feature} lands on none of the releases; see above.",
+            f"Nothing was written: {feature} lands on none of the releases; {why}.",
         )
     if review:
         return Verdict(
@@ -166,6 +185,10 @@ def concluded(
         )
     check = Invocation(patches=(absolute(folder.parent),)).command("check")
     return Verdict(Code.IMPORTED, f"Wrote {folder} for {releases}; {check} tries it.")
+
+
+def _not_placed(files: int) -> str:
+    return f"Nothing was written: {count(files, 'file')} could not be placed."
 
 
 def lines(report: ImportReport) -> Iterator[Line]:
@@ -183,9 +206,13 @@ def lines(report: ImportReport) -> Iterator[Line]:
             base = entry.base or "a text that only --base has"
             made = f"{count(entry.hunks, 'hunk')}, made on {base}"
         yield labelled(0, "carried   ", f"{entry.path}  {made}")
+    for path, releases in report.taken:
+        yield labelled(0, "taken     ", f"{path}  another file in {enumeration(releases)}")
     yield from landings(report.outcomes)
     edited = [entry.path for entry in report.files if entry.fate is Fate.EDITED]
     yield from on_disk_only(edited, report.releases)
+    for warning in report.warnings:
+        yield labelled(0, "warning:  ", warning)
 
 
 def landings(outcomes: Iterable[tuple[str, Outcome]]) -> Iterator[Line]:
@@ -221,6 +248,7 @@ def data(report: ImportReport) -> dict[str, Any]:
         "releases": report.releases,
         "merged": report.merged,
         "folder": None if report.folder is None else str(report.folder),
+        **({"warnings": list(report.warnings)} if report.warnings else {}),
     }
 
 

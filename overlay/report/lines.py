@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TextIO
 
+from overlay.report.words import enumeration
 from overlay.untrusted import printable
 
 #: Marks what needs attention where there is no colour.
@@ -107,3 +108,19 @@ def _paint_rich(lines: Iterable[Line], stream: TextIO) -> None:
         for number, part in enumerate(body.wrap(console, room)):
             margin = head if number == 0 else Text(" " * head.cell_len)
             console.print(margin + part, soft_wrap=True)
+
+
+def causes(found: Sequence[tuple[str, str]], names: Sequence[str]) -> Iterator[Line]:
+    """Each cause once, with the places that have it.
+
+    :param found: place and cause, in their order; :param names: all places, in theirs.
+    """
+    having: dict[str, list[str]] = {}
+    for name, cause in found:
+        having.setdefault(cause, []).append(name)
+    for cause, those in having.items():
+        first, last = names.index(those[0]), names.index(those[-1])
+        whole = len(those) > 2 and list(names[first : last + 1]) == those
+        yield BLANK
+        yield labelled(0, "on:  ", f"{those[0]}..{those[-1]}" if whole else enumeration(those))
+        yield labelled(0, "why: ", cause)

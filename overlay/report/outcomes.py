@@ -118,6 +118,15 @@ def reverted(target: TargetReport, restored: int, removed: int, *, wrote: bool) 
     return Verdict(Code.REVERTED, f"Reverted {vllm(target)}: {what}{files}.")
 
 
+def adopt_first(target: TargetReport) -> Verdict:
+    """The verdict of a ``revert`` where patches are that no ledger records."""
+    text = (
+        f"Nothing was reverted in {vllm(target)}: {attention(target)}; {target.command('adopt')} "
+        "takes over what is there, and then a revert can take it out."
+    )
+    return Verdict(Code.UNRECORDED, text)
+
+
 def not_reverted(target: TargetReport, paths: Sequence[str]) -> Verdict:
     """The verdict of a ``revert`` that would lose somebody's edits.
 
@@ -132,6 +141,21 @@ def also_kept(report: RevertReport, folder: Path) -> Verdict:
     """The verdict of a ``revert`` that has saved the edits as a feature first."""
     text = f"{report.verdict.removesuffix('.')}; the edits are kept in {folder}."
     return Verdict(report.code, text)
+
+
+def left_as_it_is(report: RevertReport, beside: Sequence[tuple[str, str]], titles: str) -> Verdict:
+    """The verdict of a ``revert --keep-as`` beside whose edits there are others.
+
+    :param beside: path and change of what is no module, which is neither kept nor put back.
+    :param titles: the packages that have it.
+    """
+    others = enumeration([f"{path} ({what})" for path, what in beside])
+    done = report.verdict.removesuffix(".")
+    text = (
+        f"{done}; neither kept nor put back, since a feature carries modules: {others}; copy what "
+        f"you need of it, and reinstall {titles} for the release's own."
+    )
+    return Verdict(Code.KEPT_IN_PART, text)
 
 
 def not_kept(target: TargetReport, why: str) -> Verdict:

@@ -10,7 +10,7 @@ from overlay.package import package_named
 from overlay.planning.advice import another_variant
 from overlay.report.model import TargetReport
 from overlay.report.words import enumeration
-from overlay.results import FeatureResult, FileResult, Reason, State
+from overlay.results import Clash, FeatureResult, FileResult, Reason, State
 
 _WHY = {
     State.PARTIAL: "one part is patched, another is not",
@@ -18,6 +18,24 @@ _WHY = {
     State.AMBIGUOUS: "the lines that the patch expects are there more than once",
     State.MISSING: "the file or the scope that the patch is for is not there",
 }
+
+
+#: What features that change the same lines have.
+CLASH = "clash"
+
+
+def word(feature: FeatureResult) -> str:
+    """The state of a feature in a word: a clash where nothing else is wrong with it."""
+    reasons = [
+        reason
+        for file in feature.files
+        if file.state.needs_attention
+        for reason in (
+            [hunk.reason for hunk in file.hunks if hunk.state.needs_attention] or [file.reason]
+        )
+    ]
+    clash = bool(reasons) and all(isinstance(reason, Clash) for reason in reasons)
+    return CLASH if clash else feature.state.value
 
 
 class Place(NamedTuple):
@@ -47,6 +65,11 @@ class Problem:
     state: State
     reason: Reason
     places: tuple[Place, ...] = ()
+
+    @property
+    def word(self) -> str:
+        """What it is called: its state, but for a clash, which is one of features, not of lines."""
+        return CLASH if isinstance(self.reason, Clash) else self.state.value
 
     @property
     def paths(self) -> tuple[str, ...]:

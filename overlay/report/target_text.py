@@ -8,9 +8,9 @@ from dataclasses import replace
 from overlay.package import package_named
 from overlay.report.lines import BLANK, MARK, Line, Span, aligned, labelled
 from overlay.report.model import Obstacle, TargetReport
-from overlay.report.problems import Problem, problems, same_cause
+from overlay.report.problems import Problem, problems, same_cause, word
 from overlay.report.words import count, enumeration, vllm
-from overlay.results import FeatureResult, FileResult, Notice, State
+from overlay.results import Clash, FeatureResult, FileResult, Notice, State
 
 #: How many files or patches of one problem are named, unless all are asked for.
 _MOST_NAMES = 6
@@ -50,7 +50,7 @@ def _target(target: TargetReport, width: int, verbose: bool) -> Iterator[Line]:
             Span(release, "heading"),
             Span("  "),
             # A state of the whole says less than its features', unless it needs somebody.
-            Span(f"{target.state.value} {MARK}  ", target.state.value)
+            Span(f"{_worst(target)} {MARK}  ", target.state.value)
             if target.state.needs_attention
             else Span(""),
         ),
@@ -72,7 +72,9 @@ def _target(target: TargetReport, width: int, verbose: bool) -> Iterator[Line]:
         yield from _problem(problem, 2, verbose=verbose)
     for obstacle in target.obstacles:
         yield from _obstacle(obstacle)
-    if target.left_out:
+    if target.left_out and not all(
+        isinstance(problem.reason, Clash) for problem in problems(target)
+    ):  # a clash names its ways itself
         words = [word for name in target.left_out for word in ("--without", name)]
         step = target.command("apply", *words)
         yield labelled(2, "go on: ", f"{step} applies the others")
@@ -90,9 +92,15 @@ def _target(target: TargetReport, width: int, verbose: bool) -> Iterator[Line]:
         yield labelled(2, "warning: ", str(notice), "warning")
 
 
+def _worst(target: TargetReport) -> str:
+    """The state of a target in a word."""
+    words = {word(feature) for feature in target.features if feature.state is target.state}
+    return words.pop() if len(words) == 1 else target.state.value
+
+
 def _cell(feature: FeatureResult) -> str:
     mark = f" {MARK}" if feature.state.needs_attention else ""
-    return f"{feature.state.value}{mark}"
+    return f"{word(feature)}{mark}"
 
 
 def _summary(feature: FeatureResult, title: str) -> str:
@@ -157,7 +165,7 @@ def _problem(
 ) -> Iterator[Line]:
     inner = indent + 2
     yield Line(
-        (Span(" " * indent), Span(f"{MARK} {problem.state.value}: ", problem.state.value)),
+        (Span(" " * indent), Span(f"{MARK} {problem.word}: ", problem.state.value)),
         (Span(_places(problem)),),
     )
     most = len(problem.places) + 1 if verbose else _MOST_NAMES

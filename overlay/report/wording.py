@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from overlay.report.codes import Code, Exit, Verdict
 from overlay.report.model import Pending, TargetFailure, TargetReport
-from overlay.report.problems import problems
+from overlay.report.problems import CLASH, problems, word
 from overlay.report.words import are, enumeration, named, those, vllm
 from overlay.results import State
 from overlay.results.invocation import command
@@ -35,11 +35,14 @@ def attention(target: TargetReport) -> str | None:
     told = {name for problem in problems(target) for name in problem.features}
     needy = [feature for feature in target.features if feature.feature in told]
     said = []
+    clashing = [feature.feature for feature in needy if word(feature) == CLASH]
+    if clashing:
+        said.append(f"{enumeration(clashing)} {'clashes' if len(clashing) == 1 else 'clash'}")
     for state, (one, several) in _NEEDY.items():
         if names := [
             feature.feature
             for feature in needy
-            if feature.state is state and feature.feature not in target.unrecorded
+            if feature.state is state and feature.feature not in (*target.unrecorded, *clashing)
         ]:
             said.append(f"{enumeration(names)} {one if len(names) == 1 else several}")
     if unrecorded := target.unrecorded:

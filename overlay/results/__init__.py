@@ -97,6 +97,12 @@ class Reason(NamedTuple):
         return self.text if self.next_step is None else f"{self.text}; {self.next_step}"
 
 
+class Clash(Reason):
+    """Why features are not applied together: they change the same lines."""
+
+    __slots__ = ()
+
+
 class Notice(NamedTuple):
     """Something that the user should know, though no state says it.
 
@@ -202,6 +208,8 @@ class Fate(str, Enum):
     TESTS = "tests, examples and CI"
     DOCS = "documentation"
     OUTSIDE = "outside the package"
+    #: The mode of a file whose text is carried.
+    MODE = "modes of files"
 
 
 class Outcome(Enum):

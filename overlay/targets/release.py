@@ -52,6 +52,7 @@ def resolve_release(
         warnings=(*notes, *stored.warnings, *trouble, *stored.archive.origin.warnings, *bad),
         reader=stored.read,
         package=package,
+        lister=stored.archive.paths,
     )
 
 

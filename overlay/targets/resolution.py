@@ -87,8 +87,9 @@ def resolve(
 ) -> Target:
     """The target that ``target`` names; ``None`` is the package that this Python would import.
 
-    What reads as a version number, or as a release with its name (``vllm-ascend==0.23.0``), is a
-    release, even where a file is called so too: write ``./0.26.0`` to mean the file.
+    What reads as a version number is a release, unless a file or folder of that name is there: then
+    that is meant, and a warning names the release.  With its name (``vllm==0.26.0``) a release is
+    always one.
 
     :param progress: called while a release is fetched.
     :param package: the one that is meant where ``target`` does not say it.
@@ -105,8 +106,21 @@ def resolve(
         )
     if target is None:
         return resolve_installed(package)
-    if (named := release_named(target, package)) is not None:
+    if (named := target_release(target, package)) is not None:
         return _release(target, progress, *named)
+    if (named := release_named(target, package)) is None:
+        return _resolve_path(target, package)
+    rule = f"{target!r} is here, so it is read as that place; the release is {_in_full(*named)}"
+    try:
+        found = _resolve_path(f".{os.sep}{target}", package)
+    except TargetError as error:
+        error.args = (f"{error} ({rule})",)
+        raise
+    return replace(found, name=target, warnings=(*found.warnings, rule))
+
+
+def _resolve_path(target: str, package: Package) -> Target:
+    """The target that a path names; errors as of ``resolve``."""
     path = Path(os.path.expanduser(target))
     try:
         is_folder = stat.S_ISDIR(os.stat(path).st_mode)
@@ -142,7 +156,7 @@ def resolve_each(
         ``None``; ``None``: this one.
     :raises TargetError: as ``resolve``, and if a release is one of a package that is not asked for.
     """
-    if target is not None and (named := release_named(target, packages[0])) is not None:
+    if target is not None and (named := target_release(target, packages[0])) is not None:
         if named[1] not in (*packages, VLLM):
             raise TargetError(_without_features(target, packages))
         return (_release(target, progress, *named),)
@@ -202,19 +216,33 @@ def release_named(text: str, package: Package = VLLM) -> tuple[Version, Package]
     return None if named is None or version is None else (version, named)
 
 
+def target_release(text: str, package: Package = VLLM) -> tuple[Version, Package] | None:
+    """The release that a TARGET names, as ``release_named``; a place of the name comes before it.
+
+    :param package: whose release a mere version number is.
+    """
+    is_place = _NAMED.fullmatch(text.strip()) is None and os.path.lexists(text)
+    return None if is_place else release_named(text, package)
+
+
 def spelt(release: str, package: Package) -> str:
-    """A release as TARGET takes it."""
-    return release if package.name == VLLM.name else f"{package.distribution}=={release}"
+    """A release as TARGET takes it: with its name where the number alone is something else."""
+    if package.name == VLLM.name and not os.path.lexists(release):
+        return release
+    return f"{package.distribution}=={release}"
+
+
+def _in_full(version: Version, package: Package) -> str:
+    return f"{package.distribution}=={version}"
 
 
 def _release(name: str, progress: Progress | None, version: Version, package: Package) -> Target:
     from overlay.targets.release import resolve_release
 
     try:
-        target = resolve_release(version, name, progress=progress, package=package)
+        return resolve_release(version, name, progress=progress, package=package)
     except PackageIndexError as error:
         raise ReleaseError(name, str(error)) from error
-    return _doubted(target) if os.path.lexists(name) else target
 
 
 def _not_there(target: str, package: Package) -> str:
@@ -247,11 +275,11 @@ def releases(text: str, *, pre: bool = False, package: Package = VLLM) -> tuple[
     """The releases that ``--releases`` names, as TARGET takes them, oldest first, each once.
 
     ``all`` is every release that the shipped features are made for: the answer needs no network
-    and is the same every day.  A range within those (``0.20.0..0.33.0``) is too; for a range that
-    reaches beyond them the package index is asked which releases lie there.  ``new`` is
-    every release on the index that this overlay does not know, but those older than all that it
-    knows; it may be none.  A single release is itself, and commas join several of these.  Each of
-    them may begin with the name of another package (``vllm-ascend==all``).
+    and is the same every day.  A range between two of those (``0.20.0..0.33.0``) is too; for one
+    that reaches beyond them the index is asked which releases lie there, and has to have that end.
+    ``new`` is every release on the index that this overlay does not know, but those older than all
+    that it knows; it may be none.  A single release is itself, and commas join several of these.
+    Each of them may begin with the name of another package (``vllm-ascend==all``).
 
     :param pre: whether ``new`` holds pre-releases, too.
     :param package: the one that is meant where a part does not say it.
@@ -304,14 +332,6 @@ def _new(pre: bool, package: Package) -> Iterable[Version]:
     ]
 
 
-def _doubted(target: Target) -> Target:
-    warning = (
-        f"{target.name} is read as a release; to mean the file or folder of that name here, write "
-        f"./{target.name}"
-    )
-    return replace(target, warnings=(*target.warnings, warning))
-
-
 def _part(part: str, text: str, package: Package) -> Iterable[Version]:
     known = [Version(release) for release in package.releases]
     if part == "all":
@@ -326,22 +346,36 @@ def _part(part: str, text: str, package: Package) -> Iterable[Version]:
             span = ReleaseRange.parse(part, package)
         except ValueError as error:
             raise UsageError(f"--releases {text}: {error}{_whose(part, package)}") from error
-        candidates = known
-        if not known or span.first < known[0] or span.last > known[-1]:
-            from overlay.targets.release import offered_releases
-
-            offered = offered_releases(package=package)
-            candidates = sorted({*known, *(each.version for each in offered if not each.yanked)})
-        inside = [version for version in candidates if span.first <= version <= span.last]
-        if not inside:
-            raise UsageError(f"--releases {text}: expected a range that holds releases, found none")
-        return inside
+        return _inside(span, text, package)
     if (single := parse_version(part)) is not None:
         return [single]
     raise UsageError(
         f"--releases {text}: expected 'all', 'new', a closed range such as 0.20.0..0.33.0, or a "
         f"release such as 0.26.0; found {part!r}"
     )
+
+
+def _inside(span: ReleaseRange, text: str, package: Package) -> Sequence[Version]:
+    """The releases of a range: those that the overlay knows, and where it needs to, the index's.
+
+    :raises UsageError: if one of the ends is no release, so that nobody could look at it.
+    """
+    candidates = [Version(release) for release in package.releases]
+    asked = not candidates or span.first < candidates[0] or span.last > candidates[-1]
+    if asked:
+        from overlay.targets.release import offered_releases
+
+        offered = offered_releases(package=package)
+        candidates = sorted({*candidates, *(each.version for each in offered if not each.yanked)})
+    ends = dict.fromkeys((span.first, span.last))
+    if missing := [str(end) for end in ends if end not in candidates]:
+        newest = f"; the newest there is {candidates[-1]}" if candidates else ""
+        raise UsageError(
+            f"--releases {text}: expected a range that begins and ends at releases of "
+            f"{package.title}, found {' and '.join(missing)}, which the overlay does not know"
+            f"{', and the package index does not offer or has yanked' if asked else ''}{newest}"
+        )
+    return [version for version in candidates if span.first <= version <= span.last]
 
 
 def _whose(part: str, package: Package) -> str:

@@ -50,6 +50,7 @@ def resolve_sdist(path: Path, name: str, package: Package = VLLM) -> Target:
         warnings=warnings,
         reader=sources.read,
         package=package,
+        lister=lambda: sources.files,
     )
 
 

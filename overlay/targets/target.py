@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,6 +56,7 @@ class Target:
         target has no RECORD, or its files were checked against one already.
     :ivar record_file: the RECORD on disk, where one lies beside ``root`` and takes our rows.
     :ivar package: which package it is.
+    :ivar lister: lists the paths of its files; ``None`` where only a RECORD tells them.
     """
 
     name: str
@@ -67,6 +68,13 @@ class Target:
     warnings: tuple[str, ...]
     reader: Callable[[str], bytes | None] = field(repr=False, compare=False)
     package: Package = VLLM
+    lister: Callable[[], Iterable[str]] | None = field(default=None, repr=False, compare=False)
+
+    def paths(self) -> Sequence[str]:
+        """The paths of the package's files, as far as the target can tell them without a search."""
+        if self.lister is None:
+            return () if self.record is None else tuple(self.record)
+        return tuple(self.lister())
 
     def read(self, path: str) -> bytes | None:
         """The bytes of ``path`` (such as ``vllm/...``), or ``None`` where there is no such file.

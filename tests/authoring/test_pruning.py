@@ -17,6 +17,7 @@ from overlay.features.folder import load
 from overlay.features.model import Feature
 from overlay.planning.planner import plan
 from overlay.results import Change, State
+from tests.support import port_world
 from tests.support.patches import hunk, patch_text
 
 NAMES = ("0.20.0", "0.21.0", "0.22.0", "0.23.0", "0.24.0", "0.25.0")
@@ -199,3 +200,24 @@ def test_what_upstream_has_everywhere_goes_and_what_drifts_stays(tmp_path: Path)
     assert [(p.feature, p.kind) for p in made if p.kind is Prune.FEATURE] == [("f0", Prune.FEATURE)]
     carry_out(made, tmp_path)
     assert [feature.id for feature in load([tmp_path])] == ["f1"]
+
+
+def test_a_merge_is_noted_though_upstream_rewrote_the_lines_later(tmp_path: Path) -> None:
+    """Once upstreamed, upstreamed in every later release; where it would land it is not."""
+    base = b"def f(x):\n    start(x)\n    return x\n"
+    merged = base.replace(b"    return", b"    first = work(1)\n    second = work(2)\n    return")
+    rewritten = b"def f(x):\n    return begin(x)\n"
+    port_world.write(tmp_path, base, merged, base="0.20.0")
+
+    def proposed(*texts: bytes) -> list[str]:
+        releases = dict(zip(("0.20.0", "0.21.0", "0.22.0"), texts, strict=True))
+        (feature,) = load([tmp_path])
+        served = [Served(feature, files(tmp_path, feature))]
+        trees = ReleaseTexts(tuple(releases), lambda name: port_world.Tree(name, releases))
+        return [f"{p.text}: {p.evidence}" for p in Pruner(trees, tuple(releases)).propose(served)]
+
+    assert proposed(base, merged, rewritten) == [
+        'note merged = "0.21.0": 0.21.0 has it, and no later release up to 0.22.0 would take it'
+    ]
+    assert proposed(base, merged, base) == []
+    assert proposed(base, rewritten, rewritten) == []

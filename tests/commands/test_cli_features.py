@@ -262,8 +262,12 @@ def test_features_that_touch_the_same_lines_are_refused_with_both_names(
     result = cli("--patches", cli.team, "apply", site)
     assert (result.exit, result.last) == (
         1,
-        "Nothing was written to vLLM 0.26.0: demo and theirs have drifted.",
+        "Nothing was written to vLLM 0.26.0: demo and theirs clash.",
     )
-    assert "demo (demo/10-propose/0.20.0..0.33.0.patch) and theirs (theirs/10-theirs/" in result.out
-    assert "next:  leave one of them out, or make one patch of both" in result.out
+    assert (
+        "demo (demo/10-propose/0.20.0..0.33.0.patch:7) and theirs (theirs/10-theirs/" in result.out
+    )
+    for id_ in ("demo", "theirs"):
+        assert ("apply", "--without", id_) in {words[:3] for words in result.commands}
+    assert "or make one patch of both" in result.out
     assert digest(site) == before

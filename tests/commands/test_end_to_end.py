@@ -283,7 +283,8 @@ def test_every_way_a_patch_can_fail_is_told_at_once(cli: Cli, tmp_path: Path) ->
         "expected the file vllm/v1/gone.py, found none",
         "the patched file is not Python",
         "next:  correct no-python/",
-        "next:  leave one of them out, or make one patch of both",
+        "next:  leave one of them out, ",
+        ", or make one patch of both",
     ):
         assert " ".join(words.split()) in " ".join(result.out.split()), words
     assert digest(site) == before

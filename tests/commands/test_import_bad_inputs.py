@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.authoring.test_importing import BASE, CHANGE, MODE, PATCHED, PATH, RENAME, diff
+from tests.authoring.test_importing import BASE, CHANGE, MODE, PATH, RENAME, diff
 from tests.commands.test_import import releases
 from tests.support.cli import Cli, digest
 
@@ -30,6 +30,36 @@ TWICE = CHANGE + CHANGE[CHANGE.index(b"@@") :]
 BARE = f"--- a/{PATH}\n+++ b/{PATH}\n@@ -1,0 +2 @@\n+import sys\n".encode()
 WINDOWS = BASE.replace(b"\n", b"\r\n")
 
+
+def with_mode(data: bytes, mode: bytes) -> bytes:
+    """A diff of an added file, with another mode."""
+    return data.replace(b"new file mode 100644", b"new file mode " + mode)
+
+
+def entry(path: str, *lines: str) -> bytes:
+    """An entry of a git diff that has no hunks."""
+    return "".join(f"{line}\n" for line in (f"diff --git a/{path} b/{path}", *lines)).encode()
+
+
+def added(path: str) -> bytes:
+    """The diff that adds a module."""
+    return diff(path, None, b"a = 1\n")
+
+
+LINK = with_mode(NEW, b"120000").replace(b"+a = 1\n", b"+runner.py\n\\ No newline at end of file\n")
+#: A link that is pointed elsewhere: git says so in the index line alone.
+LINK_MOVED = diff("vllm/v1/notes.py", b"a.py\n", b"b.py\n").replace(b" 100644", b" 120000")
+#: A module that becomes a link: git writes it as a removal and an addition.
+LINK_FOR_FILE = REMOVED.replace(b"vllm/a.py", b"vllm/v1/notes.py") + LINK
+SUBMODULE = with_mode(added("vllm/v1/third.py"), b"160000")
+EDIT_AND_MODE = CHANGE.replace(b"index ", b"old mode 100644\nnew mode 100755\nindex ", 1).replace(
+    b" 100644\n---", b"\n---"
+)
+#: What a merge shows of a file: no hunk of it is one of a unified diff.
+COMBINED = entry("vllm/a.py").replace(b"--git a/vllm/a.py b/", b"--cc ")
+COMBINED += b"index 1,2..3\n--- a/vllm/a.py\n+++ b/vllm/a.py\n"
+UNREAD = "would not be read: in a folder of patches"
+
 CASES = {
     "empty": (b"", 1, "found no file"),
     "prose": (b"hello\nworld\n", 1, "found no file"),
@@ -42,17 +72,17 @@ CASES = {
     ),
     "of C++ as well": (CHANGE + diff("csrc/a.cu", b"a\n", b"b\n"), BEHIND, "half a change"),
     "of a release that nobody has": (
-        diff(PATH, BASE.replace(b"[1, 2, 4]", b"[8]"), PATCHED),
+        diff(PATH, BASE.replace(b"[1, 2, 4]", b"[8]"), BASE.replace(b"[1, 2, 4]", b"[9]")),
         1,
-        "are in no release: give upstream's text with --base",
+        r"line 7 is .*\[1, 2, 4\].* and not .*\[8\].*--base, a checkout",
     ),
     "of a file that no release has": (
         diff("vllm/v1/other.py", b"a = 1\n", b"a = 2\n"),
         1,
-        "are in no release",
+        "vllm/v1/other.py is not in 0.20.0..0.24.0: if the change adds it",
     ),
     "rename": (CHANGE + RENAME, BEHIND, r"renames vllm/b\.py \(it was vllm/a\.py\)"),
-    "copy": (CHANGE + COPY, BEHIND, r"renames vllm/b\.py"),
+    "copy": (CHANGE + COPY, BEHIND, r"copies vllm/b\.py \(from vllm/a\.py\)"),
     "mode": (CHANGE + MODE, BEHIND, "changes the mode of"),
     "binary": (CHANGE + BINARY, BEHIND, r"vllm/a\.bin"),
     "binary patch": (CHANGE + BINARY_PATCH, BEHIND, r"replaces the bytes of vllm/a\.py"),
@@ -72,7 +102,7 @@ CASES = {
     "cut off in a hunk": (CHANGE[: CHANGE.rindex(b"\n", 0, -1) + 1], r"\d+", "shorter"),
     "byte-order mark": (BOM + CHANGE, 1, "byte-order mark"),
     "byte-order mark in a file": (diff(PATH, BASE, BOM + BASE), 7, "byte-order mark"),
-    "two changes of one line": (TWICE, BEHIND, "the same lines"),
+    "two changes of one line": (TWICE, BEHIND, "begins at line .* found the number"),
     "two changes of one line, in two parts": (
         CHANGE + diff(PATH, BASE, BASE.replace(b"last_size = size", b"last = size")),
         BEHIND,
@@ -92,8 +122,86 @@ CASES = {
     "path with a backslash": (CHANGE + diff("vllm\\a.py", None, b"a\n"), BEHIND, "not a Python"),
     "no context and no ids": (BARE, 2, "no lines around its change.*with context, or with the ids"),
     "NUL": (CHANGE + b"\0\n", BEHIND, "NUL"),
+    "a symbolic link": (CHANGE + LINK, BEHIND, r"makes a symbolic link of vllm/v1/notes\.py"),
+    "a link that moves": (CHANGE + LINK_MOVED, BEHIND, "makes a symbolic link of"),
+    "a submodule": (CHANGE + SUBMODULE, BEHIND, r"makes a submodule of vllm/v1/third\.py"),
+    "a module that becomes a program": (EDIT_AND_MODE, 1, "the mode 100755, and a feature carries"),
+    "a program that becomes a module": (
+        EDIT_AND_MODE.replace(b"100755", b"1006444")
+        .replace(b"old mode 100644", b"old mode 100755")
+        .replace(b"1006444", b"100644"),
+        1,
+        "the mode 100644",
+    ),
+    "an added program": (CHANGE + with_mode(NEW, b"100755"), BEHIND, "the mode 100755"),
+    "an added binary": (
+        CHANGE
+        + entry(
+            "vllm/b.py", "new file mode 100644", "Binary files /dev/null and b/vllm/b.py differ"
+        ),
+        BEHIND,
+        r"replaces the bytes of vllm/b\.py",
+    ),
+    "a combined diff": (CHANGE + COMBINED, r"\d+", r"shows no change of vllm/a\.py"),
+    "a module added twice": (NEW + NEW, NEW.count(b"\n") + 1, "which .*:1 adds too"),
+    "a module that is edited, then added": (CHANGE + added(PATH), BEHIND, "which .*:1 edits too"),
+    "modules that differ in case": (
+        added("vllm/v1/notes.py") + added("vllm/v1/Notes.py"),
+        NEW.count(b"\n") + 1,
+        "both are one file",
+    ),
+    "a module below a module": (
+        CHANGE + added(f"{PATH}/a.py"),
+        BEHIND,
+        r"vllm/v1/runner\.py is a module",
+    ),
+    "in a folder of bytecode": (CHANGE + added("vllm/__pycache__/a.py"), BEHIND, UNREAD),
+    "a hidden module": (CHANGE + added("vllm/.a.py"), BEHIND, UNREAD),
+    "in a hidden folder": (CHANGE + added("vllm/.git/a.py"), BEHIND, UNREAD),
+    "in the overlay's own folder": (CHANGE + added("vllm/.vllm-overlay/a.py"), BEHIND, UNREAD),
+    "in the folder of a switch": (CHANGE + added("vllm/.overlay-switch/a.py"), BEHIND, UNREAD),
+    "in a tool's cache": (CHANGE + added("vllm/v1/.ruff_cache/a.py"), BEHIND, UNREAD),
+    "in a backup's folder": (CHANGE + added("vllm/v1.bak/a.py"), BEHIND, UNREAD),
+    "an added module that is not Python": (
+        CHANGE + diff("vllm/v1/notes.py", None, b"((((\n"),
+        BEHIND,
+        r"vllm/v1/notes\.py does not compile: .*line 1",
+    ),
+    "an added module that no compiler takes": (
+        CHANGE + diff("vllm/v1/notes.py", None, b"return 1\n"),
+        BEHIND,
+        "does not compile: .*outside function",
+    ),
+    "a result that no compiler takes": (
+        diff(PATH, BASE, BASE.replace(b"import os\n", b"import os\nreturn os\n")),
+        1,
+        "does not compile: .*outside function",
+    ),
+    "of two packages": (
+        CHANGE + diff("vllm_ascend/notes.py", None, b"a = 1\n"),
+        BEHIND,
+        (
+            r"a feature is for one package.*`overlay import \S+ --id ID --partial.*` and "
+            r"`overlay import \S+ --id OTHER --partial --releases vllm-ascend==all"
+        ),
+    ),
+    "of a package that the overlay does not know": (
+        diff("vllm_omni/patch.py", b"a = 1\n", b"a = 2\n"),
+        1,
+        "of vLLM.*name its releases: --releases vllm-omni==VERSION",
+    ),
+    "many files of another kind": (
+        CHANGE + b"".join(diff(f"csrc/{name}.cu", b"a\n", b"b\n") for name in "abcdefgh"),
+        BEHIND,
+        r"csrc/a\.cu.*half a change.*7 further files: csrc/b\.cu, .* and 4 more",
+    ),
     "not Python": (diff(PATH, BASE, BASE.replace(b"import os", b"import (")), 1, "not Python"),
 }
+
+
+def beside_the_cache(folder: Path) -> dict[str, str]:
+    """What lies in a folder, but for what is remembered of texts that were read."""
+    return {path: value for path, value in digest(folder).items() if not path.startswith("cache/")}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -102,14 +210,14 @@ def test_it_is_said_in_one_sentence_with_file_and_line(cli: Cli, tmp_path: Path,
     change = tmp_path / "fix.diff"
     change.write_bytes(data)
     place = tmp_path / "ours"
-    before = digest(tmp_path)
+    before = beside_the_cache(tmp_path)
     result = cli("import", change, "--id", "count-runs", "--patches", place)
     assert result.exit == 2, result.out + result.err
     errors = [text for text in result.err.splitlines() if text.startswith(("error: ", "       "))]
     pattern = rf"(error: |       ).*fix\.diff:{line}: .*({words})"
     assert any(re.match(pattern, text) for text in errors), result.err
     assert len(errors) == 1, errors
-    assert digest(tmp_path) == before
+    assert beside_the_cache(tmp_path) == before
     assert not place.exists()
     answer = cli("import", change, "--id", "count-runs", "--patches", place, "--json")
     assert answer.json["exit"] == 2
@@ -192,3 +300,87 @@ def test_an_id_that_cannot_be_one_is_refused(cli: Cli, tmp_path: Path, id_: str)
     assert "lower-case-with-hyphens" in result.err
     assert digest(tmp_path) == before
     assert not (tmp_path / "ours").exists()
+
+
+def test_a_module_that_becomes_a_link_is_refused_for_both(cli: Cli, tmp_path: Path) -> None:
+    change = tmp_path / "fix.diff"
+    change.write_bytes(LINK_FOR_FILE)
+    result = cli("import", change, "--id", "a", "--patches", tmp_path / "ours")
+    assert result.exit == 2
+    assert "removes vllm/v1/notes.py" in result.err
+    assert "makes a symbolic link of vllm/v1/notes.py" in result.err
+
+
+@pytest.mark.parametrize("data", [EDIT_AND_MODE, CHANGE + with_mode(NEW, b"100755"), CHANGE + MODE])
+def test_partial_leaves_modes_out_and_says_so(cli: Cli, tmp_path: Path, data: bytes) -> None:
+    change = tmp_path / "fix.diff"
+    change.write_bytes(data)
+    result = cli("import", change, "--id", "a", "--patches", tmp_path / "ours", "--partial")
+    assert result.exit == 0, result.err
+    assert "left out  1 modes of files" in result.out
+    assert PATH in result.out
+
+
+def test_a_program_that_stays_one_is_edited(cli: Cli, tmp_path: Path) -> None:
+    change = tmp_path / "fix.diff"
+    change.write_bytes(CHANGE.replace(b" 100644\n", b" 100755\n"))
+    assert cli("import", change, "--id", "a", "--patches", tmp_path / "ours").exit == 0
+
+
+def test_an_empty_module_is_added(cli: Cli, tmp_path: Path) -> None:
+    change = tmp_path / "fix.diff"
+    change.write_bytes(CHANGE + entry("vllm/v1/a/__init__.py", "new file mode 100644"))
+    assert cli("import", change, "--id", "a", "--patches", tmp_path / "ours").exit == 0
+    assert (tmp_path / "ours/a/files/vllm/v1/a/__init__.py").read_bytes() == b""
+
+
+#: What a diff was made on, a text that no release has, and where the nearest differs.
+MISFITS = {
+    "one line of context": (
+        BASE.replace(b"        return size\n", b"        return size  # in all\n"),
+        r"line 13 is '        return size' and not '        return size  # in all'",
+    ),
+    "its indentation": (
+        BASE.replace(b"        return size\n", b"       return size\n"),
+        "line 13 is '        return size' and not '       return size'",
+    ),
+    "an older release": (
+        b"class Other:\n    def other(self):\n        self.last_size = size\n",
+        r"are not in 0\.20\.0\.\.0\.24\.0: if it was made on another release",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_base_is_not_advised_where_no_checkout_can_be_told_to_help(
+    cli: Cli, tmp_path: Path, name: str
+) -> None:
+    before, words = MISFITS[name]
+    after = before.replace(b"self.last_size = size", b"self.last_size = -size")
+    change = tmp_path / "fix.diff"
+    # As a hand or a tool other than git writes it: without the ids of blobs.
+    change.write_bytes(diff(PATH, before, after, ids=False))
+    result = cli("import", change, "--id", "a", "--patches", tmp_path / "ours")
+    assert result.exit == 2
+    assert re.search(words, result.err), result.err
+    assert "--base" not in result.err
+    assert "--releases" in result.err
+
+
+def test_a_change_that_each_release_has_is_called_that(cli: Cli, tmp_path: Path) -> None:
+    change = tmp_path / "fix.diff"
+    change.write_bytes(diff(PATH, BASE.replace(b"[1, 2, 4]", b"[8]"), BASE, ids=False))
+    result = cli("import", change, "--id", "a", "--patches", tmp_path / "ours")
+    assert result.exit == 2
+    assert "reads as this change leaves it: the release has the change" in result.err
+    assert "--base" not in result.err
+
+
+def test_all_that_could_not_be_placed_is_counted(cli: Cli, tmp_path: Path) -> None:
+    files = [tmp_path / f"{number}.diff" for number in range(3)]
+    for number, file in enumerate(files):
+        file.write_bytes(diff(f"vllm/v1/no{number}.py", b"a = 1\n", b"a = 2\n"))
+    words = ("--each", "--id", "a", "--patches", tmp_path / "ours")
+    result = cli("import", *files, *words)
+    assert result.exit == 2
+    assert result.last == "Nothing was written: 3 files could not be placed."

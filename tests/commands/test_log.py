@@ -13,8 +13,9 @@ from overlay.targets import resolution
 from tests.authoring.test_importing import BASE, PATCHED, PATH, RELEASES, diff
 from tests.commands.test_import import SCHEMA
 from tests.support import fake_vllm
-from tests.support.cli import Cli
+from tests.support.cli import CAPTURE, Cli
 from tests.support.git_repository import Repository, needs_git
+from tests.support.patches import write_feature
 from tests.support.releases import know
 
 MAIL = b"From " + b"1" * 40 + b" Mon Sep 17 00:00:00 2001\nFrom: Ada Love <ada@example.com>\n"
@@ -50,6 +51,17 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli: Cli) -> Path:
     result = cli("import", change, "--id", "count-runs", "--patches", place)
     assert result.exit == 0, result.err
     return place
+
+
+def test_a_clash_is_called_one_and_its_cause_is_told_once(cli: Cli, world: Path) -> None:
+    for id_ in ("mine", "yours"):
+        text = CAPTURE.replace("(1, 2, 4, 8):", f"(1, 2):  # {id_}")
+        write_feature(world, {"10-capture/0.20.0..0.33.0.patch": text}, id=id_)
+    result = cli("log", "yours", "--patches", world)
+    assert result.exit == 1
+    assert result.out.count("clash !") == len(RELEASES)
+    assert result.out.count("touch the same lines") == 1
+    assert "on:  0.20.0..0.24.0" in result.out
 
 
 def test_each_release_has_a_line(cli: Cli, world: Path) -> None:

@@ -110,5 +110,8 @@ def test_an_ambiguous_hunk_wants_more_context_and_a_renamed_scope_a_port(
     ambiguous = cli("check", site, "--patches", tmp_path / "a", "--feature", "thin")
     assert "more context lines, or a narrower scope" in ambiguous.out
     missing = cli("check", site, "--patches", tmp_path / "b", "--feature", "gone")
-    assert "where the release has renamed it, let the range of gone/10-capture" in missing.out
+    assert (
+        "where the release has renamed or moved the scope, let the range of gone/10-capture"
+        in missing.out
+    )
     assert f"`overlay port gone 0.26.0 --patches {tmp_path / 'b'}` carries it" in missing.out

@@ -10,6 +10,7 @@ import pytest
 
 from overlay.features.folder import Loaded
 from overlay.features.model import Feature
+from overlay.in_memory import preparation
 from overlay.in_memory.preparation import Plans
 from overlay.planning import planner
 from overlay.results import Notice, Plan, State
@@ -103,3 +104,15 @@ def test_what_is_not_asked_for_is_planned_beside_the_rest(
     plans.of_chosen([FITS])
     assert plans.results()["too-new"].state is State.INAPPLICABLE
     assert made == [["fits"], ["fits", "too-new"]]
+
+
+def test_another_build_of_the_overlay_makes_another_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two builds may have one version, and plan by other rules."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    plans = plans_of(tmp_path, FITS)
+    first = preparation.prepare(plans).entry.folder
+    assert preparation.prepare(plans).entry.folder == first
+    monkeypatch.setattr(preparation, "build", lambda folder: (folder, "another"))
+    assert preparation.prepare(plans).entry.folder != first

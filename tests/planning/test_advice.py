@@ -22,7 +22,8 @@ PLACE = f"{PATCH.name}:{HUNK.patch_line}"
 RETIRES = (
     '; where upstream has the change in another form, merged = "0.27.0" in feature.toml retires it'
 )
-SCOPE = f"correct the scope in {PLACE}; where the release has renamed it, "
+RENAMED = "where the release has renamed or moved the scope, "
+SCOPE = f"correct the scope in {PLACE}; {RENAMED}"
 EDITED = "if somebody edited this file, reinstall vLLM; otherwise "
 UPGRADE = (
     "upgrade vllm-overlay, or give the patch a variant for this release (`overlay list -v` shows "
@@ -38,8 +39,9 @@ UPGRADE = (
         (State.DRIFTED, False, False, "0.27.0", f"{EDITED}{PORT}{RETIRES}"),
         (State.DRIFTED, False, True, None, "give the patch a variant for this release"),
         (State.DRIFTED, False, True, "0.27.0rc1", "give the patch a variant for this release"),
-        (State.DRIFTED, True, True, "0.27.0", f"{SCOPE}{PORT}"),
-        (State.MISSING, False, True, "0.27.0", f"{SCOPE}{PORT}"),
+        # Beyond its range the patch is right as it is: to correct it would break where it fits.
+        (State.DRIFTED, True, True, "0.27.0", f"{RENAMED}{PORT}"),
+        (State.MISSING, False, True, "0.27.0", f"{RENAMED}{PORT}"),
         (
             State.AMBIGUOUS,
             True,
@@ -106,8 +108,12 @@ def test_a_hunk_that_is_shipped_asks_for_an_upgrade(original: bool | None, step:
 
 
 def test_a_missing_file() -> None:
-    moved = f"correct the path in {PATCH.name}; where the release has moved the file, "
-    assert advice.for_missing_file(OURS, PATCH, Version("0.27.0")) == f"{moved}{PORT}"
+    beyond = "where the release has moved the file, "
+    moved = f"correct the path in {PATCH.name}; {beyond}"
+    assert advice.for_missing_file(OURS, PATCH, Version("0.27.0")) == f"{beyond}{PORT}"
+    within = advice.for_missing_file(OURS, PATCH, Version("0.26.0"))
+    assert within is not None
+    assert within.startswith(moved)
     assert advice.for_missing_file(OURS, PATCH) == (
         f"{moved}give the patch a variant for this release"
     )

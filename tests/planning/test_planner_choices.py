@@ -9,7 +9,7 @@ from packaging.version import Version
 
 from overlay.features.model import AddedFile, Build, Feature, Topic, Way
 from overlay.planning import advice
-from overlay.results import FeatureResult, HunkResult, Reason, State
+from overlay.results import Clash, FeatureResult, HunkResult, Reason, State
 from tests.support.patches import feature, hunk, topic
 from tests.support.plans import HUNK, LATER, NEW, RELEASE, TEXT, A, planned, sha
 
@@ -100,7 +100,11 @@ def test_a_clash_says_what_to_do_on_both_sides() -> None:
     ):
         assert result.state is State.DRIFTED
         assert reason is not None
-        assert reason.next_step == "leave one of them out, or make one patch of both"
+        assert isinstance(reason, Clash)
+        assert reason.next_step == (
+            "leave one of them out, `overlay apply --without demo` or `overlay apply --without "
+            "other`, or make one patch of both"
+        )
     # The line at which the pre-image is in the release's own text.
     assert second.files[0].hunks[0].line == 5
 
@@ -175,7 +179,7 @@ def test_a_hunk_that_upstream_has_in_another_place_names_line_and_reason() -> No
     wanted = hunk(lines, "f", base_has=())
     text = TEXT.replace(b"    y = x\n", b"    y = x\n    # upstream\n    increment = y + 1\n")
     (found,) = planned(feature((A, [wanted])), files={A: text}).features[0].files[0].hunks
-    reason = Reason("1 of its 1 new lines are in f")
+    reason = Reason("all 1 lines of code that it adds are in f")
     assert found == HunkResult("f", State.UPSTREAMED, 5, reason)
 
 

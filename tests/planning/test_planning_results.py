@@ -109,8 +109,8 @@ def test_two_features_on_the_same_lines_are_both_refused(rival: Hunk) -> None:
     assert mine.state is other.state is State.DRIFTED
     assert result.changes == ()
     expected = (
-        "demo (demo/01-topic/0.20.0..0.33.0.patch) and other "
-        "(other/01-topic/0.20.0..0.33.0.patch) touch the same lines"
+        "demo (demo/01-topic/0.20.0..0.33.0.patch:1) and other "
+        "(other/01-topic/0.20.0..0.33.0.patch:1) touch the same lines"
     )
     assert expected in str(mine.files[0].reason)
     assert expected in str(other.files[0].hunks[0].reason)

@@ -1,4 +1,4 @@
-"""What shows that a release has a feature: memory first, then texts, then a share of its lines."""
+"""What shows that a release has a feature: memory first, then texts, then all of its lines."""
 
 from __future__ import annotations
 
@@ -85,19 +85,35 @@ def test_without_memory_and_tests_there_is_no_evidence(feature: Feature) -> None
     assert shown(feature, ["anything"]) == Evidence(False, "")
 
 
-@pytest.mark.parametrize(("there", "merged"), [(0, False), (2, False), (3, True), (5, True)])
-def test_a_share_of_the_new_lines_is_enough(feature: Feature, there: int, merged: bool) -> None:
+@pytest.mark.parametrize(
+    ("there", "merged", "partly"),
+    [(0, False, False), (2, False, False), (3, False, True), (4, False, True), (5, True, False)],
+)
+def test_a_share_of_the_new_lines_asks_and_all_of_them_are_enough(
+    feature: Feature, there: int, merged: bool, partly: bool
+) -> None:
     lined = replace(feature, upstream_tests=(UpstreamTest(PATH, "f", "", LINES, 0.6),))
     result = shown(lined, [f"    {line}" for line in LINES[:there]])
-    assert result.merged is merged
+    assert (result.merged, result.partly) == (merged, partly)
     assert f"{there} of the 5 lines" in result.text
+    assert merged or f"missing: {LINES[there]!r}" in result.text
+
+
+def test_comments_in_a_test_of_lines_count_for_nothing(feature: Feature) -> None:
+    """Earlier versions wrote them into ``feature.toml``."""
+    lines = ("# of the change", "line_number = 1", "# why it is so", ")")
+    lined = replace(feature, upstream_tests=(UpstreamTest(PATH, "f", "", lines, 0.6),))
+    assert shown(lined, ["    line_number = 1"]).merged
+    without = shown(lined, ["# of the change", "# why it is so", ")"])
+    assert (without.merged, without.partly) == (False, False)
 
 
 def test_the_share_counts_over_all_scopes(feature: Feature) -> None:
     tests = (UpstreamTest(PATH, "f", "", LINES, 0.6), UpstreamTest(PATH, "g", "", LINES[:3], 0.6))
     lined = replace(feature, upstream_tests=tests)
-    assert shown(lined, list(LINES)).merged
-    assert not shown(lined, list(LINES[:4])).merged
+    assert shown(lined, list(LINES)).partly
+    assert not shown(lined, list(LINES[:4])).partly
+    assert not shown(lined, list(LINES)).merged
 
 
 def test_texts_and_lines_must_both_hold(feature: Feature) -> None:
@@ -204,11 +220,15 @@ def test_without_a_base_lines_tell_nothing_of_a_hunk(tmp_path: Path) -> None:
     assert taken(first, [["    third_0 = 3"]]) == Evidence(False, "")
 
 
-def test_a_hunk_is_taken_from_the_share_on_that_is_measured() -> None:
+def test_a_hunk_is_taken_where_all_of_its_code_is_and_asked_about_from_a_share_on() -> None:
     lines = [f"value_{n} = {n}" for n in range(5)]
     made = hunk([f"+{line}" for line in lines], "f")._replace(base_has=())
-    there = Evidence(True, "3 of its 5 new lines are in f")
-    assert taken(made, [lines[:2], lines[:3], lines[:1]]) == there
+    there = Evidence(True, "all 5 lines of code that it adds are in f")
+    assert taken(made, [lines[:2], lines, lines[:1]]) == there
+    some = taken(made, [lines[:2], lines[:3], lines[:1]])
+    assert (some.merged, some.partly) == (False, True)
+    assert "3 of the 5 lines" in some.text
+    assert "missing: 'value_3 = 3', 'value_4 = 4'" in some.text
     assert taken(made, [lines[:2]]) == Evidence(False, "")
     assert taken(made, []) == Evidence(False, "")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from overlay.errors import ArchiveError, PackageIndexError, UsageError
+from overlay.errors import ArchiveError, PackageIndexError, TargetError, UsageError
 from overlay.package import KNOWN_RELEASES
 from overlay.targets.release_archive import archive_path
 from overlay.targets.resolution import releases, resolve
@@ -174,7 +174,7 @@ def test_a_file_without_a_hash_is_a_warning(tmp_path: Path, index: FakeIndex) ->
     assert "it was not checked" in resolve("0.26.0").warnings[0]
 
 
-def test_what_reads_as_a_release_is_one_even_beside_a_folder_of_that_name(
+def test_a_folder_that_is_called_like_a_version_is_the_folder(
     tmp_path: Path, index: FakeIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index.add(fake_vllm.sdist(tmp_path))
@@ -183,9 +183,28 @@ def test_what_reads_as_a_release_is_one_even_beside_a_folder_of_that_name(
 
     found = resolve("0.26.0")
 
-    assert found.vllm == "0.26.0"
-    assert "write ./0.26.0" in found.warnings[0]
-    assert resolve("./0.26.0").vllm == "0.99.0"
+    assert (found.name, found.vllm) == ("0.26.0", "0.99.0")
+    assert "the release is vllm==0.26.0" in found.warnings[0]
+    assert resolve("./0.26.0").warnings == ()
+    assert resolve("vllm==0.26.0").vllm == "0.26.0"
+    # So what --releases names is never the folder.
+    (named,) = releases("0.26.0")
+    assert resolve(named).vllm == "0.26.0"
+
+
+@pytest.mark.parametrize("name", ["v32", "3", "0.26.0rc1", "1.0+cpu"])
+def test_a_place_that_holds_no_package_says_why_it_was_looked_at(
+    tmp_path: Path, index: FakeIndex, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(
+        TargetError, match=r"is here, so it is read .* the release is vllm=="
+    ) as told:
+        resolve(name)
+
+    assert "vllm/" in str(told.value)
 
 
 # --releases
@@ -209,13 +228,34 @@ def test_a_range_beyond_the_known_releases_asks_the_index(tmp_path: Path, index:
     index.add(fake_vllm.sdist(tmp_path, "0.36.0"))
     index.yanked.add("vllm-0.36.0.tar.gz")
 
-    assert releases("0.32.0..0.99.0") == ("0.32.0", "0.33.0", "0.34.0", "0.35.0")
-    assert releases("0.15.0..0.20.0") == ("0.15.1", "0.20.0")
+    assert releases("0.32.0..0.35.0") == ("0.32.0", "0.33.0", "0.34.0", "0.35.0")
+    assert releases("0.15.1..0.20.0") == ("0.15.1", "0.20.0")
+    assert releases("0.15.1..0.15.1") == ("0.15.1",)
+    # Between two known releases lie those that are known: the same every day.
+    assert "0.34.0" not in releases("0.20.0..0.33.0")
 
 
 @pytest.mark.parametrize(
-    "text", ["", "0.20.0..", "..", "0.33.0..0.20.0", "newest", "0.20.3..0.20.9"]
+    ("text", "missing"),
+    [
+        ("0.32.0..0.34.0", "0.34.0"),
+        ("0.19.0..0.33.0", "0.19.0"),
+        ("0.20.3..0.33.0", "0.20.3"),
+        ("0.20.3..0.20.9", "0.20.3 and 0.20.9"),
+        ("0.26.0,0.32.0..0.36.0", "0.36.0"),
+        ("vllm==0.20.0..99.0", "99.0"),
+    ],
 )
+def test_a_range_ends_at_releases_that_are_there(
+    tmp_path: Path, index: FakeIndex, text: str, missing: str
+) -> None:
+    index.add(fake_vllm.sdist(tmp_path, "0.36.0"))
+    index.yanked.add("vllm-0.36.0.tar.gz")
+    with pytest.raises(UsageError, match=f"found {missing}, which the overlay does not know"):
+        releases(text)
+
+
+@pytest.mark.parametrize("text", ["", "0.20.0..", "..", "0.33.0..0.20.0", "newest"])
 def test_releases_that_mean_nothing(text: str) -> None:
     with pytest.raises(UsageError, match="--releases"):
         releases(text)

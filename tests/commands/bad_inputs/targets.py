@@ -286,7 +286,7 @@ for _name, _words, _word in (
     ("releases reversed", ["check", "--releases", "0.30.0..0.20.0"], "ends before it begins"),
     ("releases words", ["check", "--releases", "every"], "all"),
     ("releases empty", ["check", "--releases", ""], "--releases"),
-    ("releases none inside", ["check", "--releases", "0.20.3..0.20.9"], "found none"),
+    ("releases none inside", ["check", "--releases", "0.20.3..0.20.9"], "0.20.3 and 0.20.9"),
     (
         "releases of another package",
         ["check", "--releases", "0.26.0rc1..0.30.0rc2"],

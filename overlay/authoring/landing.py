@@ -1,0 +1,95 @@
+"""How a change lands on releases: what is said of it, and what added modules have to do with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from overlay.authoring.locating import ReleaseTexts
+from overlay.authoring.triage import FileFate
+from overlay.features.model import AddedFile
+from overlay.package import ReleaseRange
+from overlay.planning.upstream import module_in
+from overlay.results import Fate, Outcome
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What became of a change, file by file and release by release.
+
+    :ivar outcomes: release -> the worst outcome of its files, oldest first.
+    :ivar review: releases whose variant was merged, and wants a person's eyes.
+    :ivar taken: path of an added module -> the releases that have another file of that name.
+    :ivar warnings: what looks wrong although it can be written.
+    """
+
+    id: str
+    title: str
+    commits: int
+    files: tuple[FileFate, ...]
+    outcomes: Mapping[str, Outcome] = field(default_factory=dict)
+    releases: ReleaseRange | None = None
+    merged: str | None = None
+    review: tuple[str, ...] = ()
+    taken: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def left_out(self) -> dict[Fate, int]:
+        """How many files were left out, by kind."""
+        kinds = (Fate.TESTS, Fate.DOCS)
+        counts = {kind: sum(one.fate is kind for one in self.files) for kind in kinds}
+        return {kind: count for kind, count in counts.items() if count}
+
+    @property
+    def problems(self) -> tuple[FileFate, ...]:
+        """The files that prevent a complete feature."""
+        return tuple(one for one in self.files if one.problem is not None)
+
+
+def modules_on(added: Mapping[str, bytes], texts: ReleaseTexts) -> dict[str, dict[str, Outcome]]:
+    """For each release how each added module lands there, by path.
+
+    :raises OverlayError: if a release cannot be read, which a release that is not there cannot.
+    """
+
+    def outcome(release: str, path: str) -> Outcome:
+        there = texts.read(release, path)
+        if there is None:
+            return Outcome.EXACT
+        has_it = module_in(AddedFile(path, added[path]), there).merged
+        return Outcome.UPSTREAM if has_it else Outcome.CONFLICT
+
+    return {name: {path: outcome(name, path) for path in added} for name in texts.names}
+
+
+def names_taken(modules: Mapping[str, Mapping[str, Outcome]]) -> dict[str, tuple[str, ...]]:
+    """The added modules whose name another file has, with the releases where it has."""
+    taken: dict[str, tuple[str, ...]] = {}
+    for name, outcomes in modules.items():
+        for path, outcome in outcomes.items():
+            if outcome is Outcome.CONFLICT:
+                taken[path] = (*taken.get(path, ()), name)
+    return taken
+
+
+def taken_back(outcomes: Mapping[str, Outcome], names: Sequence[str]) -> tuple[str, ...]:
+    """A warning where a change lands again behind a release that has it."""
+    has = next((name for name in names if outcomes[name] is Outcome.UPSTREAM), None)
+    if has is None:
+        return ()
+    again = [name for name in names_from(names, has) if outcomes[name] is Outcome.EXACT]
+    if not again:
+        return ()
+    span = ", ".join(again[:4]) + (f" and {len(again) - 4} more" if len(again) > 4 else "")
+    warning = (
+        f"upstream has the change in {has}, and yet it lands exactly on {span}: upstream took it "
+        "back there, or the text that it was made on was guessed wrong: compare both, or name "
+        "that text with --base"
+    )
+    return (warning,)
+
+
+def names_from(names: Sequence[str], name: str) -> Sequence[str]:
+    """The releases from one on."""
+    return names[list(names).index(name) :]

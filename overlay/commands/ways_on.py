@@ -1,0 +1,111 @@
+"""Find the features without which an ``apply`` of the others goes on, as few as possible.
+
+Where features clash, leaving out one of them is often enough, and any of them will do: each way is
+planned before it is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from overlay.report.problems import CLASH, word
+from overlay.results import Clash, Plan, State
+from overlay.results.invocation import NOTHING_NAMED, current
+
+if TYPE_CHECKING:
+    from overlay.features.model import Feature
+    from overlay.on_disk.ledger import Ledger
+
+#: How many ways are planned; behind that all that clash are left out.
+_TRIES = 16
+
+#: How many ways are named.
+_NAMED = 4
+
+
+def ways_on(
+    features: Sequence[Feature],
+    planned: Plan,
+    try_on: Callable[[Sequence[Feature]], Plan],
+    ledger: Ledger | None = None,
+) -> tuple[tuple[str, ...], ...]:
+    """The ids of the features without which an ``apply`` of the others would go on, by way.
+
+    What is applied stays applied, and what vLLM must not start without is not left out.
+
+    :param try_on: plans features on the target.
+    :returns: the ways that leave out the fewest; none where no way is left.
+    """
+    needy = {entry.feature for entry in planned.features if entry.state.needs_attention}
+    applied = {entry.result.feature for entry in (ledger.applied if ledger is not None else ())}
+    bound = applied | {feature.id for feature in features if feature.required}
+    clashing = {entry.feature for entry in planned.features if word(entry) == CLASH}
+    drifted = needy - clashing
+    if not needy or drifted & bound:
+        return ()
+
+    def goes_on(left_out: frozenset[str]) -> bool:
+        others = [feature for feature in features if feature.id not in left_out]
+        again = try_on(others) if others else Plan(())
+        fits = any(entry.state is State.PRISTINE for entry in again.features)
+        return fits and not any(entry.state.needs_attention for entry in again.features)
+
+    found: list[frozenset[str]] = []
+    for way in _candidates(drifted, sorted(clashing - bound), all_of=needy - bound):
+        if found and len(way) > len(found[0]):
+            break
+        if goes_on(way):
+            found.append(way)
+    return tuple(tuple(each.id for each in features if each.id in way) for way in found)
+
+
+def _candidates(
+    always: set[str], clashing: Sequence[str], all_of: set[str]
+) -> Iterator[frozenset[str]]:
+    """What could be left out, the fewest first, and at last everything."""
+    tries = 0
+    for size in range(1 if clashing else 0, len(clashing)):
+        for some in combinations(clashing, size):
+            if (tries := tries + 1) > _TRIES:
+                break
+            yield frozenset({*always, *some})
+    yield frozenset(all_of)
+
+
+def _without(way: Sequence[str]) -> list[str]:
+    return [word for id_ in way for word in ("--without", id_)]
+
+
+def with_ways(planned: Plan, ways: Sequence[tuple[str, ...]], *, read_only: bool) -> Plan:
+    """A plan whose clashes name the ways out, each of which is one command.
+
+    :param read_only: whether the target is a file or a release, to which no command writes.
+    """
+    clashing = {entry.feature for entry in planned.features if word(entry) == CLASH}
+    if not ways or not clashing:
+        return planned
+    meant = current() or NOTHING_NAMED
+    named = [
+        str(meant.command("apply", *_without(way), read_only=read_only)) for way in ways[:_NAMED]
+    ]
+    number = len(clashing & {*ways[0]})
+    step = (
+        f"leave {'one' if number == 1 else number} of them out, {' or '.join(named)}, or make one "
+        f"patch of {'both' if number == 1 else 'them'}"
+    )
+
+    def told(reason: object) -> Clash | None:
+        return reason._replace(next_step=step) if isinstance(reason, Clash) else None
+
+    features = []
+    for entry in planned.features:
+        files = []
+        for file in entry.files:
+            hunks = tuple(
+                hunk._replace(reason=told(hunk.reason) or hunk.reason) for hunk in file.hunks
+            )
+            files.append(file._replace(hunks=hunks, reason=told(file.reason) or file.reason))
+        features.append(entry._replace(files=tuple(files)))
+    return planned._replace(features=tuple(features))

@@ -1,0 +1,106 @@
+"""Name the place in a release to which upstream moved what a patch changes.
+
+Only asked for a patch that needs attention anyhow, and only of a few files whose paths are like the
+patch's own: the answer is a hint for a person, and nothing lands by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import PurePosixPath
+
+from overlay.features.model import MODULE_SCOPE, Hunk, Patch
+from overlay.package import ReadOnce
+from overlay.planning.attempt import Attempt, Texts
+from overlay.planning.matching import innermost_scope
+from overlay.planning.scopes import UnparsableError
+from overlay.planning.telling import SHARE, new_lines, share_of
+from overlay.planning.text import TextError
+from overlay.results import Reason, State
+from overlay.untrusted import printable
+
+#: The most files that are read for one patch.
+MOST = 24
+
+
+def placed(tried: Attempt, patch: Patch, tree: ReadOnce, texts: Texts) -> Attempt:
+    """An attempt whose file or scope is missing, with the place where the release has it now."""
+    lost = [hunk for hunk in tried.result.hunks if hunk.state is State.MISSING]
+    place = elsewhere(patch, tree, texts) if lost else None
+    if place is None:
+        return tried
+
+    def told(reason: Reason | None) -> Reason | None:
+        return reason and reason._replace(text=f"{reason.text}; {place}")
+
+    hunks = tuple(
+        hunk._replace(reason=told(hunk.reason)) if hunk.state is State.MISSING else hunk
+        for hunk in tried.result.hunks
+    )
+    return tried._replace(
+        result=tried.result._replace(hunks=hunks, reason=told(tried.result.reason))
+    )
+
+
+def elsewhere(patch: Patch, tree: ReadOnce, texts: Texts) -> str | None:
+    """Where a release has what a patch changes, in words; ``None`` where that is not to be told."""
+    found: list[tuple[int, str]] = []
+    for path in likely(patch.path, tree.paths()):
+        data = tree.read(path)
+        if data is not None and (place := _in_file(patch.hunks, path, data, texts)) is not None:
+            found.append(place)
+    return max(found, key=lambda place: place[0])[1] if found else None
+
+
+def likely(path: str, paths: Iterable[str]) -> list[str]:
+    """The files that may have taken the place of one, the likeliest first."""
+    own = PurePosixPath(path)
+    ranked: list[tuple[int, str]] = []
+    for other in paths:
+        if other == path or not other.endswith(".py"):
+            continue
+        place = PurePosixPath(other)
+        value = 4 * (place.name == own.name) + 4 * (own.stem in place.parts)
+        value += 2 * (own.stem in place.stem or place.stem in own.stem) + (
+            place.parent == own.parent or place.parent.parent == own.parent
+        )
+        if value > 1 or (value and place.parent == own.parent):
+            ranked.append((-value, other))
+    return [other for _, other in sorted(ranked)[:MOST]]
+
+
+def _in_file(hunks: Sequence[Hunk], path: str, data: bytes, texts: Texts) -> tuple[int, str] | None:
+    """What a file has of some hunks, and how much that tells."""
+    try:
+        lines, scopes = texts.source(data).lines, texts.scopes(data)
+    except (TextError, UnparsableError):
+        return None
+    where = printable(path)
+    wanted = [line for hunk in hunks for line in new_lines(hunk)]
+    share = share_of(wanted, lines)
+    if share >= SHARE:
+        number = round(share * len(wanted))
+        text = f"{number} of the {len(wanted)} lines that it adds are in {where}"
+        return 1000 + round(100 * share), text
+    for hunk in hunks:
+        at = _place(hunk, lines)
+        if at is not None:
+            scope = innermost_scope(at, len(hunk.pre), scopes)
+            return 500, f"its lines before the change are in {where}, in {printable(scope)}"
+    for hunk in hunks:
+        if hunk.scope != MODULE_SCOPE and hunk.scope in scopes:
+            return 100, f"{printable(hunk.scope)} is in {where}"
+    return None
+
+
+def _place(hunk: Hunk, lines: Sequence[str]) -> int | None:
+    """The one place of a hunk's pre-image, which says something."""
+    pre = hunk.pre
+    if sum(bool(line.strip()) for line in pre) < 2:
+        return None
+    places = [
+        at
+        for at in range(len(lines) - len(pre) + 1)
+        if lines[at] == pre[0] and tuple(lines[at : at + len(pre)]) == pre
+    ]
+    return places[0] if len(places) == 1 else None

@@ -1,0 +1,157 @@
+"""A base that nothing proves lacks the change, and what is only guessed is told."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+
+from packaging.version import Version
+
+from overlay.authoring.building import Prepared
+from overlay.authoring.importing import prepare
+from overlay.authoring.incoming import read_changes
+from overlay.authoring.locating import ReleaseTexts
+from overlay.authoring.porting import Porter
+from overlay.authoring.writing import check_folder
+from overlay.features.model import Feature
+from overlay.planning.planner import plan
+from overlay.results import Outcome, State
+from tests.support.patches import MemoryTree
+
+PATH = "vllm/v1/factory.py"
+
+
+def registered(*names: str) -> bytes:
+    """A module that ends with a call for each name, all of one form."""
+    head = "class Factory:\n    tiers = {}\n\n\n"
+    calls = (
+        f'Factory.register(\n    "{name}",\n    "vllm.v1.tiers.{name}",\n    lazily=True,\n)\n'
+        for name in names
+    )
+    return (head + "\n".join(calls)).encode()
+
+
+def diff(before: bytes, after: bytes) -> bytes:
+    """A diff that names no blobs."""
+    old, new = (text.decode().splitlines(keepends=True) for text in (before, after))
+    return "".join(difflib.unified_diff(old, new, f"a/{PATH}", f"b/{PATH}")).encode()
+
+
+def imported(data: bytes, releases: Mapping[str, bytes]) -> Prepared:
+    names = tuple(releases)
+    texts = ReleaseTexts(names, lambda name: MemoryTree({PATH: releases[name]}))
+    change = read_changes(data, "x.diff")
+    return prepare(change, "change", texts, source="x.diff", verbatim=data, today="2026-11-25")
+
+
+def feature_of(made: Prepared) -> Feature:
+    assert made.folder is not None
+    return check_folder(made.folder)
+
+
+def states(feature: Feature, releases: Mapping[str, bytes]) -> list[State]:
+    """The feature's state on each release."""
+    return [
+        plan([feature], MemoryTree({PATH: text}), Version(name)).features[0].state
+        for name, text in releases.items()
+    ]
+
+
+def test_code_that_was_appended_is_not_appended_again() -> None:
+    """Behind it upstream appended more that ends alike, so that the text before fits there too."""
+    releases = {
+        "0.21.0": registered("cpu"),
+        "0.22.0": registered("cpu", "disk"),
+        "0.23.0": registered("cpu", "disk", "net"),
+        "0.24.0": registered("cpu", "disk", "net", "tape"),
+    }
+    made = imported(diff(releases["0.21.0"], releases["0.22.0"]), releases)
+    assert made.summary.files[0].base == "0.21.0"
+    assert made.summary.merged == "0.22.0"
+    feature = feature_of(made)
+    assert states(feature, releases) == [State.PRISTINE, *[State.UPSTREAMED] * 3]
+
+
+def test_where_every_release_has_it_that_is_said() -> None:
+    releases = {
+        "0.23.0": registered("cpu", "disk", "net"),
+        "0.24.0": registered("cpu", "disk", "a"),
+    }
+    made = imported(diff(registered("cpu"), registered("cpu", "disk")), releases)
+    assert made.folder is None
+    (file,) = made.summary.files
+    assert file.problem is not None
+    assert "(0.23.0, 0.24.0) has its new lines already" in file.problem
+    assert "--base" in file.problem
+
+
+def test_what_upstream_took_back_is_a_warning_and_not_remembered() -> None:
+    before, after = registered("cpu"), registered("cpu", "disk")
+    releases = {"0.21.0": before, "0.22.0": after, "0.23.0": before}
+    made = imported(diff(before, after), releases)
+    assert made.summary.merged is None
+    (warning,) = made.summary.warnings
+    assert "upstream has the change in 0.22.0, and yet it lands exactly on 0.23.0" in warning
+    assert "took it back" in warning
+
+
+def test_the_newest_release_before_the_change_is_its_base() -> None:
+    """Line numbers alone would choose an older one, and lose its neighbours."""
+    before = b"import os\n" + registered("cpu")
+    releases = {
+        "0.20.0": registered("cpu"),
+        "0.21.0": b"import os\nimport sys\n" + registered("cpu"),
+        "0.22.0": b"import os\nimport sys\n" + registered("cpu", "disk"),
+    }
+    made = imported(diff(before[10:], registered("cpu", "disk")), releases)
+    assert made.summary.files[0].base == "0.21.0"
+
+
+def test_a_line_that_every_release_has_elsewhere_does_not_prevent_the_import() -> None:
+    """The same argument in two calls: nothing is known of it, and the text around it decides."""
+    call = "def serve(args):\n    first = Chat(\n        name=args.name,\n        kind=1,\n    )\n"
+    more = call + "    last = Render(\n        kind=2,\n        size=args.size,\n    )\n"
+    before = f"{more}    return first, last\n".encode()
+    after = before.replace(b"        kind=2,\n", b"        kind=2,\n        name=args.name,\n")
+    releases = {"0.21.0": before, "0.22.0": before + b"\n\nlater = 1\n", "0.23.0": after}
+    made = imported(diff(before, after), releases)
+    feature = feature_of(made)
+    assert made.folder is not None
+    (patch,) = (data for name, data in made.folder.files.items() if name[0].isdigit())
+    assert b"\nTells-Nothing: name=args.name,\n" in patch
+    assert b"Base-Has" not in patch
+    assert states(feature, releases) == [State.PRISTINE, State.PRISTINE, State.UPSTREAMED]
+
+
+def test_check_port_and_import_agree_where_a_line_of_code_is_missing() -> None:
+    """Upstream took the change but for one line: each of them asks, none retires it."""
+    before = b"def f(x):\n    start(x)\n    return x\n"
+    lines = [f"    step_{number} = work({number})\n".encode() for number in range(6)]
+    after = before.replace(b"    return", b"".join(lines) + b"    return")
+    theirs = before.replace(b"    return", b"".join(lines[:3] + lines[4:]) + b"    return")
+    releases = {"0.21.0": before, "0.22.0": theirs}
+    made = imported(diff(before, after), releases)
+    assert made.summary.merged is None
+    assert made.summary.outcomes["0.22.0"] is not Outcome.UPSTREAM
+    feature = feature_of(made)
+    (result,) = plan([feature], MemoryTree({PATH: theirs}), Version("0.22.0")).features
+    assert result.state.needs_attention
+    assert "missing: 'step_3 = work(3)'" in str(result.files[0].hunks[0].reason)
+    texts = ReleaseTexts(tuple(releases), lambda name: MemoryTree({PATH: releases[name]}))
+    port = Porter(texts).port(feature, "0.22.0")
+    assert port.outcome is not Outcome.UPSTREAM
+    assert not port.shown
+
+
+def test_one_line_that_was_appended_is_not_appended_again() -> None:
+    """Behind itself, too, its context is found: the diff ends with the file."""
+    before = b"class Config:\n    first: int\n    # the second\n    second: int\n"
+    after = before + b"\n    # of a third one\n    third: int = measure(3)\n"
+    later = after + b"\n    fourth: int = 4\n"
+    releases = {"0.21.0": before, "0.22.0": after, "0.23.0": later}
+    made = imported(diff(before, after), releases)
+    assert made.summary.files[0].base == "0.21.0"
+    assert states(feature_of(made), releases) == [State.PRISTINE, *[State.UPSTREAMED] * 2]
+    alone = imported(diff(before, after), {"0.22.0": after})
+    assert alone.folder is None
+    assert "has its new lines already" in str(alone.summary.files[0].problem)

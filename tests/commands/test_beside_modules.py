@@ -1,0 +1,164 @@
+"""What was edited beside Python modules: no feature carries it, and it is named for that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from tests.commands.test_new import SCHEMA, index, ours
+from tests.support import fake_vllm
+from tests.support.cli import RUNNER, Cli, digest, edit
+
+__all__ = ["index", "ours"]  # the fixtures
+
+CONFIG, TEMPLATE, LIBRARY = "vllm/configs/h200.json", "vllm/chat/own.jinja", "vllm/_C.abi3.so"
+DATA = {CONFIG: b'{"BLOCK": 64}\n', LIBRARY: b"\x7fELF" + bytes(3 << 20), "vllm/py.typed": b""}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """An installation whose RECORD lists data files, too."""
+    return fake_vllm.site_packages(tmp_path / "site", extra=DATA)
+
+
+def config(site: Path) -> None:
+    (site / CONFIG).write_bytes(b'{"BLOCK": 128}\n')
+
+
+def template(site: Path) -> None:
+    (site / TEMPLATE).parent.mkdir()
+    (site / TEMPLATE).write_bytes(b"{{ x }}\n")
+    (site / TEMPLATE).with_name("second.jinja").write_bytes(b"{{ y }}\n")
+
+
+def beside_modules(site: Path) -> None:
+    (site / "vllm/v1/own.jinja").write_bytes(b"{{ x }}\n")
+
+
+def library(site: Path) -> None:
+    with (site / LIBRARY).open("r+b") as file:
+        file.seek(1 << 20)
+        file.write(b"1")
+
+
+def marker(site: Path) -> None:
+    (site / "vllm/py.typed").unlink()
+
+
+def link(site: Path) -> None:
+    (site / CONFIG).unlink()
+    (site / CONFIG).symlink_to("/etc/hostname")
+
+
+def folder_link(site: Path) -> None:
+    (site / "vllm/more").symlink_to(site)
+
+
+CHANGES = {
+    "a JSON file": (config, f"{CONFIG} (edited)"),
+    "a folder of templates": (template, "vllm/chat/ (added, 2 files)"),
+    "a template": (beside_modules, "vllm/v1/own.jinja (added)"),
+    "a library": (library, f"{LIBRARY} (edited)"),
+    "a marker that is gone": (marker, "vllm/py.typed (removed)"),
+    "a link in a file's place": (link, f"{CONFIG} (a symbolic link)"),
+    "a link to a folder": (folder_link, "vllm/more (a symbolic link)"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("applied", [True, False])
+def test_keep_as_names_it_and_does_not_say_that_all_is_back(
+    cli: Cli, site: Path, ours: Path, name: str, applied: bool
+) -> None:
+    change, named = CHANGES[name]
+    pristine = digest(site)
+    if applied:
+        assert cli("apply", site).exit == 0
+    change(site)
+    edit(site, RUNNER, "return captured\n", "return captured + 1\n")
+    result = cli("revert", site, "--keep-as", "mine", "--patches", ours)
+    assert result.exit == 1
+    assert f"kept in {ours / 'mine'}" in result.last
+    assert named in result.last
+    assert "neither kept nor put back" in result.last
+    assert digest(site)[RUNNER] == pristine[RUNNER]
+    again = cli("revert", site, "--keep-as", "mine", "--patches", ours, "--json")
+    jsonschema.Draft202012Validator(SCHEMA).validate(again.json)
+    assert again.exit == 1
+    assert named in again.json["verdict"]
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_where_nothing_else_was_edited_it_is_not_said_that_nothing_was(
+    cli: Cli, site: Path, ours: Path, name: str
+) -> None:
+    change, named = CHANGES[name]
+    change(site)
+    result = cli("revert", site, "--keep-as", "mine", "--patches", ours)
+    assert result.exit == 1
+    assert named in result.last
+    assert "nothing was edited" not in result.out
+    made = cli("new", "mine", site, "--from-edits", "--patches", ours)
+    assert made.exit == 1
+    assert named in made.last
+    assert not ours.exists()
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_new_names_it_beside_the_feature(cli: Cli, site: Path, ours: Path, name: str) -> None:
+    change, named = CHANGES[name]
+    change(site)
+    edit(site, RUNNER, "return captured\n", "return captured + 1\n")
+    result = cli("new", "mine", site, "--from-edits", "--patches", ours, "--json")
+    jsonschema.Draft202012Validator(SCHEMA).validate(result.json)
+    assert result.exit == 1
+    assert result.json["code"] == "kept-in-part"
+    assert named in result.json["verdict"]
+    (other,) = result.json["new"]["beside"]
+    assert f"{other['path']} ({other['what']})" == named
+    assert (ours / "mine/feature.toml").exists()
+
+
+def test_a_folder_that_loses_its_modules_is_named(cli: Cli, site: Path, ours: Path) -> None:
+    (site / "vllm/own/deep").mkdir(parents=True)
+    (site / "vllm/own/deep/a.py").write_text("A = 1\n")
+    result = cli("revert", site, "--keep-as", "mine", "--patches", ours)
+    assert result.exit == 0
+    assert "vllm/own/ and vllm/own/deep/, and no folder is removed" in result.out
+
+
+def test_many_of_them_are_counted(cli: Cli, site: Path, ours: Path) -> None:
+    for number in range(500):
+        (site / f"vllm/v1/{number}.jinja").write_bytes(b"")
+    result = cli("revert", site, "--keep-as", "mine", "--patches", ours)
+    assert result.exit == 1
+    assert "495 others" in result.last
+    assert len(result.last) < 1000
+
+
+def test_bytecode_and_the_overlays_own_files_are_nobodys_edit(
+    cli: Cli, site: Path, ours: Path
+) -> None:
+    assert cli("apply", site).exit == 0
+    for place in (
+        "vllm/__pycache__/a.cpython-311.pyc",
+        "vllm/v1/__pycache__/b.pyc",
+        "vllm/old.pyc",
+    ):
+        (site / place).parent.mkdir(exist_ok=True)
+        (site / place).write_bytes(b"")
+    edit(site, RUNNER, "return captured\n", "return captured + 1\n")
+    assert cli("revert", site, "--keep-as", "mine", "--patches", ours).exit == 0
+
+
+def test_without_a_record_it_is_said_that_they_were_not_compared(
+    cli: Cli, tmp_path: Path, ours: Path
+) -> None:
+    tree = fake_vllm.tree(tmp_path / "tree")
+    config_file = tree / "vllm/own.json"
+    config_file.write_bytes(b"{}\n")
+    edit(tree, RUNNER, "return captured\n", "return captured + 1\n")
+    result = cli("revert", tree, "--keep-as", "mine", "--patches", ours)
+    assert "not Python were not compared" in result.out + result.err

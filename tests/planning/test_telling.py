@@ -1,0 +1,104 @@
+"""The lines that tell that a text has a change: code that nothing else explains, all, in order."""
+
+from __future__ import annotations
+
+import pytest
+
+from overlay.planning.telling import Place, code_lines, new_lines, present, stands_together
+from tests.support.patches import hunk
+
+
+def there(lines: list[str], text: list[str], base_has: tuple[str, ...] = ()) -> tuple[object, ...]:
+    """Whether a text has all of a hunk, and what it lacks."""
+    shown = present(hunk(lines, "f")._replace(base_has=base_has), [Place(text)])
+    return shown.whole, shown.missing
+
+
+CHANGE = [" def f(x):", "+    first = measure(x)", "+    second = measure(first)", "     return x"]
+TEXT = ["def f(x):", "    first = measure(x)", "    second = measure(first)", "    return x"]
+
+
+def test_all_lines_of_code_in_their_order_are_the_change() -> None:
+    assert there(CHANGE, TEXT) == (True, ())
+    assert there(CHANGE, [TEXT[0], "    log(x)", *TEXT[1:3], "    log(x)", TEXT[3]]) == (True, ())
+    assert there(CHANGE, [TEXT[0], TEXT[2], TEXT[1], TEXT[3]])[0] is False
+
+
+def test_white_space_and_comments_behind_code_do_not_count() -> None:
+    text = ["def f( x ):", "  first=measure( x )  # as before", "    second = measure(first)"]
+    assert there(CHANGE, text) == (True, ())
+
+
+@pytest.mark.parametrize("own", ["    mine = own(x)", "    q = 1", "    continue", "    return x"])
+def test_a_missing_line_of_code_is_never_outvoted(own: str) -> None:
+    """Not a long line, not a short one, not one that the scope has elsewhere."""
+    change = [*CHANGE[:2], f"+{own}", *CHANGE[2:]]
+    text = [*TEXT[:3], "    if first:", "        continue", "    q = 2", TEXT[3]]
+    whole, missing = there(change, text)
+    assert whole is False
+    assert missing == (own.strip(),)
+    assert there(change, [*TEXT[:2], own, *TEXT[2:]]) == (True, ())
+
+
+@pytest.mark.parametrize(
+    "own",
+    [["    # why"], [""], ["    )"], ['    """Why it is so."""'], ['    """Why', '    so."""']],
+)
+def test_prose_and_punctuation_are_not_missing(own: list[str]) -> None:
+    change = [CHANGE[0], *(f"+{line}" for line in own), *CHANGE[1:]]
+    assert there(change, TEXT) == (True, ())
+
+
+def test_a_text_that_is_a_value_is_code() -> None:
+    change = [*CHANGE[:3], '+    query = """', "+    a line of the text", '+    """', CHANGE[3]]
+    assert there(change, TEXT)[1] == ('query = """', "a line of the text")
+    assert [at for at, _ in code_lines(['x = """', "def f():", '"""', "y = 2"])] == [0, 1, 3]
+
+
+def test_a_line_that_is_added_twice_must_be_there_twice() -> None:
+    change = [*CHANGE[:2], CHANGE[1], *CHANGE[2:]]
+    assert there(change, TEXT)[1] == ("first = measure(x)",)
+    assert there(change, [*TEXT[:2], TEXT[1], *TEXT[2:]]) == (True, ())
+
+
+def test_what_is_replaced_must_be_gone() -> None:
+    change = [" def f(x):", "-    size = limit(10)", "+    size = limit(20)", "     return x"]
+    assert there(change, ["def f(x):", "    size = limit(20)", "    return x"]) == (True, ())
+    both = ["def f(x):", "    size = limit(10)", "    use(size)", "    size = limit(20)"]
+    assert there(change, both)[0] is False
+
+
+def test_a_single_line_needs_a_neighbour() -> None:
+    change = [" def f(x):", "     first = 1", "+    total = count(x)", "     last = 2"]
+    far = ["def f(x):", *(f"    line_{n} = {n}" for n in range(9)), "    total = count(x)"]
+    assert there(change, far)[0] is False
+    assert there(change, [*far, "    last = 2"]) == (True, ())
+
+
+def test_what_the_base_had_tells_nothing() -> None:
+    made = hunk(["     a = b", "+    total = count(x)", "+    return None"], "f")
+    assert new_lines(made._replace(base_has=())) == ("total = count(x)",)
+    assert new_lines(made._replace(base_has=("total = count(x)",))) == ()
+    assert present(made._replace(base_has=None), [Place(TEXT)]).share == 0
+
+
+def test_lines_that_tell_nothing_tell_together() -> None:
+    made = hunk([" def f(x):", "+    first = measure(x)", "+    second = measure(first)"], "f")
+    made = made._replace(base_has=("first = measure(x)", "second = measure(first)"))
+    assert stands_together(made, [TEXT])
+    assert not stands_together(made, [[TEXT[1], "    log(x)", TEXT[2]]])
+    alone = hunk([" def f(x):", "+    first = measure(x)"], "f")._replace(base_has=(TEXT[1],))
+    assert not stands_together(alone, [TEXT])
+
+
+def test_a_copy_of_a_line_beside_it_is_missing_where_there_is_one() -> None:
+    change = [
+        " def f(x):",
+        "     check(x)",
+        "+    check(x)",
+        "+    total = count(x)",
+        "     end(x)",
+    ]
+    text = ["def f(x):", "    check(x)", "    total = count(x)", "    end(x)"]
+    assert there(change, text) == (False, ("check(x)",))
+    assert there(change, [*text[:2], text[1], *text[2:]]) == (True, ())
