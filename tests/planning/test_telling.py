@@ -92,7 +92,13 @@ def test_lines_that_tell_nothing_tell_together() -> None:
 
 
 def test_a_copy_of_a_line_beside_it_is_missing_where_there_is_one() -> None:
-    change = [" def f(x):", "     check(x)", "+    check(x)", "+    total = count(x)", "     end(x)"]
+    change = [
+        " def f(x):",
+        "     check(x)",
+        "+    check(x)",
+        "+    total = count(x)",
+        "     end(x)",
+    ]
     text = ["def f(x):", "    check(x)", "    total = count(x)", "    end(x)"]
     assert there(change, text) == (False, ("check(x)",))
     assert there(change, [*text[:2], text[1], *text[2:]]) == (True, ())
