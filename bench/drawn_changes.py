@@ -124,9 +124,19 @@ def with_own_line(change: RealChange, kind: str, generator: random.Random) -> Ow
                 continue
             line = generator.choice(same)
         text = "\n".join([*after[: at + 1], indent + line, *after[at + 1 :]]) + "\n"
-        if _differ(text, change.after.decode()):
+        # Where upstream removes the line, a change that keeps it adds nothing to upstream's.
+        adds = (
+            _added(change.before, text.encode())[line] > _added(change.before, change.after)[line]
+        )
+        if adds and _differ(text, change.after.decode()):
             return Own(change, kind, line, text.encode())
     return None
+
+
+def _added(before: bytes, after: bytes) -> Counter[str]:
+    """The lines that a diff adds, indentation aside."""
+    diff = plain_diff("a", before, after).decode().splitlines()[2:]
+    return Counter(line[1:].strip() for line in diff if line.startswith("+"))
 
 
 def _simple(text: str, indent: str) -> bool:

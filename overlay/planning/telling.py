@@ -306,7 +306,7 @@ def _in_place(traces: _Traces, place: Place, wanted: Counter[str]) -> Present:
         key = traces.code[at]
         if at not in traces.telling:
             if counts[key] < traces.code.count(key) or not any(
-                all(sides) for rows in near for sides in _sides(traces.code, at, rows)
+                all(sides) for rows in near for sides in _sides(traces.code, at, rows, 1)
             ):
                 missing.append(at)
         elif lacking.get(key, 0) > 0:
@@ -339,15 +339,17 @@ def _rows(keys: tuple[str, ...]) -> _Rows:
     return rows
 
 
-def _sides(code: Sequence[str], at: int, rows: _Rows) -> Iterator[tuple[bool, ...]]:
+def _sides(
+    code: Sequence[str], at: int, rows: _Rows, reach: int = _REACH
+) -> Iterator[tuple[bool, ...]]:
     """For each place of a line, whether the neighbours that it has in a hunk are near, in order."""
     before, after = code[at - 1] if at else None, code[at + 1] if at + 1 < len(code) else None
     for row in rows.get(code[at], ()):
         sides = []
         if before is not None:
-            sides.append(any(row - _REACH <= near < row for near in rows.get(before, ())))
+            sides.append(any(row - reach <= near < row for near in rows.get(before, ())))
         if after is not None:
-            sides.append(any(row < near <= row + _REACH for near in rows.get(after, ())))
+            sides.append(any(row < near <= row + reach for near in rows.get(after, ())))
         yield tuple(sides)
 
 
