@@ -35,11 +35,8 @@ UNASKED = one("connectors.py", "acting_per_layer", "connector is not None", "Fal
 
 def changed(plan: dict[str, Any], name: str, changes: tuple[Any, ...]) -> dict[str, Any]:
     """The plan with a bug in the draft graphs' modules."""
-    asked: dict[str, list[Any]] = {}
-    for file, *edit in changes:
-        asked.setdefault(file, []).append(edit)
     spec = plan["spec"]
-    env = {**spec["env"], MUTATION_VARIABLE: json.dumps({"name": name, "changes": asked})}
+    env = {**spec["env"], MUTATION_VARIABLE: json.dumps({"name": name, "changes": changes})}
     pre = ("tests.gpu.mutation_hooks:mutate", *spec["pre"])
     return {**plan, "spec": {**spec, "env": env, "pre": pre}}
 
@@ -100,7 +97,7 @@ def test_a_connector_that_acts_per_layer_stores_and_loads_the_drafts_layer(
         plan["rounds"] = ["before"]
         if not asked:
             plan = changed(plan, "no connector is asked", UNASKED)
-        found = rounds.launch(plan, tmp_path / phase, 900, {}, patched_python)
+        found = rounds.launch(plan, tmp_path / f"{phase}.log", 900, {}, patched_python)
         layers = {path.stem for path in store.rglob("*.safetensors")}
         assert any(".4." in layer for layer in layers) == asked, (layers, found)
         if asked:

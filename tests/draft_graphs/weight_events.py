@@ -43,6 +43,27 @@ def _spoil(tensor: torch.Tensor) -> None:
         tensor.fill_(float("nan") if tensor.is_floating_point() else 0)
 
 
+def _spoil_given_up(worker: Any, old: list[torch.Tensor]) -> None:
+    """Spoil what was given up, unless the target or the draft has it under another name."""
+    held = set()
+    for model in (_target(worker), _draft(worker)):
+        for module in model.modules():
+            for value in (
+                *module._parameters.values(),
+                *module._buffers.values(),
+                *vars(module).values(),
+            ):
+                several = value if isinstance(value, (list, tuple)) else [value]
+                held |= {
+                    each.untyped_storage().data_ptr()
+                    for each in several
+                    if isinstance(each, torch.Tensor)
+                }
+    for tensor in old:
+        if tensor.untyped_storage().data_ptr() not in held:
+            _spoil(tensor)
+
+
 def load_weights(worker: Any, folder: str) -> None:
     """As trainers do that hold the draft's model."""
     with torch.no_grad():
@@ -78,36 +99,40 @@ def _own(worker: Any) -> Iterator[torch.nn.Module]:
 
 def moved_data(worker: Any, folder: str) -> None:
     """New memory under the draft's own parameters, as when they were offloaded and come back."""
+    given_up = []
     for module in _own(worker):
         for parameter in module.parameters(recurse=False):
             old = parameter.data
             parameter.data = old.clone()
-            _spoil(old)
+            given_up.append(old)
+    _spoil_given_up(worker, given_up)
 
 
 def moved_parameters(worker: Any, folder: str) -> None:
     """New parameters under the old names."""
+    given_up = []
     for module in _own(worker):
         for name, old in list(module.named_parameters(recurse=False)):
             new = torch.nn.Parameter(old.data.clone(), requires_grad=False)
             new.__class__ = old.__class__  # such as vLLM's, which know how they are loaded
             vars(new).update(vars(old))
             module._parameters[name] = new
-            _spoil(old.data)
+            given_up.append(old.data)
+    _spoil_given_up(worker, given_up)
 
 
 def moved_tensors(worker: Any, folder: str) -> int:
     """New buffers and plain attributes under the old names; how many."""
-    moved = 0
+    given_up = []
     for module in _own(worker):
         for held in (module._buffers, vars(module)):
             for name, old in list(held.items()):
                 if name == "kv_cache" or not isinstance(old, torch.Tensor):
                     continue
                 held[name] = old.clone()
-                _spoil(old)
-                moved += 1
-    return moved
+                given_up.append(old)
+    _spoil_given_up(worker, given_up)
+    return len(given_up)
 
 
 def moved_head(worker: Any, folder: str) -> None:
@@ -117,10 +142,8 @@ def moved_head(worker: Any, folder: str) -> None:
     """
     head = _draft(worker).lm_head
     old = head.weight.data
-    shared = [each for each in _target(worker).parameters() if each is not head.weight]
     head.weight.data = old.clone()
-    if all(each.data_ptr() != old.data_ptr() for each in shared):  # not that of the embedding
-        _spoil(old)
+    _spoil_given_up(worker, [old])
 
 
 def wake(worker: Any, folder: str) -> None:
