@@ -66,7 +66,7 @@ def ran(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     folder = tmp_path_factory.mktemp("fuzz")
     for copy in private_vllm(engine_python, folder):
         side = Side(copy.python)
-        place = Place(side, side, folder / "models")
+        place = Place(side, side, folder / "models", timeout=2400)
         place.write_models()
         pairs = (HOST, GRAPHED)
         stock = place.run(side, [place.spec(pair.shape, {}, **pair.load()) for pair in pairs])
