@@ -27,7 +27,7 @@ HOST = Pair(
     seed=0,
     shape=Shape(seqs=17, length=96, tokens=40, blocks=30, dtype="float32"),
     variants=("host", "steady-inputs", "greedy-verification", "batched-bookkeeping"),
-    loads=(22, 2),
+    loads=(22, 1, 2),
     requests=24,
 )
 #: Batches beyond the largest graph, and smaller ones than the next size.
