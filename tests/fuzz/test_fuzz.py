@@ -27,7 +27,7 @@ HOST = Pair(
     seed=0,
     shape=Shape(seqs=17, length=96, tokens=40, blocks=30, dtype="float32"),
     variants=("host", "steady-inputs", "greedy-verification", "batched-bookkeeping"),
-    loads=(22, 2),
+    loads=(22, 1, 2),
     requests=24,
 )
 #: Batches beyond the largest graph, and smaller ones than the next size.
@@ -66,7 +66,7 @@ def ran(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     folder = tmp_path_factory.mktemp("fuzz")
     for copy in private_vllm(engine_python, folder):
         side = Side(copy.python)
-        place = Place(side, side, folder / "models")
+        place = Place(side, side, folder / "models", timeout=2400)
         place.write_models()
         pairs = (HOST, GRAPHED)
         stock = place.run(side, [place.spec(pair.shape, {}, **pair.load()) for pair in pairs])

@@ -44,9 +44,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=1 << 30, help="at most so many")
     parser.add_argument("--at-a-time", type=int, default=3, help="pairs that run together")
     parser.add_argument("--loads", type=int, default=2, help="of each engine")
-    parser.add_argument(
-        "--only", nargs="*", default=(), metavar="KEY=VALUE", help="entries of the shape, as JSON"
-    )
+    parser.add_argument("--only", nargs="*", default=(), metavar="KEY=VALUE", help="of the shape")
     parser.add_argument("--variant", nargs="*", default=(), choices=pairs.VARIANTS)
     parser.add_argument("--stock", help="import path of a pristine vLLM")
     parser.add_argument("--patched", help="import path of a patched one")
