@@ -33,6 +33,7 @@ _BACKEND_TWIN = "tests/draft_graphs/backend_twin.py"
 _CELLS = "bench/results/h200-acceptance-*.json"
 _READ = "docs/draft-graphs.md, by reading"
 _FA2_CELLS = "bench/results/h200-backends-fa2-*.json"
+_FP8_CELLS = "bench/results/h100-acceptance-*-fp8-*.json"
 
 
 @dataclass(frozen=True)
@@ -227,10 +228,7 @@ GRANTED = (
     Backend(*_FLASH_ATTN, "gpu", _CELLS, kernel="fa3", any_size="gpu", mixed="gpu"),
     Backend(*_FLASH_ATTN, "gpu", _FA2_CELLS, kernel="fa2", any_size="gpu"),
     Backend(*_FLASH_ATTN, "reading", _READ, kernel="fa4", kept=True),
-    # As one line above once cells `fp8-cache` have run on a GPU: "gpu" for all three.
-    Backend(
-        *(*_FLASH_ATTN, "reading", _READ, "fa3 fp8"), kept=True, any_size="reading", mixed="reading"
-    ),
+    Backend(*_FLASH_ATTN, "gpu", _FP8_CELLS, kernel="fa3 fp8", any_size="gpu", mixed="gpu"),
     Backend(*_FLASH_ATTN, "reading", _READ, kernel="fa4 fp8", kept=True),
     Backend(
         ("TRITON_ATTN",),
