@@ -88,17 +88,27 @@ class Watch:
             lambda name, *step: self._note("verified", [engine_compat.external_id(name), *step])
         )
         runner = self.engine.model_executor.driver_worker.worker.model_runner
-        _wrap(runner.drafter, "propose", lambda drafts: self._drafted(runner, drafts))
+        self._watch_drafter(runner)
         # Else it is left to chance, on a GPU, when the engine waits for a step.
         _wrap(self.engine.model_executor, "sample_tokens", _never_done)
 
     def _note(self, kind: str, value: Any) -> None:
         self.now.setdefault(kind, []).append(value)
 
-    def _drafted(self, runner: Any, drafts: Any) -> None:
-        batch = runner.input_batch
-        self._note("rows", batch.num_computed_tokens_cpu[: batch.num_reqs].tolist())
-        self._note("drafts", drafts.tolist() if hasattr(drafts, "tolist") else drafts)
+    def _watch_drafter(self, runner: Any) -> None:
+        inner = runner.drafter.propose
+
+        def propose(*args: Any, **named: Any) -> Any:
+            # Not afterwards: until 0.29, under synchronous scheduling and in a step that verifies
+            # no drafts, upstream counts its later passes into these very rows, and graphs do not.
+            # Nobody reads them before the next step sets them.
+            batch = runner.input_batch
+            self._note("rows", batch.num_computed_tokens_cpu[: batch.num_reqs].tolist())
+            drafts = inner(*args, **named)
+            self._note("drafts", drafts.tolist() if hasattr(drafts, "tolist") else drafts)
+            return drafts
+
+        runner.drafter.propose = propose
 
     def _watch_scheduler(self, scheduler: Any) -> None:
         _wrap(scheduler, "_preempt_request", lambda _: self._note("preempted", 1))
