@@ -21,10 +21,12 @@ from typing import Any
 
 from overlay.proof import engine_compat
 from tests.fuzz.comparison import same_step
-from tests.fuzz.loads import Event, Shape, draw_load, reduced, shape_of
+from tests.fuzz.loads import Event, Shape, draw_load, reduced, relied_on, shape_of
 
 VARIABLE = "TEST_FUZZ"
 MOST_STEPS = 4000
+#: Steps in which nothing is scheduled or said; more than lie between two events.
+MOST_IDLE = 50
 #: Counts of the watch itself, beside those that features report.
 HELD, APPENDED, REPLAYS = "slots held", "tokens appended together", "replays"
 
@@ -154,7 +156,7 @@ class Watch:
         self.steps, self.loads = [], self.loads + 1
         answers: dict[str, Any] = {}
         outcome: dict[str, Any] = {"steps": self.steps, "answers": answers, "error": None}
-        left, step = list(load), 0
+        left, step, idle = list(load), 0, 0
         try:
             while left or self.engine.has_unfinished_requests():
                 self.now = {}
@@ -168,6 +170,10 @@ class Watch:
                         self._answered(output, answers)
                 if expected and not same_step(expected["steps"], self.steps):
                     raise RuntimeError("the other engine took another step")
+                moved = any(self.now.get("scheduled", ())) or "said" in self.now
+                idle = 0 if moved else idle + 1
+                if idle > MOST_IDLE:
+                    raise RuntimeError(f"requests are left, and {idle} steps did nothing")
                 if len(self.steps) > MOST_STEPS:
                     raise RuntimeError(f"the load did not end within {MOST_STEPS} steps")
                 step += 1
@@ -254,6 +260,14 @@ def _parameters(given: dict[str, Any]) -> Any:
     return SamplingParams(**asked)
 
 
+def _drops_by_placeholders() -> bool:
+    """Whether a reset of running requests takes placeholders for steps (0.22 to 0.26)."""
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+
+    code = AsyncScheduler._update_request_with_output.__code__
+    return "async_tokens_to_discard" in code.co_names
+
+
 def _logprobs(found: Any) -> Any:
     if not found:
         return None
@@ -284,12 +298,13 @@ def run(llm: Any) -> dict[str, Any]:
     outcomes: list[dict[str, Any]] = []
     for number, seed in enumerate(given["seeds"]):
         last = number + 1 == len(given["seeds"])
-        load = draw_load(seed, shape, given["requests"])
+        load = reduced(draw_load(seed, shape, given["requests"]), given["without"] if last else ())
+        load = relied_on(load, shape, gpu=given["gpu"], stale_frames=_drops_by_placeholders())
         random.seed(seed)
         np.random.seed(seed % (1 << 32))
         torch.manual_seed(seed)
         expected = told["outcomes"][number] if told else None
-        outcomes.append(watch.serve(reduced(load, given["without"] if last else ()), expected))
+        outcomes.append(watch.serve(load, expected))
         if outcomes[-1]["error"]:
             break
     return {"outcomes": outcomes, "work": work(llm, watch), "faults": faults(given, shape)}
