@@ -115,6 +115,10 @@ class Shape:
     sampled: float = 0.0
     dtype: str = "bfloat16"
 
+    def piecewise(self, *, gpu: bool) -> bool:
+        """Whether models are compiled, in parts of which PIECEWISE graphs are captured."""
+        return gpu and self.graphs and "PIECEWISE" in self.mode
+
     def spec(self, models: Path | str, *, gpu: bool) -> EngineSpec:
         """The engine, without requests."""
         engine: dict[str, Any] = {"skip_tokenizer_init": False, "dtype": self.dtype}
@@ -124,8 +128,7 @@ class Shape:
         if gpu:
             engine |= {"gpu_memory_utilization": 0.05, "kv_cache_memory_bytes": 1 << 30}
         compilation: dict[str, Any] = {
-            # Piecewise graphs of a GPU are those of compiled parts.
-            "mode": 3 if gpu and "PIECEWISE" in self.mode else 0,
+            "mode": 3 if self.piecewise(gpu=gpu) else 0,
             "cudagraph_mode": self.mode,
             "cudagraph_capture_sizes": sorted(set(self.sizes)),
         }
@@ -320,3 +323,26 @@ def reduced(load: Sequence[Event], without: Sequence[int]) -> list[Event]:
     left = [event for number, event in enumerate(load) if number not in set(without)]
     added = {event["id"] for event in left if event["do"] == "add"}
     return [event for event in left if event.get("id") in added or "id" not in event]
+
+
+def relied_on(load: Sequence[Event], shape: Shape, *, gpu: bool, stale_frames: bool) -> list[Event]:
+    """A load without what a stock vLLM itself does wrong.
+
+    Prompt logprobs are computed behind the drafts, of hidden states that the drafter's own
+    PIECEWISE graphs may have overwritten (vllm#53488).  A request that a reset preempts under
+    asynchronous scheduling loses a step for each of its placeholders, drafts among them, where only
+    one is on its way (0.22 to 0.26); it is not scheduled again, and the load would never end.
+
+    :param stale_frames: whether the release drops as many steps as there are placeholders.
+    """
+    left_out = {"prompt_logprobs"} if shape.piecewise(gpu=gpu) else set()
+    renamed = {"reset running": "reset"} if shape.asynchronous and stale_frames else {}
+
+    def kept(event: Event) -> Event:
+        changed = {**event, "do": renamed.get(event["do"], event["do"])}
+        if left_out and "parameters" in event:
+            asked = event["parameters"]
+            changed["parameters"] = {name: asked[name] for name in asked if name not in left_out}
+        return changed
+
+    return [kept(event) for event in load]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fuzz.comparison import STEPS, first_difference
-from tests.fuzz.loads import draw_load, reduced
+from tests.fuzz.loads import draw_load, reduced, relied_on
 from tests.fuzz.pairs import draw_pair, reduce
 
 SEEDS = st.integers(0, 1 << 30)
@@ -28,6 +28,27 @@ def test_a_seed_makes_one_pair_and_one_load(seed: int, gpu: bool, without: set[i
     assert [event["at"] for event in left] == sorted(event["at"] for event in left)
     sampled = [event for event in load if event.get("parameters", {}).get("temperature")]
     assert gpu or not sampled
+
+
+@given(SEEDS, st.booleans(), st.booleans())
+def test_a_load_leaves_out_what_a_stock_vllm_does_wrong_and_nothing_else(
+    seed: int, gpu: bool, stale_frames: bool
+) -> None:
+    pair = draw_pair(seed, gpu=gpu)
+    shape, load = pair.shape, draw_load(pair.loads[0], pair.shape)
+    left = relied_on(load, shape, gpu=gpu, stale_frames=stale_frames)
+    piecewise = gpu and shape.mode in ("PIECEWISE", "FULL_AND_PIECEWISE")
+    stops = stale_frames and shape.asynchronous
+    for before, after in zip(load, left, strict=True):
+        expected = dict(before)
+        if piecewise and "parameters" in before:
+            asked = before["parameters"]
+            expected["parameters"] = {
+                name: asked[name] for name in asked if name != "prompt_logprobs"
+            }
+        if stops and before["do"] == "reset running":
+            expected["do"] = "reset"
+        assert after == expected
 
 
 def outcomes() -> list[dict[str, Any]]:
