@@ -73,7 +73,8 @@ class _Traces(NamedTuple):
 
     :ivar code: those of its post-image, white space aside; :ivar texts: the same as written.
     :ivar added: which of them it adds; :ivar telling: which of these tell.
-    :ivar removed: those of its pre-image that the post-image lacks, and that tell.
+    :ivar before: those of its pre-image; :ivar removed: which of these the post-image lacks, and
+        tell, as written.
     :ivar tells: the telling lines themselves.
     """
 
@@ -81,7 +82,8 @@ class _Traces(NamedTuple):
     texts: tuple[str, ...]
     added: tuple[int, ...]
     telling: frozenset[int]
-    removed: dict[str, str]
+    before: tuple[str, ...]
+    removed: dict[int, str]
     tells: frozenset[str]
 
 
@@ -216,13 +218,15 @@ def _traces(hunk: Hunk) -> _Traces:
     added = tuple(number for number, (at, _) in enumerate(kept) if post[at][0] == "+")
     telling = frozenset(at for at in added if code[at] not in dull and _tells(code[at], texts[at]))
     after = set(code)
+    pre = list(code_lines(hunk.pre))
     removed = {
-        key: hunk.pre[at].strip()
-        for at, key in code_lines(hunk.pre)
+        number: hunk.pre[at].strip()
+        for number, (at, key) in enumerate(pre)
         if key not in after and _tells(key, hunk.pre[at])
     }
     tells = frozenset(code[at] for at in telling)
-    return _Traces(code, texts, added, telling, removed, tells)
+    before = tuple(key for _, key in pre)
+    return _Traces(code, texts, added, telling, before, removed, tells)
 
 
 def present(hunk: Hunk, places: Iterable[Place], others: Sequence[Hunk] = ()) -> Present:
@@ -314,7 +318,7 @@ def _in_place(traces: _Traces, place: Place, wanted: Counter[str]) -> Present:
             missing.append(at)
         else:
             there += 1
-    left = next((text for key, text in traces.removed.items() if counts[key]), "")
+    left = _left(traces, near)
     whole = (
         bool(traces.telling)
         and not missing
@@ -329,6 +333,18 @@ def _in_place(traces: _Traces, place: Place, wanted: Counter[str]) -> Present:
 
 #: The lines of a text -> where each of them stands.
 _Rows = dict[str, list[int]]
+
+
+def _left(traces: _Traces, near: Sequence[_Rows]) -> str:
+    """A line that a hunk removes and that stands beside a neighbour that it had; empty without one.
+
+    The scope may have had such a line elsewhere, too, which the hunk leaves there.
+    """
+    for at, text in traces.removed.items():
+        for rows in near:
+            if any(not sides or any(sides) for sides in _sides(traces.before, at, rows)):
+                return text
+    return ""
 
 
 @lru_cache(maxsize=64)

@@ -167,7 +167,13 @@ def test_json_is_what_the_design_says_and_alone(command: Command, site: Path) ->
         assert list(answer) == ["schema", "command", "exit", "code", "verdict", "targets"]
         assert (answer["schema"], answer["command"], answer["exit"]) == (2, name, done.returncode)
         (target,) = answer["targets"]
-        further = {"in_memory", "obstacles", "left_out"}  # only where there are some
+        further = {
+            "in_memory",
+            "model_runner",
+            "not_in_memory",
+            "obstacles",
+            "left_out",
+        }  # only where there are some
         assert [key for key in target if key not in further] == [
             *("target", "package", "vllm", "root", "state", "applied", "interrupted"),
             *("warnings", "features"),

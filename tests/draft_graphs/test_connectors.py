@@ -15,6 +15,10 @@ from typing import Any
 
 import pytest
 
+# What is imported below needs both of them.
+pytest.importorskip("torch")
+pytest.importorskip("vllm")
+
 from tests.support.beside_vllm import put_beside_vllm
 
 put_beside_vllm("draft-graphs")

@@ -14,9 +14,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("vllm")
 
 from tests.support.beside_vllm import put_beside_vllm
 
