@@ -88,8 +88,8 @@ class OverlayError(Exception):
 
     exit_code = 2
 
-    def __init__(self, message: str = "") -> None:
-        super().__init__(_fewer_lines(bounded(message)))
+    def __init__(self, message: str = "", *further: object) -> None:
+        super().__init__(_fewer_lines(bounded(message)), *further)
 
 
 class UsageError(OverlayError):

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import overlay
 from overlay.errors import OverlayError, PatchFormatError
-from overlay.package import id_problem
 from overlay.untrusted import problem_of_owner, read_regular
 
 #: The module through which patched code reports what it does; features add it with equal bytes.
@@ -127,6 +126,8 @@ def _read_parts(switch: Path) -> _Parts | None:
         parts = sorted(os.listdir(new)), sorted(os.listdir(gone))
     except FileNotFoundError:
         return None  # it has just ended
+    from overlay.package import id_problem  # not in each process that has a receipt
+
     return None if any(id_problem(name) for part in parts for name in part) else parts
 
 

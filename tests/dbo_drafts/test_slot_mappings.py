@@ -252,5 +252,5 @@ KEY = (
 def test_it_retires_where_vllm_has_mended_both(changes: Any, state: State) -> None:
     features = [each for each in load([shipped_folder()]) if each.id == FEATURE]
     merged: Any = Changed("0.33.0", *changes)
-    (result,) = plan(features, merged, merged.target.release, {}, Syntax()).features
+    (result,) = plan(features, merged, merged.target.release, None, Syntax()).features
     assert result.state is state

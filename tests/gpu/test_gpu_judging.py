@@ -10,6 +10,7 @@ import pytest
 from tests.gpu.gpu_cells import all_cells
 from tests.gpu.judging import judge
 from tests.gpu.placing import Slots
+from tests.gpu.quantised_cells import FORMATS
 
 REASON = "failed on purpose"
 
@@ -210,6 +211,8 @@ def test_every_cell_has_a_title_of_its_own_and_the_longest_begin() -> None:
     assert again == {
         "max-model-len",
         *(logprobs + kind for kind in ("", "-full", "-full_decode_only")),
+        *(each + kind for each in FORMATS for kind in ("", "-hid-k5")),
+        *(f"fp8-cache-{kind}every-size{rows}" for kind, rows in (("", "256"), ("mixed-", ""))),
     }
 
 

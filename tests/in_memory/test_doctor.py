@@ -125,7 +125,7 @@ def test_doctor_lists_the_processes_that_run(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(
         "overlay.processes.live.processes", lambda: (process(7, "differs"), process(8))
     )
-    monkeypatch.setattr(diagnosis, "installed", lambda: (None, "no vLLM"))
+    monkeypatch.setattr(diagnosis, "installed", lambda *_: (None, "no vLLM"))
     report = doctor(Request())
     assert report.processes == (process(7, "differs"), process(8))
     assert "process 7: differs" in report.problems
@@ -348,7 +348,7 @@ def test_doctor_tells_a_former_spelling_and_is_not_red_for_it(box: Box) -> None:
 def test_doctor_names_another_vllm_and_is_not_red_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     alien = replace(process(7, "runs without the overlay's plugin", recorded=False), root="/other")
     monkeypatch.setattr("overlay.processes.live.processes", lambda: (alien,))
-    monkeypatch.setattr(diagnosis, "installed", lambda: (None, None))
+    monkeypatch.setattr(diagnosis, "installed", lambda *_: (None, None))
     monkeypatch.setattr(diagnosis, "plugin_problems", lambda plugins: iter(()))
     report = doctor(Request())
     assert report.problems == ()
@@ -367,7 +367,7 @@ def test_live_names_another_vllm_and_is_not_red_for_it(
     alien = process(7, "runs without the overlay's plugin", recorded=False)
     alien = replace(alien, root=root, engine=7)
     target = SimpleNamespace(root=Path("/site"))
-    monkeypatch.setattr(diagnosis, "installed", lambda: (target, None))
+    monkeypatch.setattr(diagnosis, "installed", lambda *_: (target, None))
     monkeypatch.setattr("overlay.processes.live.processes", lambda: (alien, process(9)))
     assert process(9).engine != 7
     report = live()

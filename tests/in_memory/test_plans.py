@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from overlay.features.folder import Loaded
 from overlay.features.model import Feature
@@ -30,10 +31,9 @@ def change(id_: str, path: str, old: str, new: str, **more: object) -> Feature:
 
 
 FITS = change("fits", PROPOSER, "        return self.model(tokens)", "        return 1")
-UPSTREAMED = feature(
-    (PROPOSER, [hunk(["-absent", "+present"])]),
-    id="upstreamed",
-    tests=[(PROPOSER, "SpecDecodeBaseProposer", "return self.model(tokens)")],
+#: By memory: the lines of a file that somebody has edited prove nothing.
+UPSTREAMED = replace(
+    feature((PROPOSER, [hunk(["-absent", "+present"])]), id="upstreamed"), merged=Version("0.20.0")
 )
 TOO_NEW = change("too-new", RUNNER, "absent", "present", releases="0.30.0..0.33.0")
 DRIFTED = change("drifted", RUNNER, "absent", "present")

@@ -143,8 +143,8 @@ def test_modules_of_a_checkout_count_by_their_places_in_it(
     for name in ("one", "other"):
         (folder / name).mkdir(parents=True)
     (folder / "one" / "module.py").write_text("VALUE = 1\n")
-    before = receipt._code(str(folder))
+    before = receipt.build(str(folder))
     monkeypatch.chdir(folder / "other")
-    assert receipt._code(str(folder)) == before
+    assert receipt.build(str(folder)) == before
     (folder / "one" / "module.py").rename(folder / "other" / "module.py")
-    assert receipt._code(str(folder)) != before
+    assert receipt.build(str(folder)) != before
