@@ -17,8 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch")
+# What is imported below needs both of them.
+pytest.importorskip("torch")
 pytest.importorskip("vllm")
+
+import torch
 
 from tests.support.beside_vllm import put_beside_vllm
 
