@@ -35,7 +35,7 @@ class Runs(str, Enum):
     UNKNOWN = "unknown"
 
 
-class Told(NamedTuple):
+class RunnerNote(NamedTuple):
     """Which of some features a release runs, and the sentence about those that it does not.
 
     :ivar runs: by feature; :ivar text: what follows the name of the release.
@@ -242,7 +242,7 @@ def told(
     environment: Mapping[str, str],
     *,
     ascend: bool = False,
-) -> Told:
+) -> RunnerNote:
     """Say which features a release of vLLM runs; the text is empty where it runs all of them.
 
     :param runners: the model runner that each feature patches, by id.
@@ -254,7 +254,7 @@ def told(
             "is run by vllm-ascend, which chooses model runner V1 and replaces methods that "
             f"these patch: {_names(runners)} (docs/platforms.md)"
         )
-        return Told(dict.fromkeys(runners, Runs.UNKNOWN), text, text, asks)
+        return RunnerNote(dict.fromkeys(runners, Runs.UNKNOWN), text, text, asks)
     every = {name: runs(runner, release, environment) for name, runner in runners.items()}
     idle = {name: runners[name] for name, each in every.items() if each is not Runs.YES}
     said = [
@@ -263,7 +263,7 @@ def told(
         if runner in idle.values()
     ]
     texts, shorts = (list(each) for each in zip(*said, strict=True)) if said else ([], [])
-    return Told(every, "; ".join(texts), "; ".join(shorts), asks)
+    return RunnerNote(every, "; ".join(texts), "; ".join(shorts), asks)
 
 
 def _told(

@@ -15,7 +15,7 @@ from overlay.results import FeatureResult, Notice, Reason, State, worst
 from overlay.results.invocation import NOTHING_NAMED, Command, Invocation
 
 if TYPE_CHECKING:
-    from overlay.features.model_runners import Told
+    from overlay.features.model_runners import RunnerNote
 
 
 class Obstacle(NamedTuple):
@@ -74,7 +74,7 @@ class TargetReport:
     early: tuple[tuple[str, str], ...] = ()
     left_out: tuple[str, ...] = ()
     unrecorded: tuple[str, ...] = ()
-    runner: Told | None = None
+    runner: RunnerNote | None = None
     idle: tuple[str, ...] = ()
     pending: Pending | None = None
     invocation: Invocation = NOTHING_NAMED
