@@ -17,19 +17,26 @@ Models = TypeVar("Models")
 
 
 def parse(about: str, cells: Collection[str], *, limit: float) -> argparse.Namespace:
-    """Read the arguments of a script that runs cells.
+    """Read the arguments of a script that runs cells; see `parser`."""
+    return parser(about, cells, limit=limit).parse_args()
+
+
+def parser(about: str, cells: Collection[str], *, limit: float) -> argparse.ArgumentParser:
+    """The arguments of a script that runs cells.
 
     :param about: what the script is for.
     :param limit: seconds for all cells together, unless ``--limit`` says otherwise.
     """
-    parser = argparse.ArgumentParser(description=about)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", default="", help=f"regular expression on {', '.join(cells)}")
-    parser.add_argument("--jobs", type=int, default=3, help="engines at a time")
-    parser.add_argument("--limit", type=float, default=limit, help="seconds for all cells together")
-    parser.add_argument("--double", action="store_true", help="on CPU, with the graph double")
-    parser.add_argument("--cell", type=Path, help=argparse.SUPPRESS)
-    return parser.parse_args()
+    arguments = argparse.ArgumentParser(description=about)
+    arguments.add_argument("--out", type=Path, required=True)
+    arguments.add_argument("--only", default="", help=f"regular expression on {', '.join(cells)}")
+    arguments.add_argument("--jobs", type=int, default=3, help="engines at a time")
+    arguments.add_argument(
+        "--limit", type=float, default=limit, help="seconds for all cells together"
+    )
+    arguments.add_argument("--double", action="store_true", help="on CPU, with the graph double")
+    arguments.add_argument("--cell", type=Path, help=argparse.SUPPRESS)
+    return arguments
 
 
 def run(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from overlay.proof.engine_spec import EngineSpec, Request, make_requests
-from tests.gpu import drafter_cells, hybrid_cells, mode_cells, quantised_cells
+from tests.gpu import drafter_cells, hybrid_cells, long_cells, mode_cells, quantised_cells
 from tests.gpu.cells import Cell, expects, falling, replayed
 from tests.gpu.every_size import at_every_mixed_size, at_every_size
 
@@ -68,6 +68,7 @@ def all_cells(models: str) -> list[Cell]:
         *mode_cells.by_batch_size(base, eight),
         *mode_cells.sampled(base, eight),
         *quantised_cells.quantised(base, eight),
+        *long_cells.long(base),
     ]
     return sorted(made, key=lambda cell: -cell.weight)
 

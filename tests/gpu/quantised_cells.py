@@ -1,8 +1,4 @@
-"""The cells of ``acceptance.py`` with an FP8 KV cache, and with a target whose weights are FP8.
-
-A quantised draft has no cell: no layer of the tiny drafts has a shape that FP8 kernels take. Nor
-have positions beyond 32,768, where the tiny drafts accept nothing, with graphs or without.
-"""
+"""The cells of ``acceptance.py`` with an FP8 KV cache, and with FP8 weights of target or draft."""
 
 from __future__ import annotations
 
@@ -36,6 +32,9 @@ def quantised(base: EngineSpec, eight: tuple[Request, ...]) -> Iterator[Cell]:
             spec = replace(base, engine={**base.engine, **engine}, env=UNTRIED, requests=eight)
             yield Cell(name, mode, spec, wanted)
             yield Cell(f"{name}-hid-k5", mode, replace(spec, draft="eagle3hid", k=5), wanted)
+        for draft in ("eagle3", "eagle3hid", "eagle1"):
+            spec = replace(base, draft=draft, speculative={"quantization": "fp8"}, requests=eight)
+            yield Cell(f"fp8-draft-{draft}", mode, spec, wanted)
         cache = replace(base, engine={**base.engine, **FORMATS["fp8-cache"]}, env=UNTRIED)
         many = replace(cache, max_num_seqs=256, max_num_batched_tokens=8192)
         every = replace(many, k=3, requests=at_every_size(256, 3))

@@ -3,9 +3,9 @@
 
 One engine a drafter, without graphs and with them, each in rounds: the same requests before and
 after each event. The events with a sleep want a GPU (vLLM's memory pool); ``--double`` rehearses
-the others on CPU.
+the others on CPU.  With ``--ranks 2`` each engine has two tensor-parallel ranks, on two GPUs.
 
-    reload.py --out result.json [--only REGEX] [--jobs 3] [--double]
+    reload.py --out result.json [--only REGEX] [--jobs 3] [--ranks 2] [--double]
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CELLS = tuple(f"{name}-{mode}" for name in NAMES for mode in ("off", "auto"))
 REHEARSED = tuple(name for name in NAMES if name != "mtp")
 
 
-def engine_of(name: str, folder: Path, *, double: bool) -> tuple[EngineSpec, Path]:
+def engine_of(name: str, folder: Path, *, double: bool, ranks: int = 1) -> tuple[EngineSpec, Path]:
     """The engine of a drafter, and the folder of its draft's checkpoint."""
     engine: dict[str, Any] = {
         "kv_cache_memory_bytes": KV_BYTES,
@@ -55,6 +55,7 @@ def engine_of(name: str, folder: Path, *, double: bool) -> tuple[EngineSpec, Pat
         requests=falling(8, wave=4),
         engine={**engine, "enable_sleep_mode": True},
         packages=(str(TESTS),),
+        tensor_parallel_size=ranks,
     )
     if name == "mtp":
         models = f"{folder}/mla"
@@ -88,7 +89,7 @@ def rounds_of(name: str, *, double: bool) -> tuple[str, ...]:
 def launch_cell(cell: str, folder: Path, logs: Path, arguments: Any) -> dict[str, Any]:
     """Run one engine."""
     name, _, mode = cell.rpartition("-")
-    spec, draft = engine_of(name, folder, double=arguments.double)
+    spec, draft = engine_of(name, folder, double=arguments.double, ranks=arguments.ranks)
     planned = rounds_of(name, double=arguments.double)
     plan = {
         "spec": dataclasses.asdict(spec),
@@ -102,7 +103,7 @@ def launch_cell(cell: str, folder: Path, logs: Path, arguments: Any) -> dict[str
     found = rounds.launch(plan, log, seconds, env)
     found["why"] = rounds.why_wrong(found, planned, graphs=mode != "off")
     found["again"] = sum("capturing them again" in line for line in found["log"])
-    return {"cell": cell, "mode": mode, "ok": not found["why"], **found}
+    return {"cell": cell, "mode": mode, "ranks": arguments.ranks, "ok": not found["why"], **found}
 
 
 def write_models(folder: Path) -> Path:
@@ -114,7 +115,9 @@ def write_models(folder: Path) -> Path:
 
 def main() -> int:
     """Run the cells, write the results, print one line each; 1 if any failed."""
-    arguments = cell_runs.parse((__doc__ or "").partition("\n")[0], CELLS, limit=560)
+    parser = cell_runs.parser((__doc__ or "").partition("\n")[0], CELLS, limit=560)
+    parser.add_argument("--ranks", type=int, default=1, help="tensor-parallel, each on a GPU")
+    arguments = parser.parse_args()
     cells = [each for each in CELLS if not arguments.double or each.rpartition("-")[0] in REHEARSED]
     return cell_runs.run(
         arguments,

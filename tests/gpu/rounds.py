@@ -27,7 +27,12 @@ from overlay.proof.engine_spec import EngineSpec
 
 EXTENSION = "tests.draft_graphs.weight_events.WeightEvents"
 #: Name -> level, and whether weights and KV cache wake one after the other.
-SLEEPS = {"sleep-1": (1, False), "sleep-1-tags": (1, True), "sleep-2-tags": (2, True)}
+SLEEPS = {
+    "sleep-1": (1, False),
+    "sleep-1-tags": (1, True),
+    "sleep-2": (2, False),
+    "sleep-2-tags": (2, True),
+}
 #: Nothing happens.
 BEFORE = "before"
 
@@ -174,7 +179,8 @@ def why_wrong(result: dict[str, Any], rounds: Sequence[str], *, graphs: bool) ->
     """What is wrong with a plan's result; graphs: whether each round must replay some."""
     if result.get("failed"):
         return [result["failed"]]
-    why, before = [], 0
+    why: list[str] = []
+    before: list[int] = []
     for each in result["rounds"]:
         name = each["round"]
         if each.get("error"):
@@ -184,9 +190,10 @@ def why_wrong(result: dict[str, Any], rounds: Sequence[str], *, graphs: bool) ->
             why.append(f"{name}: other tokens than the oracle's")
         if each["accepted"] != each["expected"] or not sum(each["accepted"]):
             why.append(f"{name}: accepted {each['accepted']}, the oracle {each['expected']}")
-        now = sum(sum(rank.values()) for rank in each["replays"])
-        if graphs != (now > before):
-            why.append(f"{name}: {now - before} replays")
+        now = [sum(rank.values()) for rank in each["replays"]]
+        more = [count - first for count, first in zip(now, before or [0] * len(now), strict=True)]
+        if not more or any(graphs != (count > 0) for count in more):
+            why.append(f"{name}: {more} replays, by rank")
         before = now
     missing = list(rounds)[len(result["rounds"]) :]
     return [*why, *(["not run: " + ", ".join(missing)] if missing else [])]

@@ -212,6 +212,7 @@ def test_every_cell_has_a_title_of_its_own_and_the_longest_begin() -> None:
         "max-model-len",
         *(logprobs + kind for kind in ("", "-full", "-full_decode_only")),
         *(each + kind for each in FORMATS for kind in ("", "-hid-k5")),
+        *(f"fp8-draft-{draft}" for draft in ("eagle3", "eagle3hid", "eagle1")),
         *(f"fp8-cache-{kind}every-size{rows}" for kind, rows in (("", "256"), ("mixed-", ""))),
     }
 
