@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -137,7 +137,7 @@ class Shape:
             speculative["max_model_len"] = self.length // 2
         if self.least_k is not None:
             middle = max(self.k - 2, self.least_k, 1)
-            steps = [[1, 2, self.k], [3, 9, middle], [10, self.seqs, self.least_k]]
+            steps = [[1, 2, self.k], [3, 9, middle], [10, max(self.seqs, 10), self.least_k]]
             speculative["num_speculative_tokens_per_batch_size"] = steps
         return EngineSpec(
             models=str(models),
@@ -203,6 +203,8 @@ def draw_shape(rng: random.Random, given: Mapping[str, Any], *, gpu: bool) -> Sh
         # A CPU multiplies it three times as fast.
         dtype="bfloat16" if gpu else rng.choice(("bfloat16", "float32")),
     )
+    if drawn.sizes == (full,):  # vLLM takes no size beyond the tokens of a step
+        drawn = replace(drawn, sizes=(min(full, drawn.tokens // (k + 1) * (k + 1)),))
     return shape_of({**asdict(drawn), **given})
 
 

@@ -30,7 +30,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from overlay.proof.engine_launch import append_path, link_packages, write_models
-from tests.gpu import drafter_cells, hybrid_cells, long_cells
+from tests.gpu import drafter_cells, hybrid_cells, long_cells, quantised_cells
 from tests.gpu.cells import Cell
 from tests.gpu.gpu_cells import all_cells
 from tests.gpu.judging import judge
@@ -206,6 +206,7 @@ def main() -> int:
     write_models(sys.executable, models / drafter_cells.FOLDER, "tiny_drafters")
     write_models(sys.executable, models / hybrid_cells.FOLDER, "tiny_hybrids")
     long_cells.write(models)
+    quantised_cells.write(models)
     logs = args.out.parent / "logs"
     slots = Slots(tuple(args.gpus.split(",")) if args.gpus else (), args.jobs)
     cells = chosen(args, str(models))

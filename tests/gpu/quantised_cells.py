@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from overlay.proof.engine_spec import EngineSpec, Request
+from overlay.proof.tiny_models import DRAFTS
 from tests.gpu.cells import Cell, expects, replayed
 from tests.gpu.every_size import at_every_mixed_size, at_every_size
 
+#: The folder of the quantised drafts, beside the models of ``tiny_models``.
+FOLDER = "fp8"
 #: By cell: arguments of ``vllm.LLM``.
 FORMATS: dict[str, dict[str, Any]] = {
     "fp8-cache": {"kv_cache_dtype": "fp8"},
@@ -18,6 +23,37 @@ FORMATS: dict[str, dict[str, Any]] = {
 }
 #: So that graphs that no GPU has shown are captured as well.
 UNTRIED = {"OVERLAY_DRAFT_GRAPHS_UNTRIED": "on"}
+
+
+def write(models: Path) -> None:
+    """The tiny drafts once more, their linear layers in FP8 with a scale each, as checkpoints are.
+
+    vLLM quantises no draft while it loads it (0.26.0: "hf_overrides must be a dict").  Needs
+    PyTorch and safetensors.
+
+    :param models: the folder of the tiny models; these are made below it.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    largest = torch.finfo(torch.float8_e4m3fn).max
+    folder = models / FOLDER
+    folder.mkdir()
+    for name in ("target", "rule.json"):
+        folder.joinpath(name).symlink_to(models / name)
+    for draft in DRAFTS:
+        tensors = {}
+        for name, weight in load_file(models / draft / "model.safetensors").items():
+            tensors[name] = weight
+            if name.endswith(("proj.weight", "fc.weight")):
+                scale = weight.abs().max().float().clamp(min=1e-6) / largest
+                tensors[name] = (weight.float() / scale).to(torch.float8_e4m3fn)
+                tensors[name + "_scale"] = scale
+        config = json.loads((models / draft / "config.json").read_text(encoding="utf-8"))
+        config["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+        folder.joinpath(draft).mkdir()
+        save_file(tensors, folder / draft / "model.safetensors", metadata={"format": "pt"})
+        (folder / draft / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
 def quantised(base: EngineSpec, eight: tuple[Request, ...]) -> Iterator[Cell]:
@@ -32,8 +68,8 @@ def quantised(base: EngineSpec, eight: tuple[Request, ...]) -> Iterator[Cell]:
             spec = replace(base, engine={**base.engine, **engine}, env=UNTRIED, requests=eight)
             yield Cell(name, mode, spec, wanted)
             yield Cell(f"{name}-hid-k5", mode, replace(spec, draft="eagle3hid", k=5), wanted)
-        for draft in ("eagle3", "eagle3hid", "eagle1"):
-            spec = replace(base, draft=draft, speculative={"quantization": "fp8"}, requests=eight)
+        for draft in DRAFTS:
+            spec = replace(base, models=f"{base.models}/{FOLDER}", draft=draft, requests=eight)
             yield Cell(f"fp8-draft-{draft}", mode, spec, wanted)
         cache = replace(base, engine={**base.engine, **FORMATS["fp8-cache"]}, env=UNTRIED)
         many = replace(cache, max_num_seqs=256, max_num_batched_tokens=8192)
