@@ -44,7 +44,7 @@ def matrix(request: Request, span: str | None = None, meter: Meter | None = None
 
     names = releases("all" if span is None else span)
     package = package_of(names)
-    every = request.load()
+    every = request.at_hand()
     features = of_package(every, package)
     known = [spelt(release, package) for release in package.releases]
     bases = tuple(dict.fromkeys((*known, *names)))

@@ -82,7 +82,7 @@ class Request(NamedTuple):
         :raises OverlayError: if the features or the target cannot be read.
         """
         try:
-            features = self.load()
+            features = self.at_hand()
             self.select(features)
         except OverlayError:
             self.resolve(name, progress)  # what is wrong with the target is said first
@@ -158,6 +158,17 @@ class Request(NamedTuple):
         from overlay.features.folder import load
 
         return load(self.folders)
+
+    def at_hand(self) -> tuple[Feature, ...]:
+        """The same for a command that goes on without what is malformed, unless that was named.
+
+        :returns: for each malformed feature one that says why (``Feature.malformed``).
+        :raises PatchFormatErrors: for what was named, and a folder in which nothing is a feature.
+        :raises UsageError: if a folder is not there.
+        """
+        from overlay.features.folder import load_each
+
+        return load_each(self.folders, self.features)
 
     def authored(
         self, package: Package, features: tuple[Feature, ...] | None = None

@@ -114,7 +114,11 @@ class _Planner:
         """Plan one more feature on what the ones before left."""
         draft = _Draft(feature)
         self.drafts.append(draft)
-        if self.release is not None and below(self.release, feature.releases):
+        if feature.malformed:
+            draft.state = State.DRIFTED
+            draft.notes.append(f"{feature.title}: {'; '.join(feature.malformed)}")
+            draft.next_step = advice.for_malformed(feature)
+        elif self.release is not None and below(self.release, feature.releases):
             draft.state = State.INAPPLICABLE
             draft.notes.append(f"{self.release} is below its range, {feature.releases}")
         elif (build := build_of(feature, self._scope_lines)) is not None:
