@@ -46,6 +46,7 @@ from overlay.results import (
     Plan,
     Reason,
     State,
+    Unusable,
     combine,
 )
 
@@ -93,7 +94,8 @@ class _Draft:
 
     def result(self) -> FeatureResult:
         state = combine(file.state for file in self.files) if self.state is None else self.state
-        reason = Reason("; ".join(self.notes), self.next_step) if self.notes else None
+        kind = Unusable if self.feature.malformed else Reason
+        reason = kind("; ".join(self.notes), self.next_step) if self.notes else None
         return FeatureResult(self.feature.id, state, tuple(self.files), reason, self.untested)
 
 

@@ -279,7 +279,7 @@ def test_malformed_patches_are_all_named(cli: Cli, site: Path) -> None:
     assert (result.exit, result.err) == (1, "")
     assert "0.20.0..0.33.0.patch:1" in result.out
     assert f"{cli.team}/team-empty" in result.out
-    assert result.last == "Action needed: demo and team-empty have drifted on vLLM 0.26.0."
+    assert result.last == "Action needed: demo and team-empty are malformed on vLLM 0.26.0."
 
 
 # Help
