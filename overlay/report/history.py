@@ -123,7 +123,9 @@ class Cell(NamedTuple):
         if self.outcome is Outcome.EXACT:
             # It lands outside its range; inside, something else prevents it.
             return "p" if self.state is State.INAPPLICABLE else "d"
-        return _CARRIED[self.outcome] if self.outcome is not None else "-"
+        if self.outcome is None:
+            return "-" if self.state is State.INAPPLICABLE else "d"
+        return _CARRIED[self.outcome]
 
 
 _LETTERS = {State.APPLIED: "P", State.PRISTINE: "P", State.UPSTREAMED: "U", State.AMBIGUOUS: "a"}
