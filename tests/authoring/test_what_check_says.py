@@ -1,4 +1,4 @@
-"""Law: on a release in a feature's range, ``port`` and ``prune`` say what a plan says."""
+"""Law: what a plan says of a release, ``port`` and ``prune`` say, too."""
 
 from __future__ import annotations
 
@@ -84,17 +84,19 @@ TREES = st.builds(
     trees=st.lists(TREES, min_size=len(NAMES), max_size=len(NAMES)),
     topics=st.booleans(),
     for_v1=st.booleans(),
+    last=st.sampled_from(NAMES),
 )
-def test_port_retires_in_a_range_what_a_plan_retires(
-    trees: list[Tree], topics: bool, for_v1: bool
+def test_port_retires_what_a_plan_retires_in_a_range_and_behind_it(
+    trees: list[Tree], topics: bool, for_v1: bool, last: str
 ) -> None:
     toml = 'model_runner = "v1"\n' if for_v1 else ""
-    feature = check_files("mine", files(topics=topics, toml=toml))
+    feature = check_files("mine", files(topics=topics, last=last, toml=toml))
+    trees[0] = Tree({**trees[0].files, PATCHED: TEXT})  # the release that it was made on
     known = dict(zip(NAMES, trees, strict=True))
     porter = Porter(texts_of(known))
     for name, tree in known.items():
         state, port = planned(feature, name, tree), porter.port(feature, name)
-        assert port.covered
+        assert port.covered == (Version(name) <= Version(last))
         assert bool(port.shown) == (state is State.UPSTREAMED)
         assert bool(port.obsolete) == (state is State.INAPPLICABLE)
         assert (port.outcome is Outcome.UPSTREAM) == (

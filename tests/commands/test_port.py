@@ -78,6 +78,26 @@ def test_what_lands_is_written_only_when_asked(cli: Cli, ours: Path) -> None:
     assert state(ours, "0.22.0") is State.PRISTINE
 
 
+def test_where_a_release_has_no_more_what_it_is_for_nothing_is_to_port(
+    cli: Cli, ours: Path
+) -> None:
+    toml = ours / "replay/feature.toml"
+    toml.write_text(f'obsolete_without = ["vllm/v1/gone.py"]\n{toml.read_text()}')
+    before = files(ours)
+    words = ("port", "replay", "0.24.0", "--patches", ours)  # where its lines conflict
+    result = cli(*words, "--write")
+    assert (result.exit, "Nothing to port" in result.last) == (0, True)
+    assert "nothing to do" in result.out
+    assert "vLLM has no vllm/v1/gone.py any more, which the feature is for" in result.out
+    assert files(ours) == before
+    assert not Path("port-0.24.0").exists()
+    answer = cli(*words, "--json").json
+    jsonschema.Draft202012Validator(SCHEMA).validate(answer)
+    (entry,) = [each for each in answer["port"]["features"] if each["release"] == "0.24.0"]
+    assert (entry["outcome"], entry["shown"]) == ("upstream", "")
+    assert entry["obsolete"] == "vLLM has no vllm/v1/gone.py any more, which the feature is for"
+
+
 def test_a_second_port_writes_nothing(cli: Cli, ours: Path) -> None:
     cli("port", "replay", "0.22.0", "--write", "--patches", ours)
     before = files(ours)
