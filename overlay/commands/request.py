@@ -150,13 +150,17 @@ class Request(NamedTuple):
         return (shipped_folder(), *(in_home(folder) for folder in self.patches))
 
     def load(self) -> tuple[Feature, ...]:
-        """Every feature, whether it is meant or not.
+        """Every feature, whether it is meant or not, for a command that writes patches.
 
-        :raises PatchFormatErrors: with everything that is malformed.
+        Where features are named, what else is malformed leaves itself out.
+
+        :raises PatchFormatErrors: with everything that is malformed, among what is named if any is.
         :raises UsageError: if a folder is not there.
         """
         from overlay.features.folder import load
 
+        if self.features:
+            return tuple(feature for feature in self.at_hand() if not feature.malformed)
         return load(self.folders)
 
     def at_hand(self) -> tuple[Feature, ...]:

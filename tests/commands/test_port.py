@@ -23,6 +23,7 @@ from overlay.report.ported import OpenFile, PortReport
 from overlay.results import State
 from tests.support import port_world as world
 from tests.support.cli import Cli
+from tests.support.patches import write_feature
 from tests.support.releases import know
 
 SCHEMA = json.loads(
@@ -96,6 +97,21 @@ def test_where_a_release_has_no_more_what_it_is_for_nothing_is_to_port(
     (entry,) = [each for each in answer["port"]["features"] if each["release"] == "0.24.0"]
     assert (entry["outcome"], entry["shown"]) == ("upstream", "")
     assert entry["obsolete"] == "vLLM has no vllm/v1/gone.py any more, which the feature is for"
+
+
+def test_a_malformed_neighbour_keeps_nobody_from_what_was_named(cli: Cli, ours: Path) -> None:
+    bad = write_feature(ours, {}, id="bad") / "feature.toml"
+    bad.write_text("= 1\n")
+    words = ("--write", "--patches", ours)
+    for refused in (cli("port", "--all", "0.22.0", *words), cli("port", "bad", "0.22.0", *words)):
+        assert refused.exit == 2
+        assert f"{bad}:1: it is not TOML" in refused.err
+    before = bad.read_bytes()
+    assert cli("port", "replay", "0.22.0", *words).exit == 0
+    assert (ours / "replay/10-runner/0.21.0..0.22.0.patch").is_file()
+    assert bad.read_bytes() == before
+    assert cli("edit", "bad", "--patches", ours).exit == 2
+    assert cli("edit", "replay", "--patches", ours).exit == 0
 
 
 def test_a_second_port_writes_nothing(cli: Cli, ours: Path) -> None:
