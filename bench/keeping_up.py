@@ -11,7 +11,6 @@ timed.  The releases come from the package index, or from the user's cache.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import shutil
@@ -31,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from bench.real_changes import Answer, RealChange, answers, changes, imported, shares
+from bench.real_changes import Answer, RealChange, answers, changes, imported, shares, write_figures
 from overlay.authoring.importing import prepare
 from overlay.authoring.incoming import read_changes
 from overlay.authoring.locating import ReleaseTexts
@@ -292,11 +291,7 @@ def main() -> None:
         "replay": replay(texts),
         "seconds": timed(sample, texts),
     }
-    text = json.dumps(figures, indent=1) + "\n"
-    if options.out is None:
-        sys.stdout.write(text)
-    else:
-        options.out.write_text(text, encoding="utf-8")
+    write_figures(figures, options.out)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ into lines.  Where somebody dropped a change, or did it in another way, it is co
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import subprocess
 import sys
@@ -33,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from bench.real_changes import RealChange, imported, refused_by_images, shares
+from bench.real_changes import RealChange, imported, refused_by_images, shares, write_figures
 from overlay.authoring.carry import carry
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.git import environment
@@ -306,11 +305,7 @@ def main() -> None:
     options = parser.parse_args()
     forks = {place.name: measure(place, options.since, options.most) for place in options.forks}
     figures = {"since": options.since, "forks": forks, "together": together([*forks.values()])}
-    text = json.dumps(figures, indent=1) + "\n"
-    if options.out is None:
-        sys.stdout.write(text)
-    else:
-        options.out.write_text(text, encoding="utf-8")
+    write_figures(figures, options.out)
 
 
 if __name__ == "__main__":

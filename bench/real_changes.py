@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import json
+import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from packaging.version import Version
@@ -251,3 +254,12 @@ def _lines(data: bytes | None) -> set[str]:
     if data is None:
         return set()
     return {line.strip() for line in SourceText.from_bytes(data).lines}
+
+
+def write_figures(figures: Mapping[str, Any], place: Path | None) -> None:
+    """Write what was measured as JSON: to a file, or to standard output where none is named."""
+    text = json.dumps(figures, indent=1) + "\n"
+    if place is None:
+        sys.stdout.write(text)
+    else:
+        place.write_text(text, encoding="utf-8")

@@ -33,6 +33,7 @@ class ReadOnce:
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self._files: dict[str, bytes | None] = {}
+        self._paths: Sequence[str] | None = None
 
     def read(self, path: str) -> bytes | None:
         """The bytes of a file, ``None`` where there is none."""
@@ -42,7 +43,9 @@ class ReadOnce:
 
     def paths(self) -> Sequence[str]:
         """The files of the tree, where it can tell them."""
-        return paths_in(self._tree)
+        if self._paths is None:
+            self._paths = paths_in(self._tree)
+        return self._paths
 
 
 #: The releases of vLLM that the shipped features are made and tested for, oldest first

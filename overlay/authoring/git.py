@@ -102,7 +102,7 @@ class Checkout:
         except (OSError, ValueError) as error:
             raise UsageError(f"{self.folder}: git cannot be run there: {error}") from error
         if ended.status != 0:
-            why = ended.said[0] if ended.said else f"it ended with {ended.status}"
+            why = ended.errors[0] if ended.errors else f"it ended with {ended.status}"
             raise UsageError(f"{self.folder}: `git {arguments[0]}` failed: {why}")
         if ended.size > LIMIT:
             raise UsageError(
@@ -208,17 +208,17 @@ class Ended(NamedTuple):
 
     :ivar status: negative for a signal; :ivar size: how many bytes it printed.
     :ivar output: at most ``LIMIT`` of them, from the first.
-    :ivar said: the lines of its standard error, the last ``MAX_SAID`` bytes of it.
+    :ivar errors: the lines of its standard error, the last ``MAX_ERRORS`` bytes of it.
     """
 
     status: int
     output: bytes
     size: int
-    said: list[str]
+    errors: list[str]
 
 
 #: The most bytes of standard error that are looked at.
-MAX_SAID = 64 * 1024
+MAX_ERRORS = 64 * 1024
 
 
 def run(
@@ -240,7 +240,7 @@ def run(
     with (
         tempfile.TemporaryFile() as given,
         tempfile.TemporaryFile() as output,
-        tempfile.TemporaryFile() as said,
+        tempfile.TemporaryFile() as errors,
     ):
         given.write(data)
         given.seek(0)
@@ -249,16 +249,16 @@ def run(
             cwd=folder,
             stdin=given,
             stdout=output,
-            stderr=said,
+            stderr=errors,
             env=dict(variables),
             start_new_session=True,
         )
-        if not _in_time(process, seconds, (output, said)):
+        if not _in_time(process, seconds, (output, errors)):
             raise subprocess.TimeoutExpired(words, seconds)
-        size, length = _size(output), _size(said)
+        size, length = _size(output), _size(errors)
         output.seek(0)
-        said.seek(max(0, length - MAX_SAID))
-        lines = said.read(MAX_SAID).decode("utf-8", "replace").strip().splitlines()
+        errors.seek(max(0, length - MAX_ERRORS))
+        lines = errors.read(MAX_ERRORS).decode("utf-8", "replace").strip().splitlines()
         return Ended(process.returncode, output.read(LIMIT), size, [line[:500] for line in lines])
 
 

@@ -9,7 +9,7 @@ lacks it.  A checkout of the package serves where no release does.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -62,6 +62,26 @@ class ReleaseTexts:
         if release not in self._trees:
             self._trees[release] = self._open(release)
         return self._trees[release]
+
+    def record(self, release: str) -> Mapping[str, str] | None:
+        """The sha256 of the release's own files by path, where it has a RECORD.
+
+        :raises OverlayError: if the release cannot be read.
+        """
+        record: Mapping[str, str] | None = getattr(self.open(release), "record", None)
+        return record
+
+
+@dataclass(frozen=True)
+class ReleaseTree:
+    """The files of one release; satisfies ``Tree``."""
+
+    texts: ReleaseTexts
+    release: str
+
+    def read(self, path: str) -> bytes | None:
+        """The bytes of a file; see ``Tree``."""
+        return self.texts.read(self.release, path)
 
 
 @dataclass(frozen=True)

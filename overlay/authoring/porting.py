@@ -10,20 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from packaging.version import Version
 
 from overlay.authoring.carry import Carried, CarriedHunk, carry
 from overlay.authoring.composing import NotComposable, compose
-from overlay.authoring.locating import ReleaseTexts
+from overlay.authoring.locating import ReleaseTexts, ReleaseTree
 from overlay.authoring.port_warnings import port_warnings
 from overlay.authoring.ports import FeaturePort, TopicPort
-from overlay.features.model import AddedFile, Feature, Hunk, Topic, Variant
+from overlay.features.model import Feature, Hunk, Topic, Variant
 from overlay.planning.attempt import Texts, attempt
+from overlay.planning.obsolete import obsolete_by
+from overlay.planning.planner import plan
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
-from overlay.planning.upstream import evidence, module_in
-from overlay.results import Outcome
+from overlay.planning.upstream import evidence, module_outcome
+from overlay.results import Outcome, State
 
 
 @dataclass
@@ -62,11 +65,9 @@ class Porter:
     def _port(self, feature: Feature, release: str, earlier: Sequence[Feature]) -> FeaturePort:
         version = Version(release)
         covered = self._covers(feature, version)
-        shown = evidence(feature, version, lambda path, scope: self._lines(release, path, scope))
-        if shown.merged or covered:
-            return FeaturePort(
-                feature, release, covered=covered, shown=shown.text if shown.merged else ""
-            )
+        shown, obsolete = self._idle(feature, release, covered=covered)
+        if shown or obsolete or covered:
+            return FeaturePort(feature, release, covered=covered, shown=shown, obsolete=obsolete)
         topics: list[TopicPort] = []
         laid: dict[str, bytes] = {}
         for topic in feature.topics:
@@ -75,8 +76,14 @@ class Porter:
             if ported.after is not None:
                 laid[ported.path] = ported.after
         hunks = [hunk for topic in topics for hunk in topic.hunks]
-        told, problem = "", self._taken_name(feature, release)
-        lacking = [added.path for added in feature.added if not self._has(added, release)]
+        modules = tuple(
+            module_outcome(added, self.texts.read(release, added.path)) for added in feature.added
+        )
+        at = dict(zip((added.path for added in feature.added), modules, strict=True))
+        taken = [path for path, outcome in at.items() if outcome is Outcome.CONFLICT]
+        lacking = [path for path, outcome in at.items() if outcome is not Outcome.UPSTREAM]
+        told = ""
+        problem = f"{taken[0]}: the release has another file of that name" if taken else None
         if all(hunk.outcome is Outcome.UPSTREAM for hunk in hunks) and (hunks or feature.added):
             if not lacking:
                 what = f"{len(hunks)} hunks" if hunks else "of its modules"
@@ -86,7 +93,29 @@ class Porter:
                     f"{lacking[0]}: the release has all {len(hunks)} hunks, and not this module: "
                     "where it does not need it, retire the feature there (`merged`)"
                 )
-        return FeaturePort(feature, release, tuple(topics), shown=told, problem=problem)
+        return FeaturePort(
+            feature, release, tuple(topics), modules=modules, shown=told, problem=problem
+        )
+
+    def _idle(self, feature: Feature, release: str, *, covered: bool) -> tuple[str, str]:
+        """What shows that a release has a feature, and what it has no more that the feature is for.
+
+        :param covered: the release is in its range: then the answer is that of a plan.
+        :returns: both empty where there may be something to port.
+        """
+        version, record = Version(release), self.texts.record(release)
+        shown = evidence(feature, version, lambda path, scope: self._lines(release, path, scope))
+        if shown.merged:
+            return shown.text, ""
+        if gone := obsolete_by(feature, version, partial(self.texts.read, release), record):
+            return "", gone
+        if not covered:
+            return "", ""
+        tree = ReleaseTree(self.texts, release)
+        (result,) = plan([feature], tree, version, record, self.syntax).features
+        if result.state is not State.UPSTREAMED:
+            return "", ""
+        return (result.reason.text if result.reason else "the release has all of it"), ""
 
     def texts_given(
         self, feature: Feature, topic: Topic, release: str, earlier: Sequence[Feature]
@@ -125,19 +154,6 @@ class Porter:
             any(release in variant.releases for variant in topic.variants)
             for topic in feature.topics
         )
-
-    def _taken_name(self, feature: Feature, release: str) -> str | None:
-        """Why an added module cannot be added, or ``None``."""
-        for added in feature.added:
-            there = self.texts.read(release, added.path)
-            if there is not None and not self._has(added, release):
-                return f"{added.path}: the release has another file of that name"
-        return None
-
-    def _has(self, added: AddedFile, release: str) -> bool:
-        """Whether a release has an added module itself, or a later version of it."""
-        there = self.texts.read(release, added.path)
-        return there is not None and module_in(added, there).merged
 
     def _lines(self, release: str, path: str, scope: str) -> list[Sequence[str]]:
         """The lines of each place that a scope has in a release's own file."""

@@ -74,7 +74,9 @@ class FeaturePort:
     """How one feature is carried to one release.
 
     :ivar covered: whether the release lies in its range already, so that there is nothing to do.
+    :ivar modules: what becomes of the modules that it adds.
     :ivar shown: what shows that the release has the feature itself; empty where it does not.
+    :ivar obsolete: what the release has no more that the feature is for; empty where it is there.
     :ivar problem: why no topic can help, such as an added module whose name is taken.
     :ivar by_hand: whether a person retired it.
     """
@@ -83,18 +85,26 @@ class FeaturePort:
     release: str
     topics: tuple[TopicPort, ...] = ()
     covered: bool = False
+    modules: tuple[Outcome, ...] = ()
     shown: str = ""
+    obsolete: str = ""
     problem: str | None = None
     by_hand: bool = False
 
     @property
+    def idle(self) -> bool:
+        """Whether nothing is to do: the release has the feature, or not what it is for."""
+        return bool(self.shown or self.obsolete)
+
+    @property
     def outcome(self) -> Outcome:
         """The outcome of the whole feature."""
-        if self.shown:
+        if self.idle:
             return Outcome.UPSTREAM
         if self.problem is not None or any(topic.problem for topic in self.topics):
             return Outcome.CONFLICT
-        return whole_outcome(hunk.outcome for topic in self.topics for hunk in topic.hunks)
+        hunks = [hunk.outcome for topic in self.topics for hunk in topic.hunks]
+        return whole_outcome((*self.modules, *hunks))
 
     @property
     def review(self) -> bool:
@@ -104,7 +114,7 @@ class FeaturePort:
     @property
     def conflicts(self) -> bool:
         """Whether a person has to resolve something."""
-        return not self.shown and (
+        return not self.idle and (
             self.problem is not None or any(topic.conflicts for topic in self.topics)
         )
 

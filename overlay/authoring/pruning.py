@@ -10,19 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from itertools import pairwise
 
 from packaging.version import Version
 
-from overlay.authoring.locating import ReleaseTexts
+from overlay.authoring.locating import ReleaseTexts, ReleaseTree
 from overlay.authoring.variants import with_merged, with_releases
 from overlay.authoring.writing import check_files
 from overlay.errors import PatchFormatErrors, UsageError
 from overlay.features.model import Feature, Topic, Variant
 from overlay.package import ReleaseRange
-from overlay.planning.planner import plan
+from overlay.planning.obsolete import obsolete_by
+from overlay.planning.planner import below, plan
 from overlay.planning.scopes import Syntax
-from overlay.results import Change, State
+from overlay.results import Change, Plan, State
 
 #: Path below a feature's folder -> its bytes; ``None``: the file goes.
 Files = Mapping[str, bytes | None]
@@ -33,6 +35,7 @@ class Prune(Enum):
 
     FEATURE = "remove the feature"
     MERGED = "note the merge"
+    OBSOLETE = "end the range"
     VARIANTS = "remove variants"
     UNITE = "unite variants"
 
@@ -91,7 +94,8 @@ class Pruner:
         for entry in served:
             if entry.files is None:
                 continue
-            for make in (self._feature, self._merged, self._variants, self._unite):
+            makers = (self._feature, self._merged, self._obsolete, self._variants, self._unite)
+            for make in makers:
                 while (
                     proposal := self._first(make, entry.feature.id, present, wanted)
                 ) is not None:
@@ -129,17 +133,28 @@ class Pruner:
         return {name: self._answer(features, name) for name in self.names}
 
     def _answer(self, features: Sequence[Feature], release: str) -> _Answer:
-        tree = _Tree(self.texts, release)
-        version = Version(release)
-        joint = plan(features, tree, version, syntax=self.syntax)
-        alone = {
-            feature.id: plan([feature], tree, version, syntax=self.syntax) for feature in features
-        }
+        joint = self._plan(features, release)
+        alone = {feature.id: self._plan([feature], release) for feature in features}
         return _Answer(
             {result.feature: result.state for result in joint.features},
             joint.changes,
             {id_: (each.features[0].state, each.changes) for id_, each in alone.items()},
+            frozenset(each.id for each in features if self._gone(each, release)),
         )
+
+    def _plan(self, features: Sequence[Feature], release: str) -> Plan:
+        tree, record = ReleaseTree(self.texts, release), self.texts.record(release)
+        return plan(features, tree, Version(release), record, self.syntax)
+
+    def _gone(self, feature: Feature, release: str) -> str | None:
+        """What a release has no more that a feature is for; ``None`` where it is there.
+
+        A release below the feature's range may not have it yet.
+        """
+        if below(Version(release), feature.releases):
+            return None
+        read, record = partial(self.texts.read, release), self.texts.record(release)
+        return obsolete_by(feature, Version(release), read, record)
 
     def _same(
         self, wanted: Mapping[str, _Answer], found: Mapping[str, _Answer], healed: str | None
@@ -148,27 +163,36 @@ class Pruner:
 
     def _states(self, feature: Feature) -> dict[str, State]:
         """A feature's state on each release that is served, taken alone."""
-        return {
-            name: plan([feature], _Tree(self.texts, name), Version(name), syntax=self.syntax)
-            .features[0]
-            .state
-            for name in self.names
-        }
+        return {name: self._plan([feature], name).features[0].state for name in self.names}
 
     # Proposals
 
     def _feature(self, entry: Served) -> Iterator[Proposal]:
-        """A feature that every release has."""
-        states = self._states(entry.feature)
-        if states and set(states.values()) == {State.UPSTREAMED}:
-            first, last = self.names[0], self.names[-1]
-            yield Proposal(
-                entry.feature.id,
-                Prune.FEATURE,
-                f"remove {entry.feature.id}",
-                f"upstream has it in every release of {first}..{last}",
-                None,
-            )
+        """A feature that every release has, or for which none leaves anything to do."""
+        feature, span = entry.feature, f"{self.names[0]}..{self.names[-1]}"
+        states = self._states(feature)
+        gone = {name: text for name in self.names if (text := self._gone(feature, name))}
+        if any(states[name] is not State.UPSTREAMED and name not in gone for name in self.names):
+            return
+        evidence = f"upstream has it in every release of {span}"
+        if not set(states.values()) <= {State.UPSTREAMED}:
+            evidence = f"no release of {span} leaves it anything to do: {next(iter(gone.values()))}"
+        yield Proposal(feature.id, Prune.FEATURE, f"remove {feature.id}", evidence, None)
+
+    def _obsolete(self, entry: Served) -> Iterator[Proposal]:
+        """A feature for which every release from one on has nothing to do: its range ends there."""
+        feature, files = entry.feature, entry.files
+        serving = [name for name in self.names if self._gone(feature, name) is None]
+        since = _from(self.names, serving[-1])[1:] if serving else []
+        last = Version(serving[-1]) if serving else feature.releases.last
+        if files is None or not since or not feature.releases.first <= last < feature.releases.last:
+            return
+        span = ReleaseRange(feature.releases.first, last)
+        clipped = _clipped(feature, files, span)
+        if clipped is not None:
+            made = {**clipped, "feature.toml": with_releases(files["feature.toml"], span)}
+            evidence = f"{self._gone(feature, since[0])}, from {since[0]} up to {since[-1]}"
+            yield Proposal(feature.id, Prune.OBSOLETE, f"end its range at {last}", evidence, made)
 
     def _merged(self, entry: Served) -> Iterator[Proposal]:
         """A feature that every release from one on has: it is remembered, and its range ends.
@@ -272,27 +296,19 @@ class Pruner:
 
 
 @dataclass(frozen=True)
-class _Tree:
-    """The files of one release."""
-
-    texts: ReleaseTexts
-    release: str
-
-    def read(self, path: str) -> bytes | None:
-        """The bytes of a file; see ``Tree``."""
-        return self.texts.read(self.release, path)
-
-
-@dataclass(frozen=True)
 class _Answer:
-    """What features do on one release: all together, and each alone."""
+    """What features do on one release: all together, and each alone.
+
+    :ivar obsolete: the ids of those that are for nothing there.
+    """
 
     states: Mapping[str, State]
     changes: tuple[Change, ...]
     alone: Mapping[str, tuple[State, tuple[Change, ...]]]
+    obsolete: frozenset[str]
 
     def kept_by(self, after: _Answer, healed: str | None = None) -> bool:
-        """Whether nothing changes but that features which the release has are not named.
+        """Whether nothing changes but that features which need nobody there are not named.
 
         :param healed: a feature that may need nobody any longer where it did.
         """
@@ -300,7 +316,7 @@ class _Answer:
         if healed is not None and healed in after.states and self._heals(healed, after):
             return self._without(healed) == after._without(healed)
         return (
-            all(self.states[id_] is State.UPSTREAMED for id_ in gone)
+            all(self.states[id_] is State.UPSTREAMED or id_ in self.obsolete for id_ in gone)
             and all(after.states[id_] is self.states[id_] for id_ in after.states)
             and all(after.alone[id_] == self.alone[id_] for id_ in after.alone)
             and after.changes == self.changes

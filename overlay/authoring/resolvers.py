@@ -136,7 +136,7 @@ def _git(words: list[str], data: bytes = b"", *, may_fail: bool = False) -> byte
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"--tool: git cannot be run: {error}") from error
     if ended.status and not may_fail:
-        raise UsageError(f"--tool: `{' '.join(words[:3])}` failed: {' '.join(ended.said[:1])}")
+        raise UsageError(f"--tool: `{' '.join(words[:3])}` failed: {' '.join(ended.errors[:1])}")
     return ended.output
 
 
@@ -182,7 +182,7 @@ def _run(words: list[str], folder: Path, command: str, seconds: float) -> None:
             f"--resolver {command}: it took longer than {seconds:g} s and was ended"
         ) from error
     if ended.status:
-        last = (ended.said or ["it said nothing"])[-1]
+        last = (ended.errors or ["it said nothing"])[-1]
         raise UsageError(
             f"--resolver {command}: expected exit status 0, found {ended.status}: {last}"
         )

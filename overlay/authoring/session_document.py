@@ -119,8 +119,8 @@ def read_document(folder: Path, kind: Kind, session: Callable[[dict[str, Any]], 
         table = parse_toml(data.decode("utf-8"))
         if table["schema"] != SCHEMA or isinstance(table["schema"], bool):
             raise ValueError(f"schema is {table['schema']!r}, expected {SCHEMA}")
-        found = Kind(table["kind"])
-        read = session(table) if found is kind else None
+        other = Kind(table["kind"])
+        read = session(table) if other is kind else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         why = f"{type(error).__name__}: {error}"[:_MAX_WHY]
         raise UsageError(
@@ -128,7 +128,7 @@ def read_document(folder: Path, kind: Kind, session: Callable[[dict[str, Any]], 
             "changed; your edits are in the files there"
         ) from error
     if read is None:
-        raise UsageError(f"{folder}: {expected}, found one of `overlay {found.value}`")
+        raise UsageError(f"{folder}: {expected}, found one of `overlay {other.value}`")
     return read
 
 

@@ -61,7 +61,7 @@ def with_ports(
     :raises UsageError: if ``feature.toml`` has no range on a line of its own.
     """
     made = dict(files)
-    landed = [port for port in ports if not port.covered and not port.shown]
+    landed = [port for port in ports if not port.covered and not port.idle]
     if landed:
         made = _with_variants(feature, files, landed, names, today)
     if merged is not None:

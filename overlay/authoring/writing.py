@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from packaging.version import Version
 
 from overlay.authoring import disk
 from overlay.errors import OverlayError, PatchFormatError, PatchFormatErrors, UsageError
+from overlay.features.documents import parse_toml
 from overlay.features.feature_folder import read_feature
 from overlay.features.model import Feature, Hunk
 from overlay.features.patch_headers import REPEATED
@@ -30,11 +30,6 @@ from overlay.planning.attempt import Texts, attempt
 from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax
 from overlay.untrusted import printable
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 #: A table of a derived test in ``feature.toml``.
 _DERIVED = re.compile(r"\[\[\s*upstreamed\s*\]\](?s:.*?)^lines\s*=", re.MULTILINE)
@@ -139,11 +134,11 @@ def with_tests(toml: bytes, tests: Sequence[DerivedTest]) -> bytes:
 
     :raises UsageError: if its tables are written in a way in which they cannot be told apart.
     """
-    text = toml.decode("utf-8")
+    before, text = parse_toml(toml), toml.decode("utf-8")
     tables = re.split(r"(?m)^(?=\[)", text)
     kept = [part for part in tables if not _DERIVED.match(part)]
     made = "".join(kept).rstrip("\n") + "\n" + "".join(f"{line}\n" for line in _tests(tests))
-    before, after = tomllib.loads(text), tomllib.loads(made)
+    after = parse_toml(made)
     by_hand = [test for test in before.pop("upstreamed", []) if "lines" not in test]
     if before != {key: value for key, value in after.items() if key != "upstreamed"} or (
         [test for test in after.get("upstreamed", []) if "lines" not in test] != by_hand

@@ -22,6 +22,7 @@ from overlay.features.model import of_package, paths_of
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import assess, conditions, pristine_view, void
 from overlay.on_disk.journal import reading
+from overlay.planning.advice import for_malformed
 from overlay.planning.planner import below
 from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
@@ -142,9 +143,24 @@ def examine(
             unrecorded=unrecorded,
             left_out=next(iter(ways), ()),
         )
-        return with_strangers(made, strangers)
+        return with_strangers(_with_malformed(made, asked), strangers)
 
     return Examination(wanted, planned, about(meant), about(wanted), ledger, basis)
+
+
+def _with_malformed(target: TargetReport, features: Sequence[Feature]) -> TargetReport:
+    """A target with what keeps patches that are applied from being compared with their files."""
+    states = {result.feature: result.state for result in target.features}
+    obstacles = tuple(
+        Obstacle(
+            Code.NEEDS_ATTENTION,
+            f"{feature.id} is applied, and {feature.title}",
+            Reason("; ".join(feature.malformed), for_malformed(feature)),
+        )
+        for feature in features
+        if feature.malformed and states.get(feature.id) is State.APPLIED
+    )
+    return replace(target, obstacles=(*target.obstacles, *obstacles)) if obstacles else target
 
 
 def _examine_release(target: Target, meant: Sequence[Feature]) -> Examination:

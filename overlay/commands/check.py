@@ -52,7 +52,7 @@ def check(
     :raises UsageError: if ``span`` is none, or a feature that is meant does not exist.
     :raises PatchFormatErrors: if a folder of patches is malformed.
     """
-    features = request.load()
+    features = request.at_hand()
     request.select(features)
     wanted: list[str | None] = [*names]
     package = request.package(features)

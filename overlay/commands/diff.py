@@ -37,7 +37,7 @@ def diff(request: Request, name: str | None = None, progress: Progress | None = 
 
     :raises OverlayError: if the features or the target cannot be read.
     """
-    features = request.load()
+    features = request.at_hand()
     request.select(features)
     scene = request.scene(name, features, progress)
     answers, verdicts, text = [], [], b""

@@ -74,7 +74,7 @@ def _installed(
 
     answers: list[TargetReport] = []
     try:
-        features = request.load()
+        features = request.at_hand()
         answers.append(of_files(target, features))
         further = [package for package in packages_of(features) if package != VLLM]
         if further:

@@ -63,7 +63,7 @@ def begin(
         release, or something other than its session lies in that folder.
     :raises OverlayError: if the features or the release cannot be read.
     """
-    features = request.load()
+    features = request._replace(features=(id_,)).load()
     feature = _named(features, id_)
     patches, package = _writable(feature), feature.package
     features = of_package(features, package)

@@ -25,7 +25,7 @@ def list_(
     :param package: show the features of this package only, and its releases; default: every
         feature, and the releases of vLLM.
     :raises UsageError: if that cannot be a package.
-    :raises PatchFormatErrors: if a folder of patches is malformed.
+    :raises PatchFormatErrors: if nothing in a folder of patches is a feature.
     :raises PackageIndexError: if the index is asked and does not answer.
     """
     from overlay.features.folder import holes
@@ -35,14 +35,15 @@ def list_(
 
     entries = tuple(
         _entry(feature, holes(feature))
-        for feature in request.load()
-        if package is None or feature.package == meant
+        for feature in request.at_hand()
+        if package is None or feature.package == meant or feature.malformed
     )
     gaps = [
         (entry.feature, topic.name) for entry in entries for topic in entry.topics if topic.holes
     ]
     unknown = [entry.release for entry in offered or () if not entry.known and not entry.yanked]
-    return ListReport(listed(gaps, len(entries), unknown), entries, offered)
+    malformed = [entry.feature for entry in entries if entry.malformed]
+    return ListReport(listed(gaps, len(entries), unknown, malformed), entries, offered)
 
 
 def _package(name: str) -> Package:
@@ -90,6 +91,14 @@ def _offered(pre: bool, package: Package) -> tuple[ReleaseEntry, ...]:
 
 
 def _entry(feature: Feature, holes: Sequence[Hole]) -> FeatureEntry:
+    if feature.malformed:
+        return FeatureEntry(
+            *(feature.id, feature.title, "", "", ""),
+            *((), (), ()),
+            *("", ""),
+            warnings=feature.malformed,
+            malformed=True,
+        )
     topics = tuple(
         TopicEntry(
             topic.name,

@@ -44,8 +44,9 @@ def log(
     :raises UsageError: if there is no such feature, or the checkout cannot be asked.
     :raises OverlayError: if a release cannot be read.
     """
-    features = request.load()
-    (feature,) = request._replace(features=(id_,), named_as="ID").select(features)
+    named = request._replace(features=(id_,), named_as="ID")
+    features = named.at_hand()
+    (feature,) = named.select(features)
     names = releases("all" if span is None else span, package=feature.package)
     entries = tuple(
         _release(target, feature) for target in every_target(request, names, features, meter)

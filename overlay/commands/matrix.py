@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from packaging.version import Version
@@ -15,6 +16,8 @@ from overlay.commands.parallel import cores, in_processes, no_step
 from overlay.commands.request import Request
 from overlay.features.model import of_package, packages_of
 from overlay.package import VLLM, Package
+from overlay.planning.obsolete import obsolete_by
+from overlay.planning.upstream import module_outcome
 from overlay.report.history import Cell, Elsewhere, MatrixReport, Row, matrix_of
 from overlay.results import Outcome, State, whole_outcome
 from overlay.targets.resolution import release_named, releases, resolve, spelt
@@ -41,7 +44,7 @@ def matrix(request: Request, span: str | None = None, meter: Meter | None = None
 
     names = releases("all" if span is None else span)
     package = package_of(names)
-    every = request.load()
+    every = request.at_hand()
     features = of_package(every, package)
     known = [spelt(release, package) for release in package.releases]
     bases = tuple(dict.fromkeys((*known, *names)))
@@ -103,9 +106,15 @@ class _Column:
         :returns: ``None`` where no variant tells the text that it was made on, or the release has
             what the feature is for no more.
         """
-        if any(self.texts.read(release, path) is None for path in feature.obsolete_without):
+        named = release_named(release)
+        read, record = partial(self.texts.read, release), self.texts.record(release)
+        if obsolete_by(feature, None if named is None else named[0], read, record) is not None:
             return None
+        outcomes: list[Outcome | None]
         outcomes = [self._carried(topic, release) for topic in feature.topics]
+        outcomes += (
+            module_outcome(added, self.texts.read(release, added.path)) for added in feature.added
+        )
         known = [outcome for outcome in outcomes if outcome is not None]
         return whole_outcome(known) if known and len(known) == len(outcomes) else None
 

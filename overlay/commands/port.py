@@ -279,7 +279,7 @@ def _between(
     return [
         porter.upstreams(port) if port.shown else port
         for port in ports
-        if not port.conflicts and not port.review
+        if not (port.conflicts or port.review or port.obsolete)
     ]
 
 
@@ -323,7 +323,7 @@ def described(port: FeaturePort) -> PortedFeature:
         PortedHunk(topic.topic, topic.path, hunk.scope, hunk.outcome, hunk.line)
         for topic in port.topics
         for hunk in topic.hunks
-        if hunk.outcome not in (Outcome.EXACT, Outcome.UPSTREAM) and not port.shown
+        if hunk.outcome not in (Outcome.EXACT, Outcome.UPSTREAM) and not port.idle
     ]
     problems = [topic.problem for topic in port.topics if topic.problem is not None]
     return PortedFeature(
@@ -335,6 +335,7 @@ def described(port: FeaturePort) -> PortedFeature:
         hunks=tuple(hunks),
         warnings=tuple(dict.fromkeys(w for topic in port.topics for w in topic.warnings)),
         shown=port.shown,
+        obsolete=port.obsolete,
         covered=port.covered,
         review=port.review,
         problem=port.problem or next(iter(problems), None),

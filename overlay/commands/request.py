@@ -82,7 +82,7 @@ class Request(NamedTuple):
         :raises OverlayError: if the features or the target cannot be read.
         """
         try:
-            features = self.load()
+            features = self.at_hand()
             self.select(features)
         except OverlayError:
             self.resolve(name, progress)  # what is wrong with the target is said first
@@ -150,14 +150,29 @@ class Request(NamedTuple):
         return (shipped_folder(), *(in_home(folder) for folder in self.patches))
 
     def load(self) -> tuple[Feature, ...]:
-        """Every feature, whether it is meant or not.
+        """Every feature, whether it is meant or not, for a command that writes patches.
 
-        :raises PatchFormatErrors: with everything that is malformed.
+        Where features are named, what else is malformed leaves itself out.
+
+        :raises PatchFormatErrors: with everything that is malformed, among what is named if any is.
         :raises UsageError: if a folder is not there.
         """
         from overlay.features.folder import load
 
+        if self.features:
+            return tuple(feature for feature in self.at_hand() if not feature.malformed)
         return load(self.folders)
+
+    def at_hand(self) -> tuple[Feature, ...]:
+        """The same for a command that goes on without what is malformed, unless that was named.
+
+        :returns: for each malformed feature one that says why (``Feature.malformed``).
+        :raises PatchFormatErrors: for what was named, and a folder in which nothing is a feature.
+        :raises UsageError: if a folder is not there.
+        """
+        from overlay.features.folder import load_each
+
+        return load_each(self.folders, self.features)
 
     def authored(
         self, package: Package, features: tuple[Feature, ...] | None = None

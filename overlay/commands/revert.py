@@ -92,7 +92,7 @@ def _targets(request: Request, name: str | None) -> tuple[Target, ...]:
     """
     refuse_release(name, "revert")
     try:
-        features = request.load()
+        features = request.at_hand()
     except OverlayError:
         features = ()
     # A feature that is named and does not exist is reported where it is known what is applied.
@@ -159,7 +159,8 @@ def _rebuild(request: Request, target: Target) -> Callable[[], Rebuilt]:
     def rebuild() -> Rebuilt:
         from overlay.on_disk.rebuild import rebuild
 
-        features = of_package(request.load(), target.package)
+        features = of_package(request.at_hand(), target.package)
+        features = tuple(feature for feature in features if not feature.malformed)
         return rebuild(features, target, target.release, target.record, target.package)
 
     return rebuild
@@ -177,7 +178,7 @@ def _unrecorded(target: Target, features: tuple[Feature, ...]) -> TargetReport |
 def _at_hand(request: Request) -> tuple[Feature, ...]:
     """The features at hand, for what the plugin will add; none where their folders are broken."""
     try:
-        return request.load()
+        return request.at_hand()
     except OverlayError:
         return ()  # revert needs no patches, and `overlay list` says what is wrong with them
 

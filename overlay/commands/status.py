@@ -51,7 +51,7 @@ def live(request: Request | None = None) -> ProcessesReport:
     from overlay.features.sources import shipped_folder
     from overlay.features.switches import declarations
 
-    expect_known(request.require, request.load())
+    expect_known(request.require, request.at_hand())
     folders = [shipped_folder(), *map(Path, request.patches)]
     situational = {each.id for each in declarations(folders) if each.situational}
     lacking = not_active(found, request.require, situational)

@@ -52,7 +52,7 @@ def take_off(request: Request, name: str | None, said: str | None, *, named: boo
     :raises UsageError: if a feature is neither applied nor at hand.
     :raises OverlayError: if the patches or the ledger cannot be read, or the target not written.
     """
-    features = request.load()
+    features = request.at_hand()
     targets = request._replace(features=(), require=()).scene(name, features).targets
     return until_current(lambda: _attempt(request, targets, features, said, named=named))
 

@@ -31,11 +31,13 @@ class Unrecorded(NamedTuple):
     :ivar features: them, in their own order.
     :ivar plan: made from the pristine text; its changes end in the bytes that are there.
     :ivar folders: those that hold added modules and nothing of the release, outermost first.
+    :ivar pristine: the target without them.
     """
 
     features: tuple[Feature, ...]
     plan: Plan
     folders: tuple[str, ...]
+    pristine: Tree
 
 
 class _Undone(NamedTuple):
@@ -85,7 +87,7 @@ def prove(features: Sequence[Feature], target: Target) -> Unrecorded:
             f"--patches, or run {command('revert')}, which takes out what it can prove to be the "
             "overlay's"
         )
-    return Unrecorded(tuple(present), plan, rebuilt.ledger.folders)
+    return Unrecorded(tuple(present), plan, rebuilt.ledger.folders, pristine)
 
 
 def is_changed(features: Sequence[Feature], tree: Tree, record: Mapping[str, str]) -> bool:
@@ -133,9 +135,13 @@ def recognise(
     except LedgerError:
         return planned, ()  # the lines are not ours as they are: the plan says how they differ
     proven_results = {result.feature: result for result in proven.plan.features}
+    # The others are told by the release's own text: they may share modules with what is there.
+    ids = {result.feature for result in planned.features}
+    asked = [feature for feature in features if feature.id in ids]
+    others = make_plan(asked, proven.pristine, target.release, target.record, Memo())
     results = tuple(
         _unrecorded(proven_results[result.feature]) if result.feature in proven_results else result
-        for result in planned.features
+        for result in others.features
     )
     ours = {change.path for change in proven.plan.changes}
     notices = tuple(notice for notice in planned.notices if notice.path not in ours)

@@ -126,10 +126,11 @@ def tiny_sets(
         spec = replace(_spec(folder, draft, arguments, on_cpu=on_cpu), requests=requests)
         sets.append(TinySet(name, spec, rule, wanted))
     if not sets:
-        raise UsageError(
-            f"expected with --tiny one of the drafts {', '.join(DRAFTS)}, and a mode that it has, "
-            f"found --draft {only} and {', '.join(mode.shown for mode in modes) or 'every mode'}"
-        )
+        served = f"on a CPU one of the drafts {', '.join(_ON_CPU)}"
+        if not on_cpu:
+            served = f"one of the drafts {', '.join(DRAFTS)}, and a mode that it has"
+        mode = f" and {', '.join(mode.shown for mode in modes)}" if modes else ""
+        raise UsageError(f"expected with --tiny {served}, found --draft {only}{mode}")
     return sets
 
 

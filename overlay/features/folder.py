@@ -9,17 +9,25 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from packaging.version import Version
 
-from overlay.errors import OverlayError, PatchFormatError, PatchFormatErrors, UsageError
+from overlay.errors import (
+    MAX_ERRORS,
+    OverlayError,
+    PatchFormatError,
+    PatchFormatErrors,
+    UsageError,
+    bounded,
+)
 from overlay.features import sources
 from overlay.features.feature_folder import ignored, is_document, is_plain, read_feature, sha256_of
 from overlay.features.model import SHIPPED, Feature
+from overlay.package import ReleaseRange, id_problem
 from overlay.results import Notice
 from overlay.untrusted import read_regular
 
@@ -69,6 +77,49 @@ def load(folders: Sequence[Path]) -> tuple[Feature, ...]:
     if errors:
         raise PatchFormatErrors(errors)
     return loaded.features
+
+
+def load_each(folders: Sequence[Path], named: Container[str] = ()) -> tuple[Feature, ...]:
+    """Read the features of patches folders; what is malformed leaves itself out and nothing else.
+
+    :param named: the ids that the user named: one of these that is malformed is an error.
+    :returns: the features, and for each that is malformed one that says so (``malformed``).
+    :raises UsageError: if a folder is not there or cannot be read.
+    :raises PatchFormatErrors: for what is named, and for a folder in which nothing is a feature.
+    """
+    loaded = load_all(folders)
+    empty = [str(folder) for folder in folders if not sources.feature_documents(folder)]
+    refused = [
+        error
+        for each in loaded.malformed
+        for error in each.errors
+        if each.id in named or any(_lies_in(error, folder) for folder in empty)
+    ]
+    if refused:
+        raise PatchFormatErrors(refused)
+    known = {feature.id for feature in loaded.features}
+    return (*loaded.features, *(_left_out(each, known) for each in loaded.malformed))
+
+
+def _lies_in(error: PatchFormatError, folder: str) -> bool:
+    return error.file == folder or error.file.startswith(folder.rstrip(os.sep) + os.sep)
+
+
+def _left_out(malformed: Malformed, known: Container[str]) -> Feature:
+    """What stands for a malformed feature; where its id is another one's, its place is its id."""
+    problems = tuple(str(error) for error in malformed.errors[:MAX_ERRORS])
+    usable = id_problem(malformed.id) is None and malformed.id not in known
+    return Feature(
+        malformed.id if usable else bounded(malformed.errors[0].file),
+        "its files cannot be used",
+        *("", ""),
+        ReleaseRange(Version("0"), Version("0")),
+        *((), (), ()),
+        origin="",
+        digest="",
+        required=malformed.required,
+        malformed=problems,
+    )
 
 
 def load_all(folders: Sequence[Path], *, private: bool = False) -> Loaded:

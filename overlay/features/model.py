@@ -181,6 +181,7 @@ class Feature:
         them no more, there is nothing left to do.  The file of its model runner is one of them.
     :ivar reason: why it is kept as a patch; ``None`` where its ``feature.toml`` does not say.
     :ivar package: the package that it patches.
+    :ivar malformed: why its folder cannot be used, where the feature only stands for that.
     """
 
     id: str
@@ -204,6 +205,7 @@ class Feature:
     reason: UpstreamPlan | None = None
     package: Package = VLLM
     obsolete_without: tuple[str, ...] = ()
+    malformed: tuple[str, ...] = ()
 
     @property
     def shipped(self) -> bool:

@@ -24,6 +24,11 @@ def unrecorded(package: Package) -> Reason:
     )
 
 
+def for_malformed(feature: Feature) -> str:
+    """What to do about a feature whose files cannot be used."""
+    return f"correct them, or go on without it: {command('apply', '--without', feature.id)}"
+
+
 def another_variant(listing: Command) -> str:
     """What to do where no variant of a shipped patch fits a release.
 

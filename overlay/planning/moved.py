@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 
+from overlay.errors import TargetError
 from overlay.features.model import MODULE_SCOPE, Hunk, Patch
 from overlay.package import ReadOnce
 from overlay.planning.attempt import Attempt, Texts
@@ -46,7 +47,10 @@ def elsewhere(patch: Patch, tree: ReadOnce, texts: Texts) -> str | None:
     """Where a release has what a patch changes, in words; ``None`` where that is not to be told."""
     found: list[tuple[int, str]] = []
     for path in likely(patch.path, tree.paths()):
-        data = tree.read(path)
+        try:
+            data = tree.read(path)
+        except TargetError:
+            continue  # nothing lands by a hint, so nothing ends by one
         if data is not None and (place := _in_file(patch.hunks, path, data, texts)) is not None:
             found.append(place)
     return max(found, key=lambda place: place[0])[1] if found else None

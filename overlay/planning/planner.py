@@ -11,14 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from packaging.version import Version
 
-from overlay.features.model import (
-    AddedFile,
-    Feature,
-    Hunk,
-    Patch,
-    Topic,
-    Variant,
-)
+from overlay.features.model import AddedFile, Feature, Hunk, Patch, Topic, Variant
 from overlay.package import ReleaseRange, Tree
 from overlay.planning import advice
 from overlay.planning.attempt import Attempt, attempt
@@ -46,6 +39,7 @@ from overlay.results import (
     Plan,
     Reason,
     State,
+    Unusable,
     combine,
 )
 
@@ -93,7 +87,8 @@ class _Draft:
 
     def result(self) -> FeatureResult:
         state = combine(file.state for file in self.files) if self.state is None else self.state
-        reason = Reason("; ".join(self.notes), self.next_step) if self.notes else None
+        kind = Unusable if self.feature.malformed else Reason
+        reason = kind("; ".join(self.notes), self.next_step) if self.notes else None
         return FeatureResult(self.feature.id, state, tuple(self.files), reason, self.untested)
 
 
@@ -114,7 +109,11 @@ class _Planner:
         """Plan one more feature on what the ones before left."""
         draft = _Draft(feature)
         self.drafts.append(draft)
-        if self.release is not None and below(self.release, feature.releases):
+        if feature.malformed:
+            draft.state = State.DRIFTED
+            draft.notes.append(f"{feature.title}: {'; '.join(feature.malformed)}")
+            draft.next_step = advice.for_malformed(feature)
+        elif self.release is not None and below(self.release, feature.releases):
             draft.state = State.INAPPLICABLE
             draft.notes.append(f"{self.release} is below its range, {feature.releases}")
         elif (build := build_of(feature, self._scope_lines)) is not None:

@@ -24,6 +24,7 @@ from overlay.planning.telling import (
     partly,
     present,
 )
+from overlay.results import Outcome
 
 #: Gives the lines of each place that a scope has in a file; none where it has no such scope.
 ScopeLines = Callable[[str, str], Sequence[Sequence[str]]]
@@ -136,6 +137,16 @@ def module_in(added: AddedFile, data: bytes) -> Evidence:
     if data == added.content:
         return Evidence(True, "the release has the module")
     return has_module(added, [data.decode("utf-8", "replace").splitlines()])
+
+
+def module_outcome(added: AddedFile, data: bytes | None) -> Outcome:
+    """What becomes of an added module where a release has a file of its name, or none.
+
+    :param data: the release's file; ``None`` where the name is free.
+    """
+    if data is None:
+        return Outcome.EXACT
+    return Outcome.UPSTREAM if module_in(added, data).merged else Outcome.CONFLICT
 
 
 def has_module(added: AddedFile, places: Sequence[Sequence[str]]) -> Evidence:

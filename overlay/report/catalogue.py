@@ -43,6 +43,7 @@ class FeatureEntry(NamedTuple):
     :ivar warnings: what the user should know about its folder.
     :ivar needs: what else must hold for it to have an effect, in words.
     :ivar package: the import name of the package that it patches.
+    :ivar malformed: whether its files cannot be used, as the warnings say; nothing else is known.
     """
 
     feature: str
@@ -59,6 +60,7 @@ class FeatureEntry(NamedTuple):
     reason: str | None = None
     warnings: tuple[str, ...] = ()
     package: str = "vllm"
+    malformed: bool = False
 
 
 class ReleaseEntry(NamedTuple):
@@ -100,12 +102,21 @@ class ListReport(Report):
         return data
 
 
-def listed(holes: Sequence[tuple[str, str]], features: int, unknown: Sequence[str] = ()) -> Verdict:
+def listed(
+    holes: Sequence[tuple[str, str]],
+    features: int,
+    unknown: Sequence[str] = (),
+    malformed: Sequence[str] = (),
+) -> Verdict:
     """The verdict of ``list``.
 
     :param holes: feature and topic of each topic that has holes.
     :param unknown: releases of the index that this overlay does not know.
+    :param malformed: the features whose files cannot be used.
     """
+    if malformed:
+        text = f"Action needed: correct the files of {enumeration(list(malformed))}."
+        return Verdict(Code.NEEDS_ATTENTION, text)
     if holes:
         names = enumeration([f"{topic} of {feature}" for feature, topic in holes])
         return Verdict(Code.HOLES, f"{count(len(holes), 'topic')} with holes: {names}.")
@@ -125,6 +136,11 @@ def _feature(entry: FeatureEntry, verbose: bool) -> Iterator[Line]:
         (Span(entry.feature, "heading"), Span("  "), Span(entry.releases), Span("  ")),
         (Span(entry.title, "muted"),),
     )
+    if entry.malformed:
+        for warning in entry.warnings:
+            yield labelled(2, f"{MARK} malformed: ", warning, "missing")
+        yield BLANK
+        return
     if verbose:
         # Its lines are those of feature.toml; they wrap where the terminal ends.
         yield labelled(2, "why:      ", " ".join(entry.why.split()))

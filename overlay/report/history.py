@@ -120,9 +120,8 @@ class Cell(NamedTuple):
         """The letter of the matrix."""
         if self.state in _LETTERS:
             return _LETTERS[self.state]
-        if self.outcome is Outcome.EXACT:
-            # It lands outside its range; inside, something else prevents it.
-            return "p" if self.state is State.INAPPLICABLE else "d"
+        if self.outcome in (None, Outcome.EXACT) and self.state is not State.INAPPLICABLE:
+            return "d"  # inside its range, where something else than its lines prevents it
         return _CARRIED[self.outcome] if self.outcome is not None else "-"
 
 
@@ -130,6 +129,7 @@ _LETTERS = {State.APPLIED: "P", State.PRISTINE: "P", State.UPSTREAMED: "U", Stat
 
 _CARRIED = {
     Outcome.UPSTREAM: "U",
+    Outcome.EXACT: "p",
     Outcome.MERGED: "3",
     Outcome.MOVED: "3",
     Outcome.PARTLY: "h",

@@ -38,6 +38,7 @@ class PortedFeature:
     :ivar counts: how many hunks have each outcome.
     :ivar hunks: those that a person has to look at.
     :ivar shown: what shows that the release has the feature; empty where it does not.
+    :ivar obsolete: what the release has no more that the feature is for; empty where it is there.
     :ivar covered: whether the release was in its range before.
     :ivar written: whether its folder serves the release now.
     """
@@ -50,6 +51,7 @@ class PortedFeature:
     hunks: tuple[PortedHunk, ...] = ()
     warnings: tuple[str, ...] = ()
     shown: str = ""
+    obsolete: str = ""
     covered: bool = False
     review: bool = False
     problem: str | None = None
@@ -152,7 +154,10 @@ def concluded(
             if not entry.settled and entry.release not in asked
         ]
         return _ported(names, releases, left, written)
-    return Verdict(Code.NOTHING_TO_PORT, "Nothing to port: every feature serves these releases.")
+    return Verdict(
+        Code.NOTHING_TO_PORT,
+        "Nothing to port: every feature serves these releases, or has nothing to do there.",
+    )
 
 
 def waiting(session: Path, files: tuple[OpenFile, ...]) -> Verdict:
@@ -268,14 +273,16 @@ def _alike(entry: PortedFeature) -> tuple[object, ...]:
 
 
 def _word(entry: PortedFeature) -> str:
+    if entry.obsolete:
+        return "nothing to do"
     if entry.covered and entry.outcome is not Outcome.UPSTREAM:
         return "in its range"
     return entry.outcome.value
 
 
 def _told(entry: PortedFeature) -> str:
-    if entry.shown:
-        return entry.shown
+    if entry.shown or entry.obsolete:
+        return entry.shown or entry.obsolete
     if entry.covered:
         return ""
     total = sum(number for _, number in entry.counts)
@@ -338,6 +345,7 @@ def _feature(entry: PortedFeature) -> dict[str, Any]:
         "hunks": [{**hunk._asdict(), "outcome": hunk.outcome.value} for hunk in entry.hunks],
         "warnings": list(entry.warnings),
         "shown": entry.shown,
+        "obsolete": entry.obsolete,
         "covered": entry.covered,
         "review": entry.review,
         "problem": entry.problem,

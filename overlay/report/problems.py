@@ -10,7 +10,7 @@ from overlay.package import package_named
 from overlay.planning.advice import another_variant
 from overlay.report.model import TargetReport
 from overlay.report.words import enumeration
-from overlay.results import Clash, FeatureResult, FileResult, Reason, State
+from overlay.results import Clash, FeatureResult, FileResult, Reason, State, Unusable
 
 _WHY = {
     State.PARTIAL: "one part is patched, another is not",
@@ -23,9 +23,14 @@ _WHY = {
 #: What features that change the same lines have.
 CLASH = "clash"
 
+#: What a feature is whose files cannot be used.
+MALFORMED = "malformed"
+
 
 def word(feature: FeatureResult) -> str:
     """The state of a feature in a word: a clash where nothing else is wrong with it."""
+    if isinstance(feature.reason, Unusable):
+        return MALFORMED
     reasons = [
         reason
         for file in feature.files
@@ -69,6 +74,8 @@ class Problem:
     @property
     def word(self) -> str:
         """What it is called: its state, but for a clash, which is one of features, not of lines."""
+        if isinstance(self.reason, Unusable):
+            return MALFORMED
         return CLASH if isinstance(self.reason, Clash) else self.state.value
 
     @property

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from overlay.report.codes import Code, Exit, Verdict
 from overlay.report.model import Pending, TargetFailure, TargetReport
-from overlay.report.problems import CLASH, problems, word
+from overlay.report.problems import CLASH, MALFORMED, problems, word
 from overlay.report.words import are, enumeration, named, those, vllm
 from overlay.results import State
 from overlay.results.invocation import command
@@ -38,11 +38,15 @@ def attention(target: TargetReport) -> str | None:
     clashing = [feature.feature for feature in needy if word(feature) == CLASH]
     if clashing:
         said.append(f"{enumeration(clashing)} {'clashes' if len(clashing) == 1 else 'clash'}")
+    malformed = [feature.feature for feature in needy if word(feature) == MALFORMED]
+    if malformed:
+        said.append(f"{enumeration(malformed)} {'is' if len(malformed) == 1 else 'are'} malformed")
+    apart = {*target.unrecorded, *clashing, *malformed}
     for state, (one, several) in _NEEDY.items():
         if names := [
             feature.feature
             for feature in needy
-            if feature.state is state and feature.feature not in (*target.unrecorded, *clashing)
+            if feature.state is state and feature.feature not in apart
         ]:
             said.append(f"{enumeration(names)} {one if len(names) == 1 else several}")
     if unrecorded := target.unrecorded:

@@ -103,6 +103,12 @@ class Clash(Reason):
     __slots__ = ()
 
 
+class Unusable(Reason):
+    """Why nothing is known of a feature: its files are malformed."""
+
+    __slots__ = ()
+
+
 class Notice(NamedTuple):
     """Something that the user should know, though no state says it.
 

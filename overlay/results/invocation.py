@@ -8,9 +8,10 @@ The plugin has none; there a command means the environment that it runs in.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import pairwise
 from typing import NamedTuple
 
 #: The commands that take a TARGET, and those of them that write to it.
@@ -63,9 +64,27 @@ class Invocation(NamedTuple):
         spoken = spoken or (name == "new" and "--from-edits" in words)
         folders = () if name in _WITHOUT_PATCHES else self.patches
         named = [word for folder in folders for word in ("--patches", folder)]
-        if name in _ON_CHOSEN and {"--feature", "--without"}.isdisjoint(words):
-            named = [*self.chosen, *named]
+        if name in _ON_CHOSEN and "--feature" not in words:
+            words, chosen = self._chosen_with(words)
+            named = [*chosen, *named]
         return Command((name, *words, *named, *(self.target if spoken else ())))
+
+    def _chosen_with(self, words: tuple[str, ...]) -> tuple[tuple[str, ...], list[str]]:
+        """Arguments of a command and those that choose features, as far as they go together.
+
+        What the command leaves out is not named; where the user named others, these say it all.
+        """
+        out = _values(words, "--without")
+        named = [id_ for id_ in _values(self.chosen, "--feature") if id_ not in out]
+        without = [id_ for id_ in _values(self.chosen, "--without") if id_ not in out]
+        if named and out:
+            words = tuple(word for word in words if word != "--without" and word not in out)
+        options = (("--feature", named), ("--without", without))
+        return words, [word for option, ids in options for id_ in ids for word in (option, id_)]
+
+
+def _values(words: Sequence[str], option: str) -> list[str]:
+    return [value for word, value in pairwise(words) if word == option]
 
 
 def absolute(folder: str | os.PathLike[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 from overlay.errors import TargetError
@@ -21,6 +22,9 @@ from overlay.targets.metadata import (
 from overlay.targets.record import Record
 from overlay.targets.target import MAX_FILE_BYTES, Target, public_release, targets_of
 from overlay.untrusted import read_below, way_out
+
+#: The most files and folders of a package that are listed; vLLM 0.32.0 has 3,663 on a CPU.
+MOST_ENTRIES = 50_000
 
 
 class NotInFolder(TargetError):
@@ -77,7 +81,32 @@ def build(
         ),
         reader=file_reader(root, package),
         package=package,
+        lister=None if owner else lambda: modules_below(root, package),
     )
+
+
+def modules_below(root: Path, package: Package = VLLM) -> list[str]:
+    """The paths of a package's modules below ``root``, those of outer folders first.
+
+    Links are not followed, what cannot be listed is passed over, and at most ``MOST_ENTRIES`` are
+    looked at: somebody else may have made the folder.
+    """
+    modules: list[str] = []
+    pending, left = [package.name], MOST_ENTRIES
+    while pending:
+        folder = pending.pop(0)
+        try:
+            with os.scandir(root / folder) as listed:
+                entries = sorted(islice(listed, left), key=lambda entry: entry.name)
+        except OSError:
+            continue
+        left -= len(entries)
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                pending.append(f"{folder}/{entry.name}")
+            elif entry.name.endswith(".py") and entry.is_file(follow_symlinks=False):
+                modules.append(f"{folder}/{entry.name}")
+    return modules
 
 
 def file_reader(root: Path, package: Package = VLLM) -> Callable[[str], bytes | None]:

@@ -56,7 +56,8 @@ class Target:
         target has no RECORD, or its files were checked against one already.
     :ivar record_file: the RECORD on disk, where one lies beside ``root`` and takes our rows.
     :ivar package: which package it is.
-    :ivar lister: lists the paths of its files; ``None`` where only a RECORD tells them.
+    :ivar lister: lists the paths of its files, its modules at least; ``None`` where only a RECORD
+        tells them.
     """
 
     name: str
@@ -71,7 +72,7 @@ class Target:
     lister: Callable[[], Iterable[str]] | None = field(default=None, repr=False, compare=False)
 
     def paths(self) -> Sequence[str]:
-        """The paths of the package's files, as far as the target can tell them without a search."""
+        """The paths of the package's files, its modules at least, as far as it tells them."""
         if self.lister is None:
             return () if self.record is None else tuple(self.record)
         return tuple(self.lister())

@@ -143,7 +143,7 @@ def test_how_a_program_ended_is_told(tmp_path: Path) -> None:
     script = "import sys; print(sys.stdin.read()); sys.stderr.write('first\\nlast'); sys.exit(3)"
     ended = run([sys.executable, "-c", script], 30.0, environment(), tmp_path, b"given")
     assert (ended.status, ended.output, ended.size) == (3, b"given\n", 6)
-    assert ended.said == ["first", "last"]
+    assert ended.errors == ["first", "last"]
     with pytest.raises(subprocess.TimeoutExpired):
         run([sys.executable, "-c", "import time; time.sleep(60)"], 0.2, environment())
     with pytest.raises(OSError, match="No such file"):

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support import fake_vllm
 from tests.support.cli import ADDED, PROPOSER, Cli, digest, edit
+from tests.support.patches import write_feature
 
 
 def by_git(cli: Cli, site: Path, *options: str | Path) -> None:
@@ -63,6 +64,22 @@ def test_only_the_features_that_are_there_are_taken_over(
     by_git(cli, site, *options)
     assert cli("adopt", "--patches", cli.team, site).exit == 0
     assert digest(site) == digest(other)
+
+
+def test_a_module_that_others_share_is_no_drift_of_theirs(cli: Cli, site: Path) -> None:
+    """What is there without a ledger is one feature's; another that adds the same bytes fits."""
+    shared = {f"files/{ADDED}": "VALUE = 1\n", "files/vllm/v1/theirs.py": "x = 1\n"}
+    write_feature(cli.team, shared, id="team-shares")
+    options = ("--patches", cli.team)
+    by_git(cli, site, *options, "--feature", "demo")
+    for command in ("check", "status", "revert"):
+        result = cli(command, *options, site)
+        assert result.exit == 1
+        assert "demo is patched in without a ledger" in result.last
+        assert "drifted" not in result.out
+        assert "reinstall" not in result.out
+    assert cli("adopt", *options, site).exit == 0
+    assert cli("apply", *options, site).exit == 0
 
 
 def test_an_edit_beside_our_lines_is_not_taken_over(cli: Cli, site: Path) -> None:

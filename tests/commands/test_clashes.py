@@ -97,6 +97,19 @@ def test_of_three_on_the_same_lines_any_one_can_stay(cli: Cli, site: Path, ours:
     assert cli(*answer.command("apply", "--without", FIRST, "--without", SECOND)).exit == 0
 
 
+def test_each_way_out_keeps_what_was_chosen(cli: Cli, site: Path, ours: Path) -> None:
+    for id_ in (FIRST, SECOND, THIRD):
+        write(ours, id_)
+    for chosen in (("--feature", FIRST, "--feature", SECOND), ("--without", THIRD)):
+        answer = cli("check", site, "--patches", ours, *chosen)
+        named = [words for words in answer.commands if words[0] == "apply"]
+        assert named
+        for words in named:
+            assert cli("apply", "--dry-run", *words[1:]).exit == 0
+            left = {b for a, b in pairwise(words) if a == "--feature"}
+            assert left in ({FIRST}, {SECOND}) or "--without" in chosen
+
+
 def test_one_that_meets_two_others_is_the_one_to_leave(cli: Cli, site: Path, ours: Path) -> None:
     """The first changes the lines of both others, which do not touch each other's."""
     write(ours, FIRST, **{"20-own/0.20.0..0.33.0.patch": capture(FIRST)})

@@ -276,10 +276,10 @@ def test_malformed_patches_are_all_named(cli: Cli, site: Path) -> None:
     (cli.shipped / "demo/10-propose/0.20.0..0.33.0.patch").write_text("nonsense\n")
     write_feature(cli.team, {}, id="team-empty")
     result = cli("--patches", cli.team, "check", site)
-    assert (result.exit, result.out) == (2, "")
-    assert "0.20.0..0.33.0.patch:1" in result.err
-    assert "team-empty" in result.err
-    assert result.last == "overlay check stopped: see the error."
+    assert (result.exit, result.err) == (1, "")
+    assert "0.20.0..0.33.0.patch:1" in result.out
+    assert f"{cli.team}/team-empty" in result.out
+    assert result.last == "Action needed: demo and team-empty are malformed on vLLM 0.26.0."
 
 
 # Help

@@ -10,6 +10,8 @@ import pytest
 
 from overlay.cli.run import run
 from overlay.commands.engine_device import Device, Place, device_of
+from overlay.commands.verify_tiny import tiny_sets
+from overlay.errors import UsageError
 from tests.support import fake_vllm
 from tests.support.fake_engine import behaving, write_fake_python
 
@@ -159,3 +161,17 @@ def test_an_engine_that_does_not_start_ends_the_run_and_is_named(
     told = capfd.readouterr().err
     assert "the engine eagle3hid off: ValueError: No common block size for 16" in told
     assert "eagle3hid whole" not in told
+
+
+@pytest.mark.parametrize(
+    ("on_cpu", "served"),
+    [
+        (True, "on a CPU one of the drafts eagle3hid, p-eagle, found --draft none"),
+        (False, "one of the drafts eagle3hid, eagle3, p-eagle, and a mode that it has, found"),
+    ],
+)
+def test_a_draft_that_is_not_served_is_answered_with_those_that_are(
+    tmp_path: Path, on_cpu: bool, served: str
+) -> None:
+    with pytest.raises(UsageError, match=f"expected with --tiny {served}"):
+        tiny_sets(Path("python"), tmp_path, (), (), "none", on_cpu=on_cpu)

@@ -94,3 +94,15 @@ def test_a_target_that_is_no_file_is_told(
     result = cli("check", tmp_path / "it.whl")
     assert result.exit == 2
     assert word in result.err
+
+
+def test_where_upstream_moved_a_file_is_told_of_a_folder_without_record(
+    cli: Cli, tmp_path: Path
+) -> None:
+    moved = "vllm/v1/spec_decode/proposers/proposer.py"
+    there = {PROPOSER: None, moved: fake_vllm.files()[PROPOSER]}
+    for make in (fake_vllm.tree, fake_vllm.site_packages):
+        site = make(tmp_path / make.__name__, extra=there)
+        answer = cli("check", site)
+        assert answer.exit == 1
+        assert f"its lines before the change are in {moved}" in answer.out

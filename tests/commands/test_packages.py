@@ -273,7 +273,7 @@ def test_what_cannot_be_a_package(cli: Cli, site: Path, package: str, problem: s
     write_feature(cli.team, {}, id="bad", toml=f'package = "{package}"')
     shutil.rmtree(cli.team / "team-capture")
     result = cli("check", site, "--patches", cli.team)
-    assert result.exit == 2
+    assert result.exit == 1
     assert problem in result.err + result.out
 
 
@@ -283,7 +283,7 @@ def test_a_feature_patches_its_own_package_only(cli: Cli, site: Path, wrong: str
     files = {f"10-propose/{RANGE}.patch": text}
     write_feature(cli.team, files, id="bad", releases=RANGE, toml=f'package = "{ASCEND}"')
     result = cli("check", site, "--patches", cli.team)
-    assert result.exit == 2
+    assert result.exit == 1
     assert wrong in result.err + result.out
 
 

@@ -23,6 +23,7 @@ from overlay.report.ported import OpenFile, PortReport
 from overlay.results import State
 from tests.support import port_world as world
 from tests.support.cli import Cli
+from tests.support.patches import write_feature
 from tests.support.releases import know
 
 SCHEMA = json.loads(
@@ -76,6 +77,41 @@ def test_what_lands_is_written_only_when_asked(cli: Cli, ours: Path) -> None:
     assert (ours / "replay/10-runner/0.21.0..0.22.0.patch").is_file()
     assert 'releases = "0.21.0..0.22.0"' in (ours / "replay/feature.toml").read_text()
     assert state(ours, "0.22.0") is State.PRISTINE
+
+
+def test_where_a_release_has_no_more_what_it_is_for_nothing_is_to_port(
+    cli: Cli, ours: Path
+) -> None:
+    toml = ours / "replay/feature.toml"
+    toml.write_text(f'obsolete_without = ["vllm/v1/gone.py"]\n{toml.read_text()}')
+    before = files(ours)
+    words = ("port", "replay", "0.24.0", "--patches", ours)  # where its lines conflict
+    result = cli(*words, "--write")
+    assert (result.exit, "Nothing to port" in result.last) == (0, True)
+    assert "nothing to do" in result.out
+    assert "vLLM has no vllm/v1/gone.py any more, which the feature is for" in result.out
+    assert files(ours) == before
+    assert not Path("port-0.24.0").exists()
+    answer = cli(*words, "--json").json
+    jsonschema.Draft202012Validator(SCHEMA).validate(answer)
+    (entry,) = [each for each in answer["port"]["features"] if each["release"] == "0.24.0"]
+    assert (entry["outcome"], entry["shown"]) == ("upstream", "")
+    assert entry["obsolete"] == "vLLM has no vllm/v1/gone.py any more, which the feature is for"
+
+
+def test_a_malformed_neighbour_keeps_nobody_from_what_was_named(cli: Cli, ours: Path) -> None:
+    bad = write_feature(ours, {}, id="bad") / "feature.toml"
+    bad.write_text("= 1\n")
+    words = ("--write", "--patches", ours)
+    for refused in (cli("port", "--all", "0.22.0", *words), cli("port", "bad", "0.22.0", *words)):
+        assert refused.exit == 2
+        assert f"{bad}:1: it is not TOML" in refused.err
+    before = bad.read_bytes()
+    assert cli("port", "replay", "0.22.0", *words).exit == 0
+    assert (ours / "replay/10-runner/0.21.0..0.22.0.patch").is_file()
+    assert bad.read_bytes() == before
+    assert cli("edit", "bad", "--patches", ours).exit == 2
+    assert cli("edit", "replay", "--patches", ours).exit == 0
 
 
 def test_a_second_port_writes_nothing(cli: Cli, ours: Path) -> None:

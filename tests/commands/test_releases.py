@@ -145,8 +145,8 @@ def test_another_reason_is_an_error_with_its_line(cli: Cli) -> None:
     toml = cli.team / "team-capture/feature.toml"
     toml.write_text('reason = "soon"\n' + toml.read_text())
     result = cli("list", "--patches", cli.team)
-    assert result.exit == 2
-    assert "feature.toml:1: reason: expected one of waiting, local, never" in result.err
+    assert result.exit == 1
+    assert "feature.toml:1: reason: expected one of waiting, local, never" in result.out
 
 
 # ---- another package

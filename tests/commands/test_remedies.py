@@ -79,7 +79,7 @@ def a_tab(world: World) -> Result:
 
 
 def write_the_blank(world: World, answer: Result) -> Result:
-    named = re.search(r"(/.+\.patch):(\d+): the line begins with a tab", answer.err)
+    named = re.search(r"(/.+\.patch):(\d+): the line begins with a tab", answer.out)
     assert named is not None
     path, number = Path(named[1]), int(named[2])
     lines = path.read_text().splitlines(keepends=True)
@@ -190,11 +190,11 @@ CASES = {
     ),
     "a scope as it is written in Python": (
         wrong_scope("def capture_model(self) -> int:"),
-        2,
+        1,
         correct_the_scope,
     ),
     "a module that does not compile": (no_python, 1, correct_the_module),
-    "a tab for a blank": (a_tab, 2, write_the_blank),
+    "a tab for a blank": (a_tab, 1, write_the_blank),
     "a lost ledger, taken over": (ledger_lost, 1, follow("adopt")),
     "a lost ledger, taken out": (ledger_lost, 1, follow("revert")),
     "patches that git applied": (applied_by_git, 1, follow("adopt")),

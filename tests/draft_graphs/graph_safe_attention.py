@@ -96,6 +96,12 @@ class GraphSafeBackend(AttentionBackend):  # type: ignore[misc]
         return (KVCacheLayout.LBHNC,)
 
     @staticmethod
+    def get_kv_cache_shape(  # releases up to 0.28.0 ask the backend
+        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, *_: Any, **__: Any
+    ) -> tuple[int, ...]:
+        return num_blocks, num_kv_heads, block_size, 2 * head_size
+
+    @staticmethod
     def get_impl_cls() -> type[GraphSafeImpl]:
         return GraphSafeImpl
 

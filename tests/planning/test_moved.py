@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from packaging.version import Version
 
+from overlay.errors import TargetError
 from overlay.planning.moved import MOST, likely
 from overlay.planning.planner import plan
 from overlay.results import State
@@ -71,3 +72,16 @@ def test_few_files_are_read_and_the_likeliest_first() -> None:
     assert len(found) == MOST
     assert found[:2] == [NEW, "vllm/v1/deepseek.py"] or found[:2] == ["vllm/v1/deepseek.py", NEW]
     assert OLD not in found
+
+
+def test_a_file_that_cannot_be_read_is_no_hint_and_no_error() -> None:
+    class Refusing(Listed):
+        def read(self, path: str) -> bytes | None:
+            if path == NEW:
+                raise TargetError("it is a pipe")
+            return super().read(path)
+
+    made = feature((OLD, [hunk(LINES, "f")._replace(base_has=())]))
+    other = "vllm/v1/deepseek.py"
+    (result,) = plan([made], Refusing({NEW: TEXT, other: TEXT}), Version("0.26.0")).features
+    assert f"are in {other}, in f" in str(result.files[0].reason)

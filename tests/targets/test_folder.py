@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from overlay.errors import TargetError
 from overlay.package import check_path
-from overlay.targets.folder import file_reader
+from overlay.targets.folder import file_reader, modules_below
 from overlay.targets.resolution import resolve
 from overlay.targets.target import MAX_FILE_BYTES
 from tests.support import fake_vllm
@@ -201,3 +201,38 @@ def test_an_installation_without_a_version_file_contradicts_nothing(tmp_path: Pa
     target = resolve(str(site))
 
     assert (target.vllm, target.warnings) == ("0.32.0", ())
+
+
+# The files of a folder without RECORD, for the hint where upstream moved one
+
+
+def test_listing_a_folder_follows_no_link_and_opens_nothing(tmp_path: Path) -> None:
+    tree = fake_vllm.tree(tmp_path / "tree")
+    expected = [path for path in fake_vllm.files() if path.endswith(".py")]
+    (tmp_path / "else/deep").mkdir(parents=True)
+    (tmp_path / "else/outside.py").write_text("")
+    (tree / "vllm/linked").symlink_to(tmp_path / "else")
+    (tree / "vllm/linked.py").symlink_to(tmp_path / "else/outside.py")
+    (tree / "vllm/round").symlink_to(tree / "vllm")
+    os.mkfifo(tree / "vllm/pipe.py")
+    (tree / "vllm/folder.py").mkdir()
+    closed = tree / "vllm/closed"
+    closed.mkdir()
+    closed.chmod(0)
+    assert sorted(resolve(str(tree)).paths()) == sorted(expected)
+    closed.chmod(0o700)
+
+
+def test_a_folder_without_end_is_listed_to_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = fake_vllm.tree(tmp_path / "tree")
+    for number in range(40):
+        (tree / f"vllm/many/d{number}").mkdir(parents=True)
+        (tree / f"vllm/many/d{number}/a.py").write_text("")
+    monkeypatch.setattr("overlay.targets.folder.MOST_ENTRIES", 30)
+    looked = []
+    scandir = os.scandir
+    monkeypatch.setattr("os.scandir", lambda place: looked.append(place) or scandir(place))
+    assert len(modules_below(tree)) < 30
+    assert len(looked) <= 31

@@ -54,14 +54,14 @@ def _patches_file(w: World) -> Arguments:
     return ["--patches", w.file("x"), "list"]
 
 
-@row("C --patches with a link", 2, "link")
+@row("C --patches with a link", 1, "link")
 def _patches_link(w: World) -> Arguments:
     folder = write_feature(w.tmp / "mine", {"files/vllm/mine.py": ""}, id="mine")
     w.link(folder / "files/vllm/mine.py", w.file("outside.py"))
     return ["list", "--patches", w.tmp / "mine"]
 
 
-@row("C --patches with a pipe", 2, "found a special file")
+@row("C --patches with a pipe", 1, "found a special file")
 def _patches_pipe(w: World) -> Arguments:
     w.fifo(w.tmp / "mine/feature/feature.toml")
     return ["list", "--patches", w.tmp / "mine"]

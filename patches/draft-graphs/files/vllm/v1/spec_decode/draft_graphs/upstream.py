@@ -39,10 +39,11 @@ TAKEN_OVER = (
 
 
 def common_attention_metadata(**fields: Any) -> Any:
-    """Build a CommonAttentionMetadata of those `fields` that this release has.
+    """Build a CommonAttentionMetadata of `fields`, without those that its class does not have here.
 
-    `seq_lens_cpu_upper_bound` is there in all of them; the deprecated `_seq_lens_cpu` and
-    `_num_computed_tokens_cpu` (until 0.29) stay None, as upstream's drafter leaves them.
+    `seq_lens_cpu_upper_bound` is a field of it in every release from 0.20.0 to 0.33.0. The
+    deprecated `_seq_lens_cpu` and `_num_computed_tokens_cpu`, which it has up to 0.29.0, stay
+    None, as upstream sets them for the later passes of a padded batch with rejected tokens.
     """
     from vllm.v1.attention.backend import CommonAttentionMetadata
 
