@@ -194,6 +194,8 @@ def test_a_file_that_may_not_be_written_stays(tmp_path: Path) -> None:
         "except Exception as error: print(error)"
     )
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+    )
     assert "Permission denied" in done.stdout, done.stderr
     assert file.read_text() == "kept"

@@ -225,6 +225,6 @@ def test_what_pip_says_of_a_broken_file_is_shown_without_passwords(configured) -
 
 def test_a_line_that_pip_prints_in_another_form_is_shown_without_passwords(spoken) -> None:
     spoken("global.index-url=https://u:s3cret@one.example/simple\n")
-    with pytest.raises(PackageIndexError, match="found the line 'global.index-url=https") as raised:
+    with pytest.raises(PackageIndexError, match=r"found the line .global") as raised:
         read_config({})
     assert "s3cret" not in str(raised.value)
