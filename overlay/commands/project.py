@@ -23,7 +23,7 @@ from typing import NamedTuple
 from overlay.errors import PatchFormatError, UsageError, described
 from overlay.features.documents import MalformedToml, parse_toml
 from overlay.settings import in_home
-from overlay.untrusted import NotPrivate, read_regular, require_private, user_name
+from overlay.untrusted import read_regular, require_own_name, require_private
 
 #: Far above any file that a person writes.
 _MAX_BYTES = 1024 * 1024
@@ -84,7 +84,7 @@ def _document(file: Path, *, is_table: bool) -> bytes | None:
         ) from error
     if data is None or (is_table and not _TABLE.search(data)):
         return None
-    _require_own_name(file)
+    require_own_name(file)
     for place in (file.resolve(), file.resolve().parent):
         _require_own(place)
     return data
@@ -100,18 +100,6 @@ def _is_strangers(file: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     return bool(folder.st_mode & stat.S_IWOTH) and status.st_uid not in (os.geteuid(), 0)
-
-
-def _require_own_name(place: Path) -> None:
-    """Refuse a name that somebody else gave, be it that of a link to what is the user's own.
-
-    :raises NotPrivate: naming its owner.
-    """
-    if (owner := os.lstat(place).st_uid) not in (os.geteuid(), 0):
-        raise NotPrivate(
-            f"{place} belongs to {user_name(owner)}: expected a file or folder of your own; "
-            "correct its owner, or remove it"
-        )
 
 
 def _require_own(place: Path) -> None:
@@ -161,7 +149,7 @@ def _folder(file: Path, data: bytes, folder: str) -> Path:
         raise _malformed(
             file, data, "patches", f"expected a folder of features at {place}, found none"
         )
-    _require_own_name(place)
+    require_own_name(place)
     _require_own(place.resolve())
     return place
 
