@@ -13,14 +13,18 @@ from collections.abc import Iterable
 _ALIKE = 3
 
 # Patterns are compiled where they are used: each process of vLLM imports this module.
-_URL = r"(?P<scheme>[A-Za-z][\w+.-]*://)(?P<rest>[^\s'\"<>]+?)(?P<end>[:.,;)\]]*(?=[\s'\"<>]|\Z))"
+# A login may hold quotes, which end a URL elsewhere.
+_URL = (
+    r"(?P<scheme>[A-Za-z][\w+.-]*://)(?P<rest>(?:[^\s/?#@]*@)?[^\s'\"<>]+?)"
+    r"(?P<end>[:.,;)\]]*(?=[\s'\"<>]|\Z))"
+)
 
 #: A login in a URL that lacks its scheme, and the part of one that ``urllib3`` shows.
 _BARE = r"(?<!\S)[\w.+-]+:[^\s/@]+@|(?<=url: )(?P<path>/[^\s?#]*)[?#]\S*"
 
 
 def without_secrets(text: str) -> str:
-    """A URL, or a text with URLs in it, without logins, queries and fragments: they hold tokens.
+    """A URL, or a text with URLs in it, without what holds tokens: login, parameters, fragment.
 
     >>> without_secrets("https://me:pw@host/x.diff?token=s3cret#also: no answer")
     'https://host/x.diff: no answer'
@@ -41,7 +45,7 @@ def _without_secrets(rest: str) -> str:
     broken = not host.startswith("[") and re.search(r":(?!\d*\Z)", host) is not None
     if "@" in (rest if broken else host):
         rest = (rest if broken else host).rpartition("@")[2] + ("" if broken else rest[len(host) :])
-    return re.split(r"[?#]", rest, maxsplit=1)[0]
+    return re.split(r"[?#;]", rest, maxsplit=1)[0]
 
 
 #: The most characters of a line of a message, and the most lines.

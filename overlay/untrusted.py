@@ -256,6 +256,18 @@ def require_private(place: str | os.PathLike[str], *, allow_group: bool = False)
         raise NotPrivate(f"{problem}; {step}")
 
 
+def require_own_name(place: Path) -> None:
+    """Refuse a name that somebody else gave, be it that of a link to what is the user's own.
+
+    :raises NotPrivate: naming its owner; :raises OSError: if it is not there.
+    """
+    if (owner := os.lstat(place).st_uid) not in (os.geteuid(), 0):
+        raise NotPrivate(
+            f"{place} belongs to {user_name(owner)}: expected a file or folder of your own; "
+            "correct its owner, or remove it"
+        )
+
+
 def user_name(user: int) -> str:
     """The name of a user, or the number where it has none."""
     import pwd

@@ -33,6 +33,9 @@ from overlay.untrusted import printable
         ("u:s3cret@host/simple", "host/simple"),
         ("https://host/@scope/x@1.0", "https://host/@scope/x@1.0"),
         ("see 'https://h/a?b=s3cret', (https://h/c#s3cret).", "see 'https://h/a', (https://h/c)."),
+        ("https://host/x.diff;token=s3cret", "https://host/x.diff"),
+        ("http://u:s3'cr\"et<@host/x: it is bad", "http://host/x: it is bad"),
+        ("https:u:s3cret@host/x.diff", "host/x.diff"),
         ("exceeded with url: /x.diff?t=s3cret (Caused by", "exceeded with url: /x.diff (Caused by"),
         ("expected a/b.py:12: found x@y, what? #1", "expected a/b.py:12: found x@y, what? #1"),
     ],
@@ -55,6 +58,7 @@ def test_no_secret_of_a_url_is_shown_wherever_it_stands(
         f"{scheme}://host/x?token={secret}",
         f"{scheme}://host/x?{secret}#y",
         f"{scheme}://host#{secret}",
+        f"{scheme}://host/x;{secret}?y",
     ):
         text = f"expected that {url} answers" if sentence else url
         assert secret.rstrip(":.,;") not in without_secrets(text)

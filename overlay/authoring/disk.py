@@ -35,6 +35,9 @@ _STAGED, _DONE = ".overlay-staged-", ".overlay-done-"
 #: What lay in the place of a switch and is none; it is kept.
 _ASIDE = ".overlay-put-aside-"
 
+#: Bytes of a file of a feature: an origin is as large as the change that was imported.
+_MOST = 1 << 26
+
 
 class NewFolder(NamedTuple):
     """What one feature's folder is to hold.
@@ -56,10 +59,10 @@ def replace_features(
 
     :param patches: made where it is missing.
     :param new: the features to come; :param gone: ids of those to go.
-    :raises UsageError: if an id cannot be one, or a path leaves its feature.
-    :raises OverlayError: if another command keeps writing there.
-    :raises OSError: if it cannot be written; the features are those from before then.  (Those to
-        come where the system refuses even to take the switch back.)
+    :raises OverlayError: if an id cannot be one, a path leaves its feature, or another command
+        keeps writing there.
+    :raises OSError: if it cannot be written, or is read back otherwise; the features are those from
+        before then.  (Those to come where the system refuses even to take the switch back.)
     """
     for folder in new:
         require_inside(folder.id, folder.files)
@@ -74,7 +77,10 @@ def replace_features(
             for part in ("new", "gone", "old"):
                 os.mkdir(staged / part)
             for folder in new:
-                lay(staged / "new" / folder.id, _contents(patches / folder.id, folder))
+                made, files = staged / "new" / folder.id, _contents(patches / folder.id, folder)
+                lay(made, files)
+                if contents(made) != files:
+                    raise OSError(errno.EIO, "what was written is not read back", str(made))
             for name in gone:
                 lay(staged / "gone", {name: b""})
             sync(staged)
@@ -108,8 +114,7 @@ def require_inside(id_: str, files: Collection[str] = ()) -> None:
 def settle(patches: Path) -> bool:
     """End a switch of features that was interrupted; whether there was one.
 
-    :raises OverlayError: if another command keeps writing there; :raises OSError: if it cannot be
-        written.
+    :raises OverlayError: if another command keeps writing there; :raises OSError: if it cannot.
     """
     if not is_switch(patches / SWITCH):
         return False
@@ -164,9 +169,7 @@ def _undo(patches: Path, new: Sequence[str]) -> None:
 
 def _contents(present: Path, wanted: NewFolder) -> dict[str, bytes]:
     """Every file that a feature's new folder holds."""
-    files: dict[str, bytes] = {}
-    if not wanted.whole:
-        files = contents(present)
+    files = {} if wanted.whole else contents(present)
     for name, data in wanted.files.items():
         if data is None:
             files.pop(name, None)
@@ -193,7 +196,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     :raises UnfitFile: if one is not a regular file any more, or too large.
     :raises OSError: if one cannot be read.
     """
-    read = {name: read_regular(folder / name, follow=False) for name in files_below(folder)}
+    read = {name: read_regular(folder / name, _MOST, follow=False) for name in files_below(folder)}
     return {name: data for name, data in read.items() if data is not None}
 
 
@@ -207,8 +210,7 @@ def lay(folder: Path, files: Mapping[str, bytes]) -> None:
     places = {""}
     for name, data in files.items():
         above = name.rpartition("/")[0]
-        if above not in places:
-            _make(folder / above)
+        _make(folder / above)
         while above not in places:
             places.add(above)
             above = above.rpartition("/")[0]
@@ -362,8 +364,7 @@ def withdraw(folder: Path, document: str, own: Collection[str]) -> bool:
     :returns: whether the folder is gone.
     :raises OSError: if they cannot be removed.
     """
-    names = {document, *own}
-    there = files_below(folder)
+    there, names = files_below(folder), {document, *own}
     if all(name in names or stray(name.rpartition("/")[2]) for name in there):
         vanish(folder)
         return True
@@ -395,6 +396,5 @@ def sync(path: str | Path, folder: int | None = None) -> None:
 
 def _folder_mode() -> int:
     """The mode that this process gives new folders; ``mkdtemp`` makes private ones."""
-    mask = os.umask(0o022)
-    os.umask(mask)
+    os.umask(mask := os.umask(0o022))
     return 0o777 & ~mask

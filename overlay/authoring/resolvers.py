@@ -90,15 +90,16 @@ def merge_tool(texts: Conflict, path: str) -> bytes:
     git = shutil.which("git")
     if git is None:
         raise UsageError("--tool needs git, and there is none: edit the file, or use --resolver")
-    output = _git([git, "config", "merge.tool"], may_fail=True)
-    chosen = output.decode("utf-8", "surrogateescape").strip()
-    if not chosen:
-        raise UsageError(
-            "--tool needs git's merge.tool, which is not set: `git config --global merge.tool "
-            "vimdiff`, for example"
-        )
     with tempfile.TemporaryDirectory(prefix="overlay-merge-") as folder:
         _stage(git, Path(folder), texts, path)
+        # Asked there: the checkout that this was called in may be a stranger's, and a tool a path.
+        output = _git([git, "-C", folder, "config", "merge.tool"], may_fail=True)
+        chosen = output.decode("utf-8", "surrogateescape").strip()
+        if not chosen:
+            raise UsageError(
+                "--tool needs git's merge.tool, which is not set: `git config --global merge.tool "
+                "vimdiff`, for example"
+            )
         subprocess.run(
             [git, "-C", folder, "mergetool", "--no-prompt", f"--tool={chosen}", "--", path],
             check=False,

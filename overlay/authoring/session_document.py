@@ -16,7 +16,7 @@ from overlay.authoring.writing import toml_string
 from overlay.errors import UsageError
 from overlay.features.documents import parse_toml
 from overlay.package import VLLM, Package, package_named, parse_release, require_text
-from overlay.untrusted import read_below, require_private
+from overlay.untrusted import read_below, require_own_name, require_private
 
 DOCUMENT = "session.toml"
 
@@ -100,6 +100,7 @@ def require_own(folder: Path) -> None:
     """
     real = os.path.realpath(folder)
     if os.path.lexists(real):
+        require_own_name(folder)
         require_private(real, allow_group=True)
 
 

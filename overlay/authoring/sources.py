@@ -10,7 +10,7 @@ from pathlib import Path
 from overlay.authoring.git import Checkout
 from overlay.authoring.incoming import MAX_BYTES, Commit, read_changes
 from overlay.authoring.urls import fetch, is_url, page_of
-from overlay.errors import UsageError
+from overlay.errors import UsageError, without_secrets
 from overlay.settings import in_home
 from overlay.untrusted import read_regular
 
@@ -54,8 +54,8 @@ def read_source(text: str, *, each: bool = False) -> Source:
     if (place := _range(text)) is not None:
         return _from_checkout(text, *place, each)
     raise UsageError(
-        f"{text}: expected a diff or mails of `git format-patch`, the URL of a pull request or "
-        "commit, or CHECKOUT@A..B; found no such file"
+        f"{without_secrets(text)}: expected a diff or mails of `git format-patch`, the URL of a "
+        "pull request or commit, or CHECKOUT@A..B; found no such file"
     )
 
 

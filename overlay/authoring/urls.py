@@ -53,6 +53,8 @@ def page_of(url: str) -> Page:
 
     :raises UsageError: if it is none of these, or not http(s).
     """
+    if len(words := url.split()) != 1:  # a login could go on behind a space, and be shown
+        raise UsageError(f"{without_secrets(''.join(words))}: expected a URL without white space")
     try:
         parts = urlsplit(url)
         host = parts.hostname
@@ -150,14 +152,14 @@ def _require_diff(answer: requests.Response, shown: str) -> None:
 
     :raises FetchError: naming the status, and what may help.
     """
-    status = answer.status_code
+    status, reason = answer.status_code, without_secrets(answer.reason or "")
     if status in (401, 403, 404, 410):
         raise FetchError(
-            f"{shown}: the server answers {status} {answer.reason}: check the URL; of a private "
+            f"{shown}: the server answers {status} {reason}: check the URL; of a private "
             "repository, import `git format-patch --stdout` of a checkout instead"
         )
     if status != 200:
-        raise FetchError(f"{shown}: the server answers {status} {answer.reason}: try again later")
+        raise FetchError(f"{shown}: the server answers {status} {reason}: try again later")
     kind = answer.headers.get("Content-Type", "").lower()
     if "html" in kind:
         raise FetchError(f"{shown}: expected a diff, the server answers a web page ({kind})")

@@ -14,7 +14,7 @@ from packaging.version import Version
 
 from overlay.authoring.porting import Porter
 from overlay.authoring.ports import FeaturePort, TopicPort
-from overlay.authoring.writing import render_patch
+from overlay.authoring.writing import render_patch, require_change
 from overlay.errors import UsageError
 from overlay.features.feature_folder import essence
 from overlay.features.model import Feature, Hunk, Topic, Variant, Way
@@ -123,24 +123,26 @@ def remembered(
 def with_releases(toml: bytes, span: ReleaseRange) -> bytes:
     """``feature.toml`` with another range; everything else stays as it is.
 
-    :raises UsageError: if it has no range on a line of its own.
+    :raises UsageError: if it has no range on a line of its own, or more would change.
     """
     text, number = _RELEASES.subn(rf"\g<1>{span}\g<2>", toml.decode("utf-8"), count=1)
     if not number:
         raise UsageError('feature.toml: expected a line releases = "first..last", found none')
-    return text.encode()
+    return require_change(toml, text, {"releases": str(span)}, "releases on a line of its own")
 
 
 def with_merged(toml: bytes, release: str) -> bytes:
     """``feature.toml`` with the memory that upstream has the feature from a release on.
 
-    :raises UsageError: if it has no range on a line of its own, behind which that is written.
+    :raises UsageError: if it has no range on a line of its own, behind which that is written, or
+        more would change.
     """
     text = _MERGED.sub("", toml.decode("utf-8"))
     text, number = _RELEASES.subn(rf'\g<0>\nmerged = "{release}"', text, count=1)
     if not number:
         raise UsageError('feature.toml: expected a line releases = "first..last", found none')
-    return text.encode()
+    keys = {"merged": release}
+    return require_change(toml, text, keys, "releases and merged on lines of their own")
 
 
 def base_has(hunks: Sequence[Hunk], base: bytes) -> list[str]:

@@ -20,7 +20,7 @@ from packaging.version import Version
 
 from overlay.authoring import disk
 from overlay.errors import OverlayError, PatchFormatError, PatchFormatErrors, UsageError
-from overlay.features.documents import parse_toml
+from overlay.features.documents import MalformedToml, parse_toml
 from overlay.features.feature_folder import read_feature
 from overlay.features.model import Feature, Hunk
 from overlay.features.patch_headers import REPEATED
@@ -138,16 +138,37 @@ def with_tests(toml: bytes, tests: Sequence[DerivedTest]) -> bytes:
     tables = re.split(r"(?m)^(?=\[)", text)
     kept = [part for part in tables if not _DERIVED.match(part)]
     made = "".join(kept).rstrip("\n") + "\n" + "".join(f"{line}\n" for line in _tests(tests))
-    after = parse_toml(made)
-    by_hand = [test for test in before.pop("upstreamed", []) if "lines" not in test]
-    if before != {key: value for key, value in after.items() if key != "upstreamed"} or (
-        [test for test in after.get("upstreamed", []) if "lines" not in test] != by_hand
-    ):
-        raise UsageError(
-            "feature.toml: expected each [[upstreamed]] with lines as a table of its own, whose "
-            "lines are indented; write it so, since the edit changes them"
-        )
-    return made.encode()
+    by_hand = [test for test in parse_toml(toml).get("upstreamed", []) if "lines" not in test]
+    new = [
+        {**vars(test), "lines": list(test.lines), "share": float(f"{test.share:g}")}
+        for test in tests
+    ]
+    return require_change(
+        toml,
+        made,
+        {"upstreamed": [*by_hand, *new] or None},
+        "each [[upstreamed]] with lines as a table of its own behind the others, whose lines are "
+        "indented",
+    )
+
+
+def require_change(toml: bytes, made: str, keys: Mapping[str, object], expected: str) -> bytes:
+    """A changed ``feature.toml``, if nothing but some keys has changed: its text is not parsed.
+
+    :param keys: key -> what it is now, ``None`` for nothing.
+    :param expected: how its text has to be written.
+    :raises UsageError: if more, or less, has changed, as in a text of several lines.
+    """
+    try:
+        wanted = {**parse_toml(toml), **keys}
+        if parse_toml(made) == {key: value for key, value in wanted.items() if value is not None}:
+            return made.encode()
+    except MalformedToml:
+        pass
+    raise UsageError(
+        f"feature.toml: expected {expected}, found it written otherwise, so that "
+        f"{', '.join(keys)} cannot be changed there; write it so"
+    )
 
 
 def render_patch(headers: Mapping[str, str], path: str, hunks: Sequence[Hunk]) -> str:

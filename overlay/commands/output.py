@@ -47,7 +47,8 @@ def _real_place(place: Path) -> Path | None:
     :raises OSError: if it is a folder, a disk or a socket, or a link of somebody else's: who may
         make links beside the file could have any file of the user's overwritten.
     """
-    for _ in range(_MAX_LINKS):
+    for links in range(_MAX_LINKS):
+        _require_own_links(place.parent, _MAX_LINKS - links)
         try:
             status = os.lstat(place)
         except FileNotFoundError:
@@ -59,13 +60,37 @@ def _real_place(place: Path) -> Path | None:
         if not stat.S_ISLNK(status.st_mode):
             found = kind(status.st_mode)
             raise OSError(errno.EINVAL, f"expected a file or a pipe, found {found}", str(place))
-        if status.st_uid not in (os.geteuid(), 0):
-            owner = user_name(status.st_uid)
-            raise PermissionError(errno.EACCES, f"it is a symbolic link of {owner}'s", str(place))
+        _require_own(place, status)
         if os.path.exists(place) and status.st_dev in _proc():
             return None  # /proc/self/fd/1 names what is open, whatever its text says
         place = place.parent / os.readlink(place)
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(place))
+
+
+def _require_own_links(folder: Path, most: int) -> None:
+    """Refuse a folder to which a link of somebody else's leads, at any place of its path.
+
+    :param most: how many links are followed; the system refuses more itself.
+    """
+    for place in (*reversed(folder.parents), folder):
+        try:
+            status = os.lstat(place)
+        except OSError:
+            return  # opening the file says what is missing
+        if stat.S_ISLNK(status.st_mode):
+            _require_own(place, status)
+            if most:
+                _require_own_links(place.parent / os.readlink(place), most - 1)
+
+
+def _require_own(link: Path, status: os.stat_result) -> None:
+    """Refuse a link of somebody else's.
+
+    :raises PermissionError: naming its owner.
+    """
+    if status.st_uid not in (os.geteuid(), 0):
+        owner = user_name(status.st_uid)
+        raise PermissionError(errno.EACCES, f"it is a symbolic link of {owner}'s", str(link))
 
 
 def _proc() -> tuple[int, ...]:
@@ -75,6 +100,8 @@ def _proc() -> tuple[int, ...]:
 
 def _replace(file: Path, data: bytes) -> None:
     """Give a plain file new bytes by one rename."""
+    if file.exists() and not os.access(file, os.W_OK):  # a rename would not ask
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
     mode = None
     if file.exists() and (status := os.lstat(file)).st_uid == os.geteuid():
         mode = stat.S_IMODE(status.st_mode) & 0o777

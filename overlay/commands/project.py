@@ -23,7 +23,7 @@ from typing import NamedTuple
 from overlay.errors import PatchFormatError, UsageError, described
 from overlay.features.documents import MalformedToml, parse_toml
 from overlay.settings import in_home
-from overlay.untrusted import NotPrivate, read_regular, require_private, user_name
+from overlay.untrusted import read_regular, require_own_name, require_private
 
 #: Far above any file that a person writes.
 _MAX_BYTES = 1024 * 1024
@@ -84,11 +84,7 @@ def _document(file: Path, *, is_table: bool) -> bytes | None:
         ) from error
     if data is None or (is_table and not _TABLE.search(data)):
         return None
-    if (owner := os.lstat(file).st_uid) not in (os.geteuid(), 0):  # also of a link to our own
-        raise NotPrivate(
-            f"{file} belongs to {user_name(owner)}: expected a file of your own; correct its "
-            "owner, or remove it"
-        )
+    require_own_name(file)
     for place in (file.resolve(), file.resolve().parent):
         _require_own(place)
     return data
@@ -153,6 +149,7 @@ def _folder(file: Path, data: bytes, folder: str) -> Path:
         raise _malformed(
             file, data, "patches", f"expected a folder of features at {place}, found none"
         )
+    require_own_name(place)
     _require_own(place.resolve())
     return place
 

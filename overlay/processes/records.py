@@ -262,6 +262,14 @@ def read_all() -> Iterator[ProcessRecord]:
                     yield record
 
 
+#: The types of the fields that are kept as they are.
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("started", "host", "role", "vllm", "root", "digest", "summary"), str),
+    "pid": int,
+    **dict.fromkeys(("rank", "counts_fd"), (int, type(None))),
+}
+
+
 def _decoded(document: dict[str, Any]) -> ProcessRecord | None:
     """The record of a file's JSON, ``None`` for another version's.
 
@@ -269,6 +277,9 @@ def _decoded(document: dict[str, Any]) -> ProcessRecord | None:
     """
     if document.pop("schema") != SCHEMA:
         return None
+    for name, types in _TYPES.items():
+        if not isinstance(document.get(name), types):
+            raise TypeError(f"{name} is {document.get(name)!r}")
     for name in ("left_out", "required"):
         document[name] = tuple(map(str, document[name]))
     document["way"] = Way(document["way"])

@@ -235,9 +235,9 @@ class Session:
             if self.config.client_cert:
                 context.load_cert_chain(self.config.client_cert)
         except (OSError, ssl.SSLError) as error:
+            named = f"'cert' ({cert}) and 'client-cert' ({self.config.client_cert})"
             raise PackageIndexError(
-                f"expected pip's 'cert' ({cert}) and 'client-cert' ({self.config.client_cert}) to "
-                f"name certificate files: {error}"
+                f"expected pip's {without_secrets(named)} to name certificate files: {error}"
             ) from error
         if trusted:  # pip's trusted-host means exactly this
             context.check_hostname = False

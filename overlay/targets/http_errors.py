@@ -94,7 +94,8 @@ def bad_range(value: str | None, url: str) -> str:
 def status_error(url: str, answer: requests.Response) -> PackageIndexError:
     """The error of an answer with an error's status."""
     status = answer.status_code
-    text = f"{without_secrets(url)}: the server answers {status} {answer.reason}."
+    reason = without_secrets(answer.reason or "")
+    text = f"{without_secrets(url)}: the server answers {status} {reason}."
     if status in (404, 410):
         return NotFoundError(f"{text} Check the index URL in pip's configuration")
     if status in (401, 403):

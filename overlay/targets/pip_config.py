@@ -134,7 +134,7 @@ def _run(command: list[str], environ: Mapping[str, str]) -> str:
             check=True,
         )
     except subprocess.CalledProcessError as error:
-        said = (error.stderr or "").strip() or f"exit status {error.returncode}"
+        said = without_secrets((error.stderr or "").strip()) or f"exit status {error.returncode}"
         raise PackageIndexError(
             f"expected {' '.join(command)} to tell which package index is configured, it failed: "
             f"{said}. Repair pip's configuration"
@@ -158,7 +158,8 @@ def _pip_settings(pip: list[str], environ: Mapping[str, str]) -> dict[str, dict[
             settings.setdefault(section, {})[option] = str(ast.literal_eval(value))
         except (ValueError, SyntaxError) as error:
             raise PackageIndexError(
-                f"expected 'pip config list' to print option='value', found the line {line!r}"
+                "expected 'pip config list' to print option='value', found the line "
+                f"{without_secrets(line)!r}"
             ) from error
     return settings
 

@@ -16,6 +16,7 @@ from overlay.authoring.editing import Commit, Edited, commit
 from overlay.authoring.layout import lay_out
 from overlay.authoring.writing import DerivedTest, check_files, render_patch, with_tests
 from overlay.errors import PatchFormatErrors, UsageError
+from overlay.features.documents import parse_toml
 from overlay.features.model import Feature
 from overlay.package import ReleaseRange
 from overlay.planning.planner import plan
@@ -191,9 +192,17 @@ def test_derived_tests_follow_the_edit_and_those_by_hand_stay(tree: MemoryTree) 
 
 
 def test_tables_that_cannot_be_told_apart_are_refused() -> None:
-    toml = TOML + b'upstreamed = [{path = "vllm/a.py", lines = ["a"]}]\n'
-    with pytest.raises((UsageError, ValueError)):
-        with_tests(toml, (DerivedTest(A, "Runner", ("line",), 0.6),))
+    quoted = (
+        b'\n[[upstreamed]]\npath = "vllm/b.py"\ncontains = """\nx\n[[upstreamed]]\nlines=\n"""\n'
+    )
+    for toml in (TOML + b'upstreamed = [{path = "vllm/a.py", lines = ["a"]}]\n', TOML + quoted):
+        with pytest.raises(UsageError, match="as a table of its own"):
+            with_tests(toml, (DerivedTest(A, "Runner", ("line",), 0.6),))
+
+
+def test_a_byte_order_mark_does_not_stop_the_tests_of_an_edit() -> None:
+    made = with_tests(b"\xef\xbb\xbf" + TOML, (DerivedTest(A, "Runner", ("line",), 2 / 3),))
+    assert parse_toml(made)["upstreamed"][0]["lines"] == ["line"]
 
 
 def test_a_change_that_is_taken_back_takes_its_topic_with_it(tree: MemoryTree) -> None:

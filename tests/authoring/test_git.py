@@ -65,6 +65,10 @@ def test_a_checkout_runs_nothing_of_its_own(
         "protocol.ext.allow": "always",
         "diff.noprefix": "true",
         "format.attach": "true",
+        "format.from": "Somebody Else <else@example.invalid>",
+        "diff.orderFile": "nowhere",
+        "core.bigFileThreshold": "1",
+        "i18n.logOutputEncoding": "UTF-16",
     }
     hooks = repository.folder / ".git/hooks"
     hooks.mkdir(exist_ok=True)
@@ -84,7 +88,10 @@ def test_a_checkout_runs_nothing_of_its_own(
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "nowhere"))
     checkout = Checkout(repository.folder)
     first, last = checkout.commit("HEAD~1"), checkout.commit("HEAD")
-    assert b"--- a/vllm/a.py\n+++ b/vllm/a.py\n" in checkout.mails(first, last)
+    mails = checkout.mails(first, last)
+    assert b"--- a/vllm/a.py\n+++ b/vllm/a.py\n" in mails
+    assert b"Somebody Else" not in mails
+    assert b"\nSubject: [PATCH] " in mails
     assert b"+a = 2" in checkout.diff(first, last)
     checkout.merges(first, last)
     checkout.history()

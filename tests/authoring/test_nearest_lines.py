@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from overlay.authoring.incoming import read_changes
-from overlay.authoring.locating import ReleaseTexts, locate
+from overlay.authoring.locating import ReleaseTexts, locate, replay
 from tests.support.patches import MemoryTree
 
 PATH = "vllm/a.py"
@@ -25,3 +25,10 @@ def test_a_hunk_at_the_first_line_is_nearest_where_it_is_first(above: int) -> No
     base = locate(file, ReleaseTexts(tuple(trees), trees.__getitem__))
     assert base is not None
     assert base.release == "0.20.0"
+
+
+def test_hunks_of_a_known_base_lie_at_their_own_lines_among_lines_that_are_alike() -> None:
+    diff = f"--- a/{PATH}\n+++ b/{PATH}\n@@ -1 +1 @@\n-a = 1\n+a = 2\n@@ -4 +4 @@\n-b = 1\n+b = 2\n"
+    ((file,),) = (commit.files for commit in read_changes(diff.encode(), "x"))
+    made = replay(b"a = 1\na = 1\nb = 1\nb = 1\nb = 1\n", file.hunks)
+    assert made == b"a = 2\na = 1\nb = 1\nb = 2\nb = 1\n"

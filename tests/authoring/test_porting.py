@@ -164,6 +164,15 @@ def test_only_the_range_and_the_memory_of_a_document_change() -> None:
     assert remembered.merged == Version("0.25.0")
     with pytest.raises(UsageError, match="expected a line releases"):
         with_releases(b"releases=[]\n", check_files("change", written).releases)
+    # A text of several lines may hold what looks like the line.
+    quoted = TOML.replace(b"why = ", b'why = """\nreleases = "1.0..2.0"\nmerged = 1\n"""\n#', 1)
+    assert quoted != TOML
+    for change in (
+        lambda: with_releases(quoted, remembered.releases),
+        lambda: with_merged(quoted, "0.26.0"),
+    ):
+        with pytest.raises(UsageError, match=r"on a line of its own|on lines of their own"):
+            change()
 
 
 def test_a_range_is_not_closed_over_a_release_that_it_does_not_serve() -> None:

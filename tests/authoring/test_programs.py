@@ -64,6 +64,24 @@ def test_the_environment_of_a_program_leads_to_no_repository(theirs: Path) -> No
 
 
 @needs_git
+def test_a_checkout_that_the_command_is_called_in_names_no_merge_tool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """git runs the file of a tool whose name is a path."""
+    script = tmp_path / "tool"
+    script.write_text(f"touch {tmp_path / 'ran'}\n")
+    above = "../" * 40
+    checkout = Repository.create(tmp_path / "checkout")
+    checkout("config", "merge.tool", f"{above}{script}")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
+    monkeypatch.setenv("GIT_CONFIG_SYSTEM", "/dev/null")
+    monkeypatch.chdir(checkout.folder)
+    with pytest.raises(UsageError, match=r"merge\.tool, which is not set"):
+        resolvers.merge_tool(TEXTS, PATH)
+    assert not (tmp_path / "ran").exists()
+
+
+@needs_git
 def test_no_merge_tool_or_resolver_reaches_another_repository(theirs: Path, tmp_path: Path) -> None:
     before = contents(theirs)
     assert resolvers.merge_tool(TEXTS, PATH) == b"a = 2\n"

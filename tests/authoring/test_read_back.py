@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from overlay.authoring.writing import check_folder, write_folder
+from overlay.authoring import disk
+from overlay.authoring.writing import FeatureFolder, check_folder, write_folder
 from overlay.errors import OverlayError
+from overlay.features.folder import load
 from overlay.planning.planner import plan
 from tests.authoring.test_composing import changes
 from tests.authoring.test_import_laws import PATH, RELEASE, SLOW, git_diff, imported
+from tests.support.faults import FaultyOs, faulty
 from tests.support.patches import MemoryTree
 
 MODULES = st.dictionaries(
@@ -36,6 +42,86 @@ def added_diff(path: str, text: str) -> bytes:
     body = "".join(f"+{line}\n" for line in lines)
     end = "\\ No newline at end of file\n" if unfinished else ""
     return f"{head}--- /dev/null\n+++ b/{path}\n@@ -0,0 +1,{len(lines)} @@\n{body}{end}".encode()
+
+
+@st.composite
+def written_changes(draw: st.DrawFn) -> tuple[dict[str, bytes], bytes, bytes]:
+    """A release that is changed: its file, added modules, and the diff of both.
+
+    The lines end in one way or the other, the last one perhaps not at all, and the diff may lack
+    the blob ids by which the base would be known, or any context.
+    """
+    before, after = draw(changes())
+    if draw(st.booleans()):
+        before, after = (text.replace(b"\n", b"\r\n") for text in (before, after))
+    assume(before != after)
+    diff = git_diff(before, after, ids=draw(st.booleans()), context=draw(st.integers(0, 4)))
+    modules = draw(MODULES)
+    diff += b"".join(added_diff(path, text) for path, text in modules.items())
+    made = {PATH: after, **{path: text.encode() for path, text in modules.items()}}
+    return made, before, diff
+
+
+def folder_of(diff: bytes, before: bytes) -> FeatureFolder:
+    """The folder that the import of a change would write."""
+    made = imported(diff, before)
+    assume(made is not None)
+    assert made is not None
+    assert made.folder is not None
+    return made.folder
+
+
+@SLOW
+@given(written_changes())
+def test_what_was_written_makes_the_change_when_a_later_command_reads_it(
+    change: tuple[dict[str, bytes], bytes, bytes],
+) -> None:
+    """Law 1, from disk to disk."""
+    made, before, diff = change
+    folder = folder_of(diff, before)
+    with TemporaryDirectory() as place:
+        write_folder(folder, Path(place))
+        (feature,) = load([Path(place)])
+    planned = plan([feature], MemoryTree({PATH: before}), Version(RELEASE))
+    assert {change.path: change.after for change in planned.changes} == made
+
+
+@SLOW
+@given(written_changes(), st.data())
+def test_a_disk_that_keeps_other_bytes_than_it_was_given_is_noticed(
+    change: tuple[dict[str, bytes], bytes, bytes], data: st.DataObject
+) -> None:
+    """Whichever file it is: what lay there stays, and nothing is left beside it."""
+    _, before, diff = change
+    folder = folder_of(diff, before)
+    files = folder.all_files()
+    number = data.draw(st.integers(1, len([text for text in files.values() if text])))
+    at = data.draw(st.integers(0, 1 << 20))
+
+    class Altering(FaultyOs):
+        """A disk that turns over a bit of what it is given."""
+
+        def __getattr__(self, name: str) -> Any:
+            return self.altered if name == "write" else super().__getattr__(name)
+
+        def altered(self, file: int, given: bytes) -> int:
+            self.names.append("write")
+            kept = bytearray(given)
+            if self.names.count("write") == number:
+                kept[at % len(kept)] ^= 1
+            return os.write(file, kept)
+
+    with TemporaryDirectory() as name:
+        place = Path(name)
+        write_folder(folder, place)
+        (feature,) = load([place])
+        with (
+            faulty(Altering(), disk),
+            pytest.raises(OSError, match="what was written is not read back"),
+        ):
+            write_folder(folder, place, update=True)
+        assert load([place]) == (feature,)
+        assert os.listdir(place) == ["change"]
 
 
 @SLOW

@@ -65,6 +65,27 @@ def test_an_edit_that_a_stranger_could_have_made_is_refused(
 
 
 @as_root
+@pytest.mark.parametrize("of", ["patches", "session"])
+def test_a_link_of_a_strangers_to_what_is_the_users_own_is_refused(
+    team: Cli, begun: Path, tmp_path: Path, of: str
+) -> None:
+    edit(begun, RUNNER, "(1, 2, 4, 8)", "(1, 2, 4, 8, 16)")
+    link = tmp_path / "link"
+    if of == "session":
+        link.symlink_to(begun)
+    else:
+        link.symlink_to(team.team)
+        document = begun / "session.toml"
+        document.write_text(document.read_text().replace(str(team.team), str(link)))
+    os.lchown(link, STRANGER, STRANGER)
+    before = snapshot(team.team)
+    refused = team("edit", "--commit", link if of == "session" else begun)
+    assert refused.exit == 2
+    assert f"{link} belongs to user {STRANGER}: expected" in refused.err
+    assert snapshot(team.team) == before
+
+
+@as_root
 def test_a_session_for_somebody_elses_patches_does_not_begin(team: Cli) -> None:
     os.chown(team.team, STRANGER, STRANGER)
     words = ["--release", "0.26.0", "--patches", str(team.team)]

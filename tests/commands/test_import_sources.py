@@ -207,10 +207,17 @@ def test_other_urls_are_refused(url: str) -> None:
 
 
 def test_no_password_is_shown(cli: Cli, tmp_path: Path) -> None:
-    for path in ("/pull/1", "/nothing"):
-        url = f"http://ada:secret@127.0.0.1:9{path}"
+    for url in (
+        "http://ada:secret@127.0.0.1:9/pull/1",
+        "http://ada:secret@127.0.0.1:9/nothing",
+        "http://ada:secret @127.0.0.1:9/pull/1",
+        "http://127.0.0.1:9/nothing;token=secret",
+        "https:ada:secret@127.0.0.1:9/x.diff",
+        "ada:secret@127.0.0.1:9/x.diff",
+    ):
         result = cli("import", url, "--id", "a", "--patches", tmp_path / "ours")
         assert (result.exit, "secret" in result.err) == (2, False)
+        assert "127.0.0.1:9" in result.err
 
 
 # Checkouts

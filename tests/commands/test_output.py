@@ -158,11 +158,44 @@ def test_what_is_open_already_is_written_where_it_stands(tmp_path: Path, redirec
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes a link of another user's")
-def test_a_link_of_somebody_else_s_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("ours")
-    link = tmp_path / "link"
-    link.symlink_to("file")
-    os.lchown(link, 65534, 65534)
+@pytest.mark.parametrize("name", ["link", "folder/file", "own/file", "own/../folder/file"])
+def test_a_link_of_somebody_else_s_is_refused_wherever_it_is_on_the_way(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real/file").write_text("ours")
+    (tmp_path / "own").symlink_to("folder")
+    for link, goal in (("link", "real/file"), ("folder", "real")):
+        (tmp_path / link).symlink_to(goal)
+        os.lchown(tmp_path / link, 65534, 65534)
     with pytest.raises(OverlayError, match="it is a symbolic link of nobody"):
-        write(link)
-    assert (tmp_path / "file").read_text() == "ours"
+        write(tmp_path / name)
+    assert (tmp_path / "real/file").read_text() == "ours"
+
+
+def test_a_folder_by_links_of_one_s_own_is_written_to(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "one").symlink_to("two")
+    (tmp_path / "two").symlink_to(tmp_path / "real")
+    write(tmp_path / "one/file")
+    assert (tmp_path / "real/file").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, whom a mode stops")
+def test_a_file_that_may_not_be_written_stays(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    file = tmp_path / "file"
+    file.write_text("kept")
+    file.chmod(0o444)
+    program = (
+        "import os, sys; from pathlib import Path; from overlay.commands.output import *\n"
+        "os.setuid(65534)\n"
+        "try: write_output('-o', Path('file'), b'page')\n"
+        "except Exception as error: print(error)"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "Permission denied" in done.stdout, done.stderr
+    assert file.read_text() == "kept"

@@ -98,7 +98,8 @@ def test_folders_are_beside_the_file_and_not_beside_a_link_to_it(
 @as_root
 @pytest.mark.parametrize("name", ["overlay.toml", "pyproject.toml"])
 @pytest.mark.parametrize(
-    "what", ["file", "link", "link of theirs", "folder", "patches", "hard link"]
+    "what",
+    ["file", "link", "link of theirs", "folder", "patches", "hard link", "link to patches of ours"],
 )
 def test_what_somebody_else_could_have_written_is_refused(
     cli: Cli, project: Path, tmp_path: Path, name: str, what: str
@@ -120,6 +121,10 @@ def test_what_somebody_else_could_have_written_is_refused(
             os.link(own, file)
     elif what == "patches":
         os.chown(project / "ours", NOBODY, NOBODY)
+    elif what == "link to patches of ours":
+        (project / "ours").rmdir()
+        (project / "ours").symlink_to(tmp_path / "own/ours")
+        os.lchown(project / "ours", NOBODY, NOBODY)
     else:
         file.unlink()
         os.chown(own if what == "link" else tmp_path / "own/ours", NOBODY, NOBODY)

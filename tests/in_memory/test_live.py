@@ -38,6 +38,12 @@ def test_a_record_comes_back_while_its_process_runs() -> None:
         {"modules": [{"module": "vllm.a", "sha256": "", "scopes": {"f": "half"}}]},
         {"modules": [{"module": "vllm.a", "sha256": "", "scopes": ["f"]}]},
         {"effects": [["x", "elsewhere", ""]]},
+        {"started": 5},
+        {"host": None},
+        {"pid": "\0"},
+        {"rank": "\0"},
+        {"counts_fd": "\0"},
+        {"role": {}},
     ],
 )
 def test_a_record_with_foreign_values_is_not_read(folder: Path, change: dict[str, object]) -> None:

@@ -214,3 +214,17 @@ def test_a_module_named_pip_that_no_import_made_is_passed_over(
     monkeypatch.setitem(sys.modules, "pip", module)
     command = pip_config._pip()
     assert command is None or command[1:] != ["-I", "-m", "pip"]
+
+
+def test_what_pip_says_of_a_broken_file_is_shown_without_passwords(configured) -> None:
+    with pytest.raises(PackageIndexError, match="config list to tell which package") as raised:
+        configured("index-url = https://u:s3cret@one.example/simple\n")
+    assert "one.example" in str(raised.value)
+    assert "s3cret" not in str(raised.value)
+
+
+def test_a_line_that_pip_prints_in_another_form_is_shown_without_passwords(spoken) -> None:
+    spoken("global.index-url=https://u:s3cret@one.example/simple\n")
+    with pytest.raises(PackageIndexError, match=r"found the line .global") as raised:
+        read_config({})
+    assert "s3cret" not in str(raised.value)
