@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from tests.support import shared_memory
 from tests.support.costs import Costs
 
-pytest_plugins = ["tests.engine.engine_fixtures", "pytester"]
+pytest_plugins = ["tests.engine.engine_fixtures", "tests.support.lane", "pytester"]
 
 # A job in a shell's background ignores Ctrl-C, and so would every command that a test interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
