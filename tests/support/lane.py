@@ -2,29 +2,53 @@
 
 A plugin of pytest.  Whoever names a file, a folder or a test, or chooses with ``-k`` or ``-m``,
 gets what was asked for.  Only where nothing is named are left out: tests that are marked as in need
-of an engine or an index, or as slow; and whole files that inject faults or start processes, which
-their imports tell, so that nobody keeps a list and such a file is not even imported.
+of an engine or an index, or as slow; and whole files that inject faults, start processes or run
+whole commands, which their imports and those of their helpers tell, so that nobody keeps a list and
+such a file is not even imported.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
 import pytest
 
 MARKS = frozenset({"engine", "network", "slow", "thorough"})
-#: What starts processes, or meets a fault at each system call in turn.
-_DEAR = "subprocess multiprocessing pytester faults audited git_repository git_peer".split()
-_IMPORTS_DEAR = re.compile(
-    rf"^\s*(import|from) .*\b({'|'.join(_DEAR)})\b|\bpytest\.Pytester\b", re.MULTILINE
+#: What starts processes, meets a fault at each system call in turn, or runs whole commands.
+_DEAR = "subprocess multiprocessing fork faults audited Cli Pytester".split()
+_NAMES_DEAR = re.compile(
+    rf"^\s*(import|from) .*\b({'|'.join(_DEAR)})\b|\b(os\.fork|Pytester)\b", re.M
 )
+_HELPERS = re.compile(r"^from (tests[\w.]*) import ([(\w, ]+(?:[^)]*\))?)", re.MULTILINE)
+ROOT = Path(__file__).resolve().parents[2]
 PROCESSES = 2
 
 
 def in_lane(test_module: Path) -> bool:
-    """Whether no import of a test module tells that it injects faults or starts processes."""
-    return _IMPORTS_DEAR.search(test_module.read_text(encoding="utf-8")) is None
+    """Whether no import of a test module, or of the helpers it imports, tells that it is dear."""
+    seen, waiting = set[Path](), [test_module]
+    while waiting:
+        module = waiting.pop()
+        dear, helpers = _imports(module)
+        if dear:
+            return False
+        seen.add(module)
+        waiting += helpers - seen
+    return True
+
+
+@functools.cache
+def _imports(module: Path) -> tuple[bool, frozenset[Path]]:
+    """Whether a module imports what is dear, and the files below ``tests`` that it imports."""
+    text = module.read_text(encoding="utf-8")
+    named = set[str]()
+    for package, names in _HELPERS.findall(text):
+        named |= {package, *(f"{package}.{name}" for name in re.findall(r"\w+", names))}
+    files = (ROOT / f"{name.replace('.', '/')}.py" for name in named)
+    dear = _NAMES_DEAR.search(text) is not None
+    return dear, frozenset(file for file in files if file.is_file())
 
 
 def names_nothing(config: pytest.Config) -> bool:

@@ -109,7 +109,10 @@ def test_the_lane_says_that_it_is_not_everything(suite: pytest.Pytester) -> None
 
 
 def test_of_our_own_files_those_with_faults_and_processes_are_left_out() -> None:
-    for name in ("on_disk/test_faults.py", "test_packaging.py", "test_all_releases.py"):
-        assert not in_lane(TESTS / name)
-    for name in ("planning/test_laws.py", "on_disk/test_ledger.py", "report/test_page.py"):
+    dear = (
+        "on_disk/test_faults.py test_packaging.py commands/test_cli.py in_memory/test_bypassed.py"
+    )
+    for name in dear.split():  # the last one by a helper of its helper
+        assert not in_lane(TESTS / name), name
+    for name in ("planning/test_laws.py", "on_disk/test_ledger.py", "test_errors.py"):
         assert in_lane(TESTS / name), name
