@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support import shared_memory
 from tests.support.costs import Costs
+from tests.support.lane import names_nothing
 
 pytest_plugins = ["tests.engine.engine_fixtures", "tests.support.lane", "pytester"]
 
@@ -70,10 +71,11 @@ LONGEST = {
 
 # No deadlines: how long examples take says more about what else the machine does than about
 # the code.  CI draws the same examples on every run, besides those that tests name; `--thorough`
-# draws new ones.
+# draws new ones, and the fast lane fewer.
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=UNHURRIED, derandomize=True)
 settings.register_profile("thorough", parent=UNHURRIED, print_blob=True)
+settings.register_profile("lane", parent=UNHURRIED, derandomize=True, max_examples=20)
 settings.register_profile("mutants", parent=UNHURRIED, derandomize=True, max_examples=30)
 
 
@@ -88,7 +90,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--costs"):
         config.pluginmanager.register(Costs(), "costs")
     if config.getoption("--hypothesis-profile") is None:
-        settings.load_profile("thorough" if config.getoption("--thorough") else "ci")
+        beside = "lane" if names_nothing(config) else "ci"
+        settings.load_profile("thorough" if config.getoption("--thorough") else beside)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
