@@ -1,4 +1,4 @@
-"""The fast lane: what a plain ``pytest`` runs, in a minute; ``--whole`` runs everything.
+"""The fast lane: what a plain ``pytest`` runs; ``--whole`` runs everything.
 
 A plugin of pytest.  Whoever names a file, a folder or a test, or chooses with ``-k`` or ``-m``,
 gets what was asked for.  Only where nothing is named are left out: tests that are marked as in need
