@@ -1,8 +1,11 @@
 """Run everything that CI runs: style, types, and all tests, those with a real engine included.
 
+A plain ``pytest`` runs the fast lane only (``tests/support/lane.py``).
+
 ``python3 scripts/test.py [--thorough] [PYTEST ARGUMENTS]`` needs Python 3.11 or 3.12 and pip, and
 makes the environments it needs below ``.cache/``.  What is set up and fetched is kept, so an
-interrupted call goes on there; the checks and the tests themselves always run.
+interrupted call goes on there; the checks and the tests themselves always run.  ``--checks ruff``
+and ``--checks mypy`` run these alone, as the hooks of ``.pre-commit-config.yaml`` do.
 
 Modules that import vLLM themselves run in the engines' environment, also where they or their folder
 are named (``tests/engine/engine_fixtures.py``).
@@ -87,10 +90,14 @@ def main(arguments: Sequence[str]) -> int:
         epilog="All other arguments are pytest's; with any of them the tests run in one process.",
     )
     parser.add_argument("--thorough", action="store_true", help="also what repeats a proof")
+    parser.add_argument("--checks", metavar="TOOL", help="no tests: what ruff, or mypy, says alone")
     asked, others = parser.parse_known_args(arguments)
     environment.with_supported_python()
     began = time.monotonic()
     python = environment.dev_python()
+    if asked.checks is not None:
+        failure = first_failed_check(python, asked.checks)
+        return 0 if failure is None else ended(failure, began)
     with ThreadPoolExecutor(1) as beside:
         engine = beside.submit(engine_environment)
         compile_sources(python)
@@ -131,18 +138,33 @@ def first_failure(
     :param arguments: pytest's; none: all tests.
     :param began: when the script started, on the monotonic clock.
     """
-    for check in checks():
-        say(f"[check] {check.name}")
-        command = [str(python), "-m", *check.arguments]
-        status = subprocess.run(command, cwd=check.folder, check=False).returncode
-        if status != 0:
-            return Failure(f"check {check.name}", status)
+    failure = first_failed_check(python)
+    if failure is not None:
+        return failure
     say(f"[tests] {time.monotonic() - began:.0f} s after the start")
     for name, command in suites(python, arguments, thorough=thorough):
         say(f"[{name}] {' '.join(command[1:])}")
         status = subprocess.run(command, cwd=ROOT, env=clean(), check=False).returncode
         if status != 0:
             return Failure(name, status)
+    return None
+
+
+def first_failed_check(python: Path, tool: str = "") -> Failure | None:
+    """Run the checks of a tool up to the first that fails; None if none does.
+
+    :param tool: what their names begin with; without it all checks.
+    :raises environment.EnvironmentFailed: where there is no check of that tool.
+    """
+    chosen = [check for check in checks() if check.name.startswith(tool)]
+    if tool and not chosen:
+        raise environment.EnvironmentFailed(f"--checks: expected ruff or mypy, found {tool!r}")
+    for check in chosen:
+        say(f"[check] {check.name}")
+        command = [str(python), "-m", *check.arguments]
+        status = subprocess.run(command, cwd=check.folder, check=False).returncode
+        if status != 0:
+            return Failure(f"check {check.name}", status)
     return None
 
 
@@ -162,7 +184,7 @@ def suites(
 
     :param arguments: pytest's; none: all tests.
     """
-    more = ["--thorough"] if thorough else []
+    more = ["--whole", *(["--thorough"] if thorough else [])]
     chosen = list(arguments) or list(IN_THREE)
     commands = [("tests", [str(python), "-m", "pytest", "--costs", *more, *chosen])]
     if thorough and not arguments:

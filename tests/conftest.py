@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, settings
 
 from tests.support import shared_memory
 from tests.support.costs import Costs
+from tests.support.lane import names_nothing
 
-pytest_plugins = ["tests.engine.engine_fixtures", "pytester"]
+pytest_plugins = ["tests.engine.engine_fixtures", "tests.support.lane", "pytester"]
 
 # A job in a shell's background ignores Ctrl-C, and so would every command that a test interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -37,37 +38,44 @@ LONGEST = {
             "on_disk/test_faults.py",
             "test_all_releases.py",
             "docs/test_keeping_up.py",
-            "draft_graphs/test_data_parallel.py",
             "engine/test_with_vllm.py",
-            "in_memory/test_engine_memory.py",
             "draft_graphs/test_engine_graphs.py",
+            "draft_graphs/test_data_parallel.py",
+            "in_memory/test_engine_memory.py",
             "fuzz/test_fuzz.py",
-            "in_memory/test_ray.py",
             "draft_graphs/test_mutations.py",
             "draft_graphs/test_same_as_upstream.py",
-            "draft_graphs/test_drafter_graphs.py",
             "engine/test_engine_unchanged.py",
-            "in_memory/test_external_launcher.py",
             "ascend/test_twin.py",
+            "in_memory/test_ray.py",
+            "draft_graphs/test_drafter_graphs.py",
+            "draft_graphs/test_weights_again.py",
+            "in_memory/test_external_launcher.py",
+            "draft_graphs/test_hybrid_graphs.py",
             "commands/test_killed.py",
             "draft_graphs/test_micro_batches.py",
+            "in_memory/test_hazards.py",
             "draft_graphs/test_verify_engine.py",
             "draft_graphs/test_unequal_ranks.py",
-            "in_memory/test_hazards.py",
+            "commands/test_port_killed.py",
             "draft_graphs/test_facts_releases.py",
+            "test_packaging.py",
+            "commands/test_verify.py",
+            "features/test_shipped_features.py",
+            "commands/test_every_call.py",
             "engine/test_first_drafts.py",
             "draft_graphs/test_data_parallel_releases.py",
-            "draft_graphs/test_hybrid_graphs.py",
         )
     )
 }
 
 # No deadlines: how long examples take says more about what else the machine does than about
 # the code.  CI draws the same examples on every run, besides those that tests name; `--thorough`
-# draws new ones.
+# draws new ones, and the fast lane fewer.
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=UNHURRIED, derandomize=True)
 settings.register_profile("thorough", parent=UNHURRIED, print_blob=True)
+settings.register_profile("lane", parent=UNHURRIED, derandomize=True, max_examples=20)
 settings.register_profile("mutants", parent=UNHURRIED, derandomize=True, max_examples=30)
 
 
@@ -82,7 +90,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--costs"):
         config.pluginmanager.register(Costs(), "costs")
     if config.getoption("--hypothesis-profile") is None:
-        settings.load_profile("thorough" if config.getoption("--thorough") else "ci")
+        beside = "lane" if names_nothing(config) else "ci"
+        settings.load_profile("thorough" if config.getoption("--thorough") else beside)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -179,6 +179,7 @@ class NPUGraph(RecordedGraph):
 
     def rebind(self, task: Task, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Give a task other arguments."""
+        RecordedGraph.held = None
         for tensor in task.tensors():
             memory = self._know(tensor, str(func), "external")
             memory.references -= 1
@@ -205,6 +206,7 @@ class NPUGraph(RecordedGraph):
         with torch.no_grad(), _disable_current_modes():
             if self._at == 0:
                 self.pool.poison(self, references_held())
+            self.touch_memory()
             while self._at < len(self.operations):
                 node = self.operations[self._at]
                 if type(node) is Wait and not node.event.recorded:

@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from tests.draft_graphs.graph_operators import (
     always_runs,
@@ -85,6 +85,7 @@ class Memory:
     role: Role
     first_user: str
     references: int = 1  # the recording's own: `everything`, and what its operations hold
+    poisoned: bool = False  # and nobody can have written it since
     before: torch.Tensor | None = None  # contents to be put back when the capture ends
 
     def owned_elsewhere(self, held: Mapping[int, int]) -> bool:
@@ -116,12 +117,14 @@ class Memory:
         return f"{self.everything.dtype}{list(shape)}, first used by {self.first_user}"
 
 
-def references_held() -> dict[int, int]:
+def references_held() -> Mapping[int, int]:
     """Count by storage how often all recordings together refer to it."""
-    held: dict[int, int] = {}
-    for graph in list(RecordedGraph.alive):
-        for key, memory in graph.memory.items():
-            held[key] = held.get(key, 0) + memory.references
+    held = RecordedGraph.held
+    if held is None:
+        held = RecordedGraph.held = {}
+        for graph in list(RecordedGraph.alive):
+            for key, memory in graph.memory.items():
+                held[key] = held.get(key, 0) + memory.references
     return held
 
 
@@ -131,12 +134,12 @@ class Operation:
 
     func: torch._ops.OpOverload
     leaves: list[Any]
-    spec: TreeSpec
+    args: tuple[Any, ...]  # made of the leaves, as `kwargs`
+    kwargs: dict[str, Any]
     results: list[tuple[int, torch.Tensor]] = field(default_factory=list)
 
     def run(self) -> None:
-        args, kwargs = tree_unflatten(self.leaves, self.spec)
-        out = self.func(*args, **kwargs)
+        out = self.func(*self.args, **self.kwargs)
         if self.results:
             flat = tree_leaves(out)
             for position, destination in self.results:
@@ -159,14 +162,18 @@ class GraphPool:
     def poison(self, replayed: RecordedGraph, held: Mapping[int, int]) -> None:
         """Poison all that `replayed` allocated, and of its neighbours what nobody else holds.
 
+        Only what may have changed since it was poisoned last: what nobody else holds, a replay
+        alone can write, and `RecordedGraph.touch_memory` says that it does.
+
         :param held: `references_held`.
         """
         for graph in list(self._graphs):
             for memory in graph.memory.values():
-                if memory.role != "pool":
+                if memory.role != "pool" or (memory.poisoned and graph is not replayed):
                     continue
                 if graph is replayed or not memory.owned_elsewhere(held):
                     memory.poison()
+                    memory.poisoned = True
 
 
 def _is_host_memory(args: tuple[Any, ...]) -> bool:
@@ -249,6 +256,8 @@ class RecordedGraph:
 
     capturing: ClassVar[RecordedGraph | None] = None
     alive: ClassVar[weakref.WeakSet[RecordedGraph]] = weakref.WeakSet()
+    #: What `references_held` counted; None since a recording was made, forgotten or collected.
+    held: ClassVar[dict[int, int] | None] = None
     recorder: ClassVar[type[_Recorder]] = _Recorder
 
     def __init__(
@@ -269,6 +278,9 @@ class RecordedGraph:
         self.captured = False
         self._host_only = {_key(tensor): tensor for tensor in host_only}
         self._host = {_key(tensor): tensor for tensor in host}
+
+    def __del__(self) -> None:
+        RecordedGraph.held = None
 
     @contextlib.contextmanager
     def capture(self) -> Iterator[None]:
@@ -312,9 +324,15 @@ class RecordedGraph:
         self.check_replay(held)
         with torch.no_grad(), _disable_current_modes():
             self.pool.poison(self, held)
+            self.touch_memory()
             for operation in self.operations:
                 operation.run()
         self.replays += 1
+
+    def touch_memory(self) -> None:
+        """Take nothing for poisoned that this recording is about to write."""
+        for memory in self.memory.values():
+            memory.poisoned = False
 
     def check_replay(self, held: Mapping[int, int]) -> None:
         """Refuse a replay that would use memory that nobody means any more.
@@ -332,6 +350,7 @@ class RecordedGraph:
 
     def reset(self) -> None:
         """Forget the recording, as `CUDAGraph.reset` does."""
+        RecordedGraph.held = None
         self.operations.clear()
         self.memory.clear()
         self._host.clear()
@@ -364,7 +383,7 @@ class RecordedGraph:
         self._note_inputs(name, inputs)
         self._keep_contents(func, args, kwargs)
         frozen = [_alias(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        operation = Operation(func, frozen, spec)
+        operation = Operation(func, frozen, *tree_unflatten(frozen, spec))
         out = func(*args, **kwargs)
         for position, result in enumerate(tree_leaves(out)):
             if isinstance(result, (bool, int, float)):
@@ -424,6 +443,7 @@ class RecordedGraph:
                     memory.before = None
 
     def _count_references(self) -> None:
+        RecordedGraph.held = None
         uses = Counter(_key(t) for operation in self.operations for t in operation.tensors())
         for key, memory in self.memory.items():
             memory.references = 1 + uses[key]

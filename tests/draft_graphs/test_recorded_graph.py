@@ -12,6 +12,9 @@ import pytest
 torch = pytest.importorskip("torch")
 np: Any = pytest.importorskip("numpy")
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from tests.draft_graphs.recorded_graph import (
     CaptureRefused,
     GraphPool,
@@ -252,6 +255,20 @@ def test_neighbours_in_a_pool_lose_what_nobody_holds() -> None:
     lost_graph.replay()
     assert torch.equal(kept, VECTOR + 1)  # somebody holds it: a pool does not reuse it
     assert torch.equal(where, VECTOR + 2)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.sampled_from([0, 1, 2]), max_size=12))
+def test_behind_any_replay_what_others_of_the_pool_left_is_poison(order: list[int]) -> None:
+    pool = GraphPool()
+    graphs = [record(lambda: VECTOR + 1, pool=pool)[0] for _ in range(3)]
+    own = [
+        next(m.everything for m in graph.memory.values() if m.role == "pool") for graph in graphs
+    ]
+    for number in order:
+        graphs[number].replay()
+        for other, memory in enumerate(own):
+            assert bool(memory.isnan().all()) is (other != number)
 
 
 def test_captures_neither_nest_nor_repeat_nor_outlive_an_error() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 
 from tests import conftest
 
@@ -34,7 +35,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_all_tests_run_in_three_processes_and_the_slowest_are_told(script: ModuleType) -> None:
     ((_, command),) = script.suites(PYTHON, [], thorough=False)
-    assert {"--numprocesses=3", "--dist=loadfile", "--costs"} <= set(command)
+    assert {"--whole", "--numprocesses=3", "--dist=loadfile", "--costs"} <= set(command)
     assert "--thorough" not in command
 
 
@@ -47,6 +48,31 @@ def test_some_tests_run_in_one_process(script: ModuleType) -> None:
     ((_, command),) = script.suites(PYTHON, ["tests/planning", "-x"], thorough=False)
     assert command[-2:] == ["tests/planning", "-x"]
     assert not any("numprocesses" in word for word in command)
+
+
+@pytest.mark.parametrize("tool", ["ruff", "mypy"])
+def test_the_hooks_run_the_checks_of_ci(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tool: str
+) -> None:
+    made = ("ruff one", "mypy one", "ruff two", "mypy two")
+    checks = [script.Check(name, ROOT, ("pytest", "--version")) for name in made]
+    monkeypatch.setattr(script, "checks", lambda: checks)
+    said: list[str] = []
+    monkeypatch.setattr(script, "say", said.append)
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    (words,) = (hook["entry"].split() for hook in hooks if hook["id"] == tool)
+    assert words[:2] == ["python3", "scripts/test.py"]
+    assert script.main(words[2:]) == 0
+    assert said == [f"[check] {tool} one", f"[check] {tool} two"]
+    monkeypatch.setattr(script, "checks", lambda: [script.Check(tool, ROOT, ("no_such_module",))])
+    assert script.main(words[2:]) == 1
+
+
+def test_a_tool_without_a_check_is_an_error(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(script.environment.EnvironmentFailed, match="found 'pylint'"):
+        script.main(["--checks", "pylint"])
 
 
 def test_thorough_ends_with_the_mutants(script: ModuleType) -> None:
