@@ -8,6 +8,7 @@ the ledger's copies, or else from the release; it is never guessed from the edit
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,7 +124,7 @@ def find(files: PristineFiles) -> tuple[Edit, ...]:
 
 
 def _candidates(files: PristineFiles) -> set[str]:
-    paths = set(_modules(files.root, files.package))
+    paths = set(_modules(files))
     if files.ledger is not None:
         paths |= {entry.path for entry in files.ledger.entries}
     if files.record is None:
@@ -131,13 +132,20 @@ def _candidates(files: PristineFiles) -> set[str]:
     return paths | {path for path in files.record if path_problem(path, files.package) is None}
 
 
-def _modules(root: Path, package: Package) -> Iterator[str]:
-    """The path of each Python module below the folder of a package."""
-    for place, folders, names in os.walk(root / package.name):
+def _modules(files: PristineFiles) -> Iterator[str]:
+    """The path of each Python module below the folder of a package.
+
+    With a RECORD a link, pipe or the like of which that tells nothing is not a module, but one of
+    what ``beside`` names.
+    """
+    package = files.package
+    for place, folders, names in os.walk(files.root / package.name):
         folders[:] = [name for name in folders if name != "__pycache__"]
-        below = os.path.relpath(place, root).replace(os.sep, "/")
+        below = os.path.relpath(place, files.root).replace(os.sep, "/")
         for name in names:
-            if name.endswith(".py") and path_problem(f"{below}/{name}", package) is None:
+            if not name.endswith(".py") or path_problem(f"{below}/{name}", package) is not None:
+                continue
+            if files.record is None or stat.S_ISREG(os.lstat(os.path.join(place, name)).st_mode):
                 yield f"{below}/{name}"
 
 
