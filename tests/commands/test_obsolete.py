@@ -75,6 +75,24 @@ def test_a_feature_for_a_runner_that_is_gone_retires_and_the_others_go_on(
     assert "install a release that the feature is made for" in refused.out
 
 
+def test_a_runner_that_record_lists_is_missing_and_not_gone(
+    cli: Cli, v1: str, tmp_path: Path
+) -> None:
+    write_feature(
+        cli.shipped,
+        {"10-propose/0.20.0..0.33.0.patch": PROPOSE},
+        id="beside-v1",
+        toml='model_runner = "v1"',
+    )
+    site = fake_vllm.site_packages(tmp_path / "damaged", "0.33.0")
+    (site / RUNNER).unlink()
+    answer = cli("check", site)
+    assert answer.exit == 1
+    assert GONE not in answer.out
+    assert states(cli, "check", site)[v1] == "missing"
+    assert states(cli, "check", site)["beside-v1"] != "inapplicable"
+
+
 def test_a_vllm_that_is_upgraded_to_a_release_without_it_needs_nobody(
     cli: Cli, v1: str, tmp_path: Path
 ) -> None:
