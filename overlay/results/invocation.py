@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import pairwise
 from typing import NamedTuple
 
 #: The commands that take a TARGET, and those of them that write to it.
@@ -45,7 +46,8 @@ class Invocation(NamedTuple):
 
     :ivar target: the arguments that name the target: TARGET, ``--python`` with a path, or nothing.
     :ivar patches: the folders of ``--patches``; those of ``OVERLAY_PATCHES`` need no repetition.
-    :ivar chosen: the arguments that choose features: ``--feature`` and ``--without``.
+    :ivar chosen: the arguments that choose features: ``--feature`` and ``--without``, each with an
+        id.
     """
 
     target: tuple[str, ...] = ()
@@ -63,9 +65,26 @@ class Invocation(NamedTuple):
         spoken = spoken or (name == "new" and "--from-edits" in words)
         folders = () if name in _WITHOUT_PATCHES else self.patches
         named = [word for folder in folders for word in ("--patches", folder)]
-        if name in _ON_CHOSEN and {"--feature", "--without"}.isdisjoint(words):
-            named = [*self.chosen, *named]
+        if name in _ON_CHOSEN and "--feature" not in words:
+            words = self._chosen(words)
         return Command((name, *words, *named, *(self.target if spoken else ())))
+
+    def _chosen(self, words: tuple[str, ...]) -> tuple[str, ...]:
+        """The arguments of a command with the features that were chosen, less those left out.
+
+        ``--feature`` and ``--without`` cannot name one feature both, so what is left of those that
+        were named is named.
+        """
+        out = {value for option, value in pairwise(words) if option == "--without"}
+        meant = [
+            (option, value)
+            for option, value in zip(self.chosen[::2], self.chosen[1::2], strict=True)
+            if value not in out
+        ]
+        if out and any(option == "--feature" for option, _ in meant):
+            gone = {at for at, word in enumerate(words) if word == "--without"}
+            words = tuple(w for at, w in enumerate(words) if not gone & {at, at - 1})
+        return (*words, *(word for pair in meant for word in pair))
 
 
 def absolute(folder: str | os.PathLike[str]) -> str:
