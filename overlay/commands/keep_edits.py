@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from overlay.commands.edits import Workshop, feature_of, holder, saved, survey
-from overlay.commands.new import found, require_free, written
+from overlay.commands.free_ids import require_free
+from overlay.commands.new import found, written
 from overlay.commands.request import root_of
 from overlay.errors import OverlayError, UsageError
 from overlay.on_disk import ledger as ledgers
