@@ -66,7 +66,7 @@ def keep(request: Request, targets: Sequence[Target], keep_as: Keep) -> Kept:
     with_others = [workshop for workshop in surveyed if workshop.others]
     notes += [
         f"files of {workshop.target.package.title} that are not Python were not compared, since "
-        "there is no RECORD that lists them"
+        "there is no RECORD with their hashes"
         for workshop in surveyed
         if workshop.others is None
     ]

@@ -208,3 +208,19 @@ def test_without_a_record_it_is_said_that_they_were_not_compared(
     edit(tree, RUNNER, "return captured\n", "return captured + 1\n")
     result = cli("revert", tree, "--keep-as", "mine", "--patches", ours)
     assert "not Python were not compared" in result.out + result.err
+
+
+def test_what_record_lists_without_a_hash_is_not_taken_for_an_addition(
+    cli: Cli, site: Path, ours: Path
+) -> None:
+    pristine = digest(site)
+    (record,) = site.glob("*.dist-info/RECORD")
+    rows = [row.split(",")[0] + ",," for row in record.read_text().splitlines()]
+    record.write_text("\n".join(rows) + "\n")
+    edit(site, RUNNER, "return captured\n", "return captured + 1\n")
+    result = cli("revert", site, "--keep-as", "mine", "--patches", ours)
+    assert result.exit == 0
+    assert "1 file restored and 0 removed" in result.out
+    assert "not Python were not compared" in result.out + result.err
+    own = {path: data for path, data in digest(site).items() if not path.endswith("RECORD")}
+    assert own == {path: data for path, data in pristine.items() if not path.endswith("RECORD")}
