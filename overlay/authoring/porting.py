@@ -19,6 +19,7 @@ from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.port_warnings import port_warnings
 from overlay.authoring.ports import FeaturePort, TopicPort
 from overlay.features.model import AddedFile, Feature, Hunk, Topic, Variant
+from overlay.package import hiding
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
@@ -132,6 +133,8 @@ class Porter:
             there = self.texts.read(release, added.path)
             if there is not None and not self._has(added, release):
                 return f"{added.path}: the release has another file of that name"
+            if there is None and self.texts.read(release, hiding(added.path)) is not None:
+                return f"{added.path}: the release has a package of that name, which hides it"
         return None
 
     def _has(self, added: AddedFile, release: str) -> bool:
