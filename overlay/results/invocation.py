@@ -8,7 +8,7 @@ The plugin has none; there a command means the environment that it runs in.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import pairwise
@@ -46,8 +46,7 @@ class Invocation(NamedTuple):
 
     :ivar target: the arguments that name the target: TARGET, ``--python`` with a path, or nothing.
     :ivar patches: the folders of ``--patches``; those of ``OVERLAY_PATCHES`` need no repetition.
-    :ivar chosen: the arguments that choose features: ``--feature`` and ``--without``, each with an
-        id.
+    :ivar chosen: the arguments that choose features: ``--feature`` and ``--without``.
     """
 
     target: tuple[str, ...] = ()
@@ -66,25 +65,26 @@ class Invocation(NamedTuple):
         folders = () if name in _WITHOUT_PATCHES else self.patches
         named = [word for folder in folders for word in ("--patches", folder)]
         if name in _ON_CHOSEN and "--feature" not in words:
-            words = self._chosen(words)
+            words, chosen = self._chosen_with(words)
+            named = [*chosen, *named]
         return Command((name, *words, *named, *(self.target if spoken else ())))
 
-    def _chosen(self, words: tuple[str, ...]) -> tuple[str, ...]:
-        """The arguments of a command with the features that were chosen, less those left out.
+    def _chosen_with(self, words: tuple[str, ...]) -> tuple[tuple[str, ...], list[str]]:
+        """Arguments of a command and those that choose features, as far as they go together.
 
-        ``--feature`` and ``--without`` cannot name one feature both, so what is left of those that
-        were named is named.
+        What the command leaves out is not named; where the user named others, these say it all.
         """
-        out = {value for option, value in pairwise(words) if option == "--without"}
-        meant = [
-            (option, value)
-            for option, value in zip(self.chosen[::2], self.chosen[1::2], strict=True)
-            if value not in out
-        ]
-        if out and any(option == "--feature" for option, _ in meant):
-            gone = {at for at, word in enumerate(words) if word == "--without"}
-            words = tuple(w for at, w in enumerate(words) if not gone & {at, at - 1})
-        return (*words, *(word for pair in meant for word in pair))
+        out = _values(words, "--without")
+        named = [id_ for id_ in _values(self.chosen, "--feature") if id_ not in out]
+        without = [id_ for id_ in _values(self.chosen, "--without") if id_ not in out]
+        if named and out:
+            words = tuple(word for word in words if word != "--without" and word not in out)
+        options = (("--feature", named), ("--without", without))
+        return words, [word for option, ids in options for id_ in ids for word in (option, id_)]
+
+
+def _values(words: Sequence[str], option: str) -> list[str]:
+    return [value for word, value in pairwise(words) if word == option]
 
 
 def absolute(folder: str | os.PathLike[str]) -> str:
