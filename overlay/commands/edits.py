@@ -302,10 +302,10 @@ def saved(surveyed: Workshop, id_: str) -> Feature | None:
     try:
         _expect_edits(surveyed, feature, Path(feature.origin))
     except UsageError as error:
-        update = command("new", id_, "--from-edits", "--update")
+        update = f", or {command('new', id_, '--from-edits', '--update')} first"
         raise UsageError(
-            f"--keep-as {id_}: there is a feature of that id, and it does not hold these edits: "
-            f"{error}. Choose another id, or {update} first"
+            f"--keep-as {id_}: there is a feature of that id, and it does not hold these edits. "
+            f"Choose another id{'' if feature.shipped else update}"
         ) from error
     return feature
 

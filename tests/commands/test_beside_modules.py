@@ -224,3 +224,12 @@ def test_what_record_lists_without_a_hash_is_not_taken_for_an_addition(
     assert "not Python were not compared" in result.out + result.err
     own = {path: data for path, data in digest(site).items() if not path.endswith("RECORD")}
     assert own == {path: data for path, data in pristine.items() if not path.endswith("RECORD")}
+
+
+def test_a_shipped_feature_is_not_offered_to_be_replaced(cli: Cli, site: Path, ours: Path) -> None:
+    edit(site, RUNNER, "return captured\n", "return captured + 1\n")
+    refused = cli("revert", site, "--keep-as", "demo", "--patches", ours)
+    assert refused.exit == 2
+    assert "Choose another id" in refused.err
+    assert "--update" not in refused.err
+    assert "report this" not in refused.err
