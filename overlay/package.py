@@ -356,6 +356,11 @@ def path_problem(path: str, package: Package = VLLM) -> str | None:
     return None
 
 
+def hiding(path: str) -> str:
+    """The package that Python imports in the place of a module, where both are there."""
+    return f"{path.removesuffix('.py')}/__init__.py"
+
+
 def folder_problem(path: str, package: Package = VLLM) -> str | None:
     """Why a feature could not have added the folder ``path``, or ``None`` if it could."""
     return path_problem(f"{path}/__init__.py", package) or (

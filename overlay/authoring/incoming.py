@@ -44,8 +44,9 @@ _MODE = re.compile(
 #: What was not UTF-8; people read the words of a mail, and only its diff must keep every byte.
 _LONE = re.compile("[\ud800-\udfff]")
 
-#: Numbers of a hunk's header that no file has; Python refuses those of more than 4,300 digits.
-_FAR = re.compile(r"^@@ .*\d{10}", re.MULTILINE)
+#: Numbers of a hunk's header that no file has; Python refuses those of more than 4,300 digits. What
+#: stands behind the numbers is a line of the file, as git's heading of a hunk, and may have any.
+_FAR = re.compile(r"^@@ [-+,\d ]*\d{10}", re.MULTILINE)
 
 #: The most characters of a mail's header; the parser takes time with the square of their number.
 _MAX_HEADER = 8 * 1024

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.triage import FileFate
 from overlay.features.model import AddedFile
-from overlay.package import ReleaseRange
+from overlay.package import ReleaseRange, hiding
 from overlay.planning.upstream import module_in
 from overlay.results import Fate, Outcome
 
@@ -56,7 +56,8 @@ def modules_on(added: Mapping[str, bytes], texts: ReleaseTexts) -> dict[str, dic
     def outcome(release: str, path: str) -> Outcome:
         there = texts.read(release, path)
         if there is None:
-            return Outcome.EXACT
+            hidden = texts.read(release, hiding(path)) is not None
+            return Outcome.CONFLICT if hidden else Outcome.EXACT
         has_it = module_in(AddedFile(path, added[path]), there).merged
         return Outcome.UPSTREAM if has_it else Outcome.CONFLICT
 

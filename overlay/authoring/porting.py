@@ -77,13 +77,13 @@ class Porter:
                 laid[ported.path] = ported.after
         hunks = [hunk for topic in topics for hunk in topic.hunks]
         modules = tuple(
-            module_outcome(added, self.texts.read(release, added.path)) for added in feature.added
+            module_outcome(added, partial(self.texts.read, release)) for added in feature.added
         )
         at = dict(zip((added.path for added in feature.added), modules, strict=True))
         taken = [path for path, outcome in at.items() if outcome is Outcome.CONFLICT]
         lacking = [path for path, outcome in at.items() if outcome is not Outcome.UPSTREAM]
         told = ""
-        problem = f"{taken[0]}: the release has another file of that name" if taken else None
+        problem = f"{taken[0]}: {self._holder(release, taken[0])}" if taken else None
         if all(hunk.outcome is Outcome.UPSTREAM for hunk in hunks) and (hunks or feature.added):
             if not lacking:
                 what = f"{len(hunks)} hunks" if hunks else "of its modules"
@@ -96,6 +96,12 @@ class Porter:
         return FeaturePort(
             feature, release, tuple(topics), modules=modules, shown=told, problem=problem
         )
+
+    def _holder(self, release: str, path: str) -> str:
+        """What a release has in the place of an added module."""
+        if self.texts.read(release, path) is None:
+            return "the release has a package of that name, which hides it"
+        return "the release has another file of that name"
 
     def _idle(self, feature: Feature, release: str, *, covered: bool) -> tuple[str, str]:
         """What shows that a release has a feature, and what it has no more that the feature is for.

@@ -134,7 +134,7 @@ def with_tests(toml: bytes, tests: Sequence[DerivedTest]) -> bytes:
 
     :raises UsageError: if its tables are written in a way in which they cannot be told apart.
     """
-    before, text = parse_toml(toml), toml.decode("utf-8")
+    text = toml.decode("utf-8")
     tables = re.split(r"(?m)^(?=\[)", text)
     kept = [part for part in tables if not _DERIVED.match(part)]
     made = "".join(kept).rstrip("\n") + "\n" + "".join(f"{line}\n" for line in _tests(tests))

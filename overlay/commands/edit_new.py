@@ -27,7 +27,8 @@ from overlay.commands.edit_files import (
     remove,
 )
 from overlay.commands.edits import readable, words
-from overlay.commands.new import by_scope, require_free
+from overlay.commands.free_ids import require_free
+from overlay.commands.new import by_scope
 from overlay.errors import UsageError
 from overlay.features.model import of_package
 from overlay.package import VLLM, Package, package_named, package_problem

@@ -16,9 +16,9 @@ from overlay.errors import PackageIndexError, UsageError
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.beside import Beside, beside
 from overlay.on_disk.disk_state import conditions, void
-from overlay.on_disk.edits import Edit, PristineFiles, find
+from overlay.on_disk.edits import Edit, PristineFiles, find, unhashed
 from overlay.on_disk.journal import reading
-from overlay.package import VLLM, Package
+from overlay.package import VLLM, Package, path_problem
 from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
 from overlay.results import Plan
@@ -102,7 +102,8 @@ def survey(
         )
         edits = find(pristine)
         record = target.record
-        others = None if record is None else beside(root, record, package)
+        bare = (path for path in unhashed(record) if path_problem(path, package) is not None)
+        others = None if record is None or any(bare) else beside(root, record, package)
     # The folder that is written to comes last, and may not be there yet.
     if request.patches and not os.path.lexists(request.folders[-1]):
         request = request._replace(patches=request.patches[:-1])
@@ -301,10 +302,10 @@ def saved(surveyed: Workshop, id_: str) -> Feature | None:
     try:
         _expect_edits(surveyed, feature, Path(feature.origin))
     except UsageError as error:
-        update = command("new", id_, "--from-edits", "--update")
+        update = f", or {command('new', id_, '--from-edits', '--update')} first"
         raise UsageError(
-            f"--keep-as {id_}: there is a feature of that id, and it does not hold these edits: "
-            f"{error}. Choose another id, or {update} first"
+            f"--keep-as {id_}: there is a feature of that id, and it does not hold these edits. "
+            f"Choose another id{'' if feature.shipped else update}"
         ) from error
     return feature
 

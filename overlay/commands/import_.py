@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlay.commands import package_releases
+from overlay.commands.free_ids import expect_id, require_free
 from overlay.errors import UsageError
-from overlay.package import VLLM, Package, id_problem, known_package
+from overlay.package import VLLM, Package, known_package
 from overlay.report.imported import ImportedFile, ImportReport, SeriesReport, concluded, series
 from overlay.report.words import enumeration
 
@@ -59,7 +60,10 @@ def import_change(
     from overlay.authoring.writing import write_folder
     from overlay.planning.scope_cache import Memo
 
-    _require_free(patches, id_, update=update or each)
+    if each:
+        expect_id(id_, "--id")
+    else:
+        require_free(patches, id_, update=update, option="--id")
     if checkout is not None and not checkout.is_dir():
         raise UsageError(
             f"--base {checkout}: expected a checkout of the package, found no such folder"
@@ -109,21 +113,6 @@ def _served(commits: Sequence[Commit], releases: str | None) -> tuple[Package, t
     if releases is None:
         return package, package_releases.known(package)
     return package_releases.named(releases, package)
-
-
-def _require_free(patches: Path, id_: str, *, update: bool) -> None:
-    """Refuse an id that cannot be one, or that exists, before anything is fetched.
-
-    :raises UsageError: naming the folder.
-    """
-    if (problem := id_problem(id_)) is not None:
-        raise UsageError(f"--id {problem}, as ids of features are")
-    folder = patches / id_
-    if folder.exists() and not update:
-        raise UsageError(
-            f"{folder}: expected no feature of that id, found one; choose another --id, or pass "
-            "--update to replace it"
-        )
 
 
 @dataclass(frozen=True)
@@ -185,7 +174,7 @@ def _each(
     commits = [(source, commit) for source in sources for commit in source.commits]
     for number, (source, commit) in enumerate(commits, 1):
         name = _id(id_, number, len(commits), commit)
-        _require_free(patches, name, update=update)
+        require_free(patches, name, update=update, option="--id")
         below = texts_with(features, texts, importer.syntax)
         prepared.append(importer.prepare([source], [commit], name, below))
         if (folder := prepared[-1].folder) is not None:

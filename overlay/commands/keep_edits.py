@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from overlay.commands.edits import Workshop, feature_of, holder, saved, survey
-from overlay.commands.new import found, require_free, written
+from overlay.commands.free_ids import require_free
+from overlay.commands.new import found, written
 from overlay.commands.request import root_of
 from overlay.errors import OverlayError, UsageError
 from overlay.on_disk import ledger as ledgers
@@ -65,7 +66,7 @@ def keep(request: Request, targets: Sequence[Target], keep_as: Keep) -> Kept:
     with_others = [workshop for workshop in surveyed if workshop.others]
     notes += [
         f"files of {workshop.target.package.title} that are not Python were not compared, since "
-        "there is no RECORD that lists them"
+        "there is no RECORD with their hashes"
         for workshop in surveyed
         if workshop.others is None
     ]

@@ -156,8 +156,9 @@ def _has_it(feature: Feature) -> Iterator[str]:
         share = min(test.share for test in lined)  # as it is judged: of the lines of all scopes
         lines = "new line" if number == 1 else f"{number} new lines"
         scopes = ", ".join(dict.fromkeys(test.scope for test in lined))
-        few = "its" if number == 1 else f"{share:.0%} of its"
-        yield f"once a release has {few} {lines} in {scopes}"
+        every = "its" if number == 1 else "all of its"
+        asked = f" (from {share:.0%} of them on you are asked)" if share < 1 < number else ""
+        yield f"once a release has {every} {lines} in {scopes}{asked}"
 
 
 def _warnings(feature: Feature) -> Iterator[str]:

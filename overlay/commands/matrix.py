@@ -112,9 +112,7 @@ class _Column:
             return None
         outcomes: list[Outcome | None]
         outcomes = [self._carried(topic, release) for topic in feature.topics]
-        outcomes += (
-            module_outcome(added, self.texts.read(release, added.path)) for added in feature.added
-        )
+        outcomes += (module_outcome(added, read) for added in feature.added)
         known = [outcome for outcome in outcomes if outcome is not None]
         return whole_outcome(known) if known and len(known) == len(outcomes) else None
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from overlay.authoring.triage import FileFate
 from overlay.commands import package_releases
 from overlay.commands.edits import Made, Workshop, feature_of, survey
+from overlay.commands.free_ids import require_free
 from overlay.errors import UsageError
-from overlay.package import VLLM, id_problem
+from overlay.package import VLLM
 from overlay.report.authored import AuthoredFile, AuthoredHunks, NewReport, made_new
 from overlay.results import Fate
 from overlay.results.invocation import command
@@ -63,25 +64,6 @@ def new_from_edits(
         )
     made = feature_of(surveyed, id_, patches, title=title, releases=known, progress=progress)
     return written(surveyed, made, patches, update=update)
-
-
-def require_free(
-    patches: Path, id_: str, *, update: bool, instead: str = "pass --update to replace it"
-) -> None:
-    """Refuse an id that cannot be one, or that exists.
-
-    :param instead: what to do where that feature is meant.
-    :raises UsageError: naming the folder.
-    """
-    from overlay.features.sources import entries
-
-    if (problem := id_problem(id_)) is not None:
-        raise UsageError(f"{problem}, as ids of features are")
-    if not update and patches.is_dir() and id_ in entries(patches):
-        raise UsageError(
-            f"{patches / id_}: expected no feature of that id, found one; choose another id, or "
-            f"{instead}"
-        )
 
 
 def written(surveyed: Workshop, made: Made, patches: Path, *, update: bool = False) -> NewReport:

@@ -70,7 +70,9 @@ def revert(request: Request, name: str | None = None, keep_as: Keep | None = Non
     if kept.report.folder is None:
         answers = [_report(target, Plan(())) for target in targets]
         verdict = not_kept(_report(kept.target, Plan(())), kept.report.verdict)
-        return RevertReport(verdict, answers[0], others=tuple(answers[1:]), kept=kept.report)
+        return RevertReport(
+            verdict, answers[0], others=tuple(answers[1:]), kept=kept.report, beside=kept.beside
+        )
     report = _everything(request, targets, said, named=named, edits=kept.edits)
     if not report.exit:
         report = replace(report, conclusion=also_kept(report, kept.report.folder))
@@ -79,6 +81,7 @@ def revert(request: Request, name: str | None = None, keep_as: Keep | None = Non
 
 def _told(report: RevertReport, kept: Kept) -> RevertReport:
     """A report that names what is neither kept nor put back."""
+    report = replace(report, beside=kept.beside)
     if report.exit or not kept.beside:
         return report
     return replace(report, conclusion=left_as_it_is(report, kept.beside, kept.titles))

@@ -280,8 +280,12 @@ def _told(
     do = "does" if len(ids) == 1 else "do"
     other = ModelRunner.V1 if runner is ModelRunner.V2 else ModelRunner.V2
     shown = other.value.upper()
-    if asked(environment) is other:
-        text = f"uses model runner {shown} by {asking(other)}: {names} {do} nothing there"
+    value = environment.get(VARIABLE)
+    if value is not None and asked(environment) is None:
+        text = f"does not start with {VARIABLE}={value[:40]!r}: it expects a number there, 0 for V1"
+        return text, text
+    if value is not None and asked(environment) is other:
+        text = f"uses model runner {shown} by {VARIABLE}={int(value)}: {names} {do} nothing there"
         return text, text
     unless = f"unless {asking(runner)} is set"
     rule = models(release)

@@ -80,10 +80,10 @@ def _changed(
     root: Path, path: str, mode: int, expected: str | None, package: Package
 ) -> str | None:
     """What was done to a file; ``None`` where it is the release's own, or a module."""
+    if _is_module(path, package) and (stat.S_ISREG(mode) or expected is not None):
+        return None
     if not stat.S_ISREG(mode):
         return kind(mode)
-    if _is_module(path, package):
-        return None
     if expected is None:
         return "added"
     return None if _digest(root / path) == expected else "edited"

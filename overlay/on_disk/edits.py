@@ -8,15 +8,17 @@ the ledger's copies, or else from the release; it is never guessed from the edit
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlay.errors import TargetError
+from overlay.errors import PackageIndexError, TargetError
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import Condition, condition
 from overlay.package import VLLM, Package, Tree, path_problem
+from overlay.targets.record import Record
 from overlay.untrusted import sha256
 
 if TYPE_CHECKING:
@@ -67,6 +69,8 @@ class PristineFiles:
         self._open = release
         self._release: Tree | None = None
         self.package = package
+        self._bare = unhashed(record)
+        self._alone = False
         self._copies = ledgers.copies(root, package)
 
     def read(self, path: str) -> bytes | None:
@@ -76,11 +80,11 @@ class PristineFiles:
         :raises TargetError: if the release's file is not the one that RECORD lists.
         :raises PackageIndexError: if the release has to be fetched and cannot be.
         """
-        if self.record is None:
+        if not self._told(path):
             return self.of_release(path)
-        expected = self.record.get(path)
+        expected = (self.record or {}).get(path)
         if expected is None:
-            return None
+            return self._overlooked(path)
         entry = None if self.ledger is None else self.ledger.entry(path)
         if entry is not None and entry.before == expected:
             return self._copies(expected)
@@ -102,16 +106,39 @@ class PristineFiles:
         """Whether a file was edited before the overlay patched it."""
         if entry.before is None:
             return False
-        if self.record is not None:
-            return entry.before != self.record.get(entry.path)
-        own = self.of_release(entry.path)
+        expected = (self.record or {}).get(entry.path)
+        if expected is not None:
+            return entry.before != expected
+        listed = not self._told(entry.path)
+        own = self.of_release(entry.path) if listed else self._overlooked(entry.path)
         return own is None or entry.before != sha256(own)
+
+    def _overlooked(self, path: str) -> bytes | None:
+        """A file of the release that a RECORD with rows missing does not list: it is not added."""
+        entry = None if self.ledger is None else self.ledger.entry(path)
+        made = entry is not None and entry.before is None
+        if made or self._alone or self.tree.read(path) is None:
+            return None
+        try:
+            return self.of_release(path)
+        except PackageIndexError:
+            self._alone = True  # a build that no index has: there is RECORD alone
+            return None
+
+    def _told(self, path: str) -> bool:
+        """Whether RECORD says which bytes the release has of a file, or that it has none."""
+        return self.record is not None and path not in self._bare
 
     def of_release(self, path: str) -> bytes | None:
         """The bytes of a file in the release as it was published."""
         if self._release is None:
             self._release = self._open()
         return self._release.read(path)
+
+
+def unhashed(record: Mapping[str, str] | None) -> frozenset[str]:
+    """The files that a RECORD lists without a hash: they are the release's, whatever they hold."""
+    return record.without_hash if isinstance(record, Record) else frozenset()
 
 
 def find(files: PristineFiles) -> tuple[Edit, ...]:
@@ -123,7 +150,7 @@ def find(files: PristineFiles) -> tuple[Edit, ...]:
 
 
 def _candidates(files: PristineFiles) -> set[str]:
-    paths = set(_modules(files.root, files.package))
+    paths = set(_modules(files))
     if files.ledger is not None:
         paths |= {entry.path for entry in files.ledger.entries}
     if files.record is None:
@@ -131,13 +158,20 @@ def _candidates(files: PristineFiles) -> set[str]:
     return paths | {path for path in files.record if path_problem(path, files.package) is None}
 
 
-def _modules(root: Path, package: Package) -> Iterator[str]:
-    """The path of each Python module below the folder of a package."""
-    for place, folders, names in os.walk(root / package.name):
+def _modules(files: PristineFiles) -> Iterator[str]:
+    """The path of each Python module below the folder of a package.
+
+    With a RECORD a link, pipe or the like of which that tells nothing is not a module, but one of
+    what ``beside`` names.
+    """
+    package = files.package
+    for place, folders, names in os.walk(files.root / package.name):
         folders[:] = [name for name in folders if name != "__pycache__"]
-        below = os.path.relpath(place, root).replace(os.sep, "/")
+        below = os.path.relpath(place, files.root).replace(os.sep, "/")
         for name in names:
-            if name.endswith(".py") and path_problem(f"{below}/{name}", package) is None:
+            if not name.endswith(".py") or path_problem(f"{below}/{name}", package) is not None:
+                continue
+            if files.record is None or stat.S_ISREG(os.lstat(os.path.join(place, name)).st_mode):
                 yield f"{below}/{name}"
 
 

@@ -92,7 +92,7 @@ def clash(first: str, its_place: str, second: str, place: str) -> Clash:
     leave = f"leave one of them out, {' or '.join(ways)}, or " if len(ways) > 1 else ""
     own = f"{second} ({place})" if place else second
     return Clash(
-        f"{first} ({its_place}) and {own} touch the same lines, and neither is applied",
+        f"{first} ({its_place}) and {own} touch the same lines and cannot be applied together",
         f"{leave}make one patch of both",
         f"{first} and {second} touch the same lines",
     )

@@ -23,8 +23,9 @@ def obsolete_by(
 ) -> str | None:
     """What a release has no more that the feature is for; ``None`` where nothing of it is gone.
 
-    A file that a variant for the release patches was there when that was written: it is missing
-    from the tree and not gone, unless the release's own RECORD does not have it either.
+    The release's own RECORD says which files it has: one that it lists is missing from the tree
+    and not gone.  Without a RECORD a file that a variant for the release patches is missing, for it
+    was there when that was written.
 
     :param read: gives a file of the release's own tree.
     :param record: the release's own files, where it has a RECORD.
@@ -36,7 +37,7 @@ def obsolete_by(
             for topic in feature.topics
             for variant in topic.variants
         )
-        if read(path) is not None or (known and (record is None or path in record)):
+        if read(path) is not None or (known if record is None else path in record):
             continue
         runner = next((each for each, file in RUNNER_FILES.items() if file == path), None)
         if runner is not None:

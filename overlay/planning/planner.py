@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from packaging.version import Version
 
 from overlay.features.model import AddedFile, Feature, Hunk, Patch, Topic, Variant
-from overlay.package import ReleaseRange, Tree
+from overlay.package import ReleaseRange, Tree, hiding
 from overlay.planning import advice
 from overlay.planning.attempt import Attempt, attempt
 from overlay.planning.moved import placed
@@ -231,6 +231,9 @@ class _Planner:
                 review = advice.for_review(draft.feature, self.release)
                 reason = Reason(f"{text} ({shown.text})", review)
             result = _drifted(path, reason)
+        elif before is None and self.sequence.pristine(hiding(path)) is not None:
+            text = f"expected no package of that name, found {hiding(path)}: Python imports that"
+            result = _drifted(path, Reason(text, advice.for_taken_name(draft.feature, path)))
         elif before is not None:
             same = before == added.content
             result = FileResult(path, State.UPSTREAMED, reason=None if same else Reason(shown.text))

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from packaging.version import Version
 
 from overlay.features.model import MODULE_SCOPE, AddedFile, Feature, Hunk, UpstreamTest, Variant
+from overlay.package import hiding
 from overlay.planning.telling import (
     SHARE,
     Place,
@@ -139,13 +140,14 @@ def module_in(added: AddedFile, data: bytes) -> Evidence:
     return has_module(added, [data.decode("utf-8", "replace").splitlines()])
 
 
-def module_outcome(added: AddedFile, data: bytes | None) -> Outcome:
-    """What becomes of an added module where a release has a file of its name, or none.
+def module_outcome(added: AddedFile, read: Callable[[str], bytes | None]) -> Outcome:
+    """What becomes of an added module where a release has something of its name, or nothing.
 
-    :param data: the release's file; ``None`` where the name is free.
+    :param read: gives the bytes of a file of the release; ``None`` where it has none.
     """
+    data = read(added.path)
     if data is None:
-        return Outcome.EXACT
+        return Outcome.EXACT if read(hiding(added.path)) is None else Outcome.CONFLICT
     return Outcome.UPSTREAM if module_in(added, data).merged else Outcome.CONFLICT
 
 

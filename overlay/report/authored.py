@@ -16,6 +16,9 @@ from overlay.report.words import count, enumeration
 from overlay.results import Fate, Outcome
 from overlay.results.invocation import absolute, command
 
+#: The most files beside modules that the text names one by one; the JSON has all of them.
+_MOST = 200
+
 
 class AuthoredHunks(NamedTuple):
     """How many hunks of a file are in one scope."""
@@ -138,7 +141,8 @@ def made_new(
     """
     problems = sum(file.problem is not None for file in files)
     if problems:
-        text = f"Nothing was written: {count(problems, 'file')} could not be carried; see above."
+        carried = count(problems + len(beside), "file")
+        text = f"Nothing was written: {carried} could not be carried; see above."
         return Verdict(Code.NOT_MADE, text)
     if not files:
         text = "Nothing was written: no module differs from the release or from the patches."
@@ -210,6 +214,7 @@ def lines(report: NewReport | EditReport) -> Iterator[Line]:
             continue
         yield Line((Span(f"{file.path:<{width}}  "),), (Span(_said(file)),))
     if isinstance(report, NewReport):
+        yield from beside_lines(report.beside)
         yield from landings(report.outcomes)
         edited = [file.path for file in report.files if file.fate is Fate.EDITED]
         yield from on_disk_only(edited, report.releases)
@@ -225,6 +230,14 @@ def lines(report: NewReport | EditReport) -> Iterator[Line]:
         yield labelled(0, "note: ", text)
     for release, why in report.unread:
         yield labelled(0, f"{release} was not tried: ", why, "warning")
+
+
+def beside_lines(beside: Sequence[tuple[str, str]]) -> Iterator[Line]:
+    """What was changed and is no module, each with a line of its own, up to a bound."""
+    for path, what in beside[:_MOST]:
+        yield Line((Span("! ", "bad"),), (Span(f"{path} ({what}): a feature carries modules"),))
+    if len(beside) > _MOST:
+        yield Line((Span("! ", "bad"),), (Span(f"{len(beside) - _MOST} others of that kind"),))
 
 
 def _said(file: AuthoredFile) -> str:

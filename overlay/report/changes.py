@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -30,20 +30,31 @@ class RevertReport(OneTarget):
 
     :ivar changed: the files of the package that were written or removed, sorted.
     :ivar kept: the feature that holds the edits, where there were any and they were to be kept.
+    :ivar beside: path and change of what is no module, which is neither kept nor put back.
     """
 
     _command: ClassVar[str] = "revert"
     changed: tuple[str, ...] = ()
     kept: Report | None = None
+    beside: tuple[tuple[str, str], ...] = ()
 
-    def own_lines(self, *, verbose: bool = False) -> Iterable[Line]:
-        """The text of the feature that holds the edits."""
-        return () if self.kept is None else self.kept.own_lines(verbose=verbose)
+    def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:
+        """The text of the feature that holds the edits, and what no feature holds."""
+        if self.kept is not None:
+            yield from self.kept.own_lines(verbose=verbose)
+        if self.beside:
+            from overlay.report.authored import beside_lines
+
+            told = getattr(self.kept, "beside", ())
+            yield from beside_lines([each for each in self.beside if each not in told])
 
     def own_data(self) -> dict[str, Any]:
         """The feature that holds the edits, under ``kept``."""
         made = {} if self.kept is None else self.kept.own_data()
-        return {"kept": made["new"]} if "new" in made else {}
+        kept = {"kept": made["new"]} if "new" in made else {}
+        if self.beside:
+            kept["beside"] = [{"path": path, "what": what} for path, what in self.beside]
+        return kept
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from overlay.report.base import Report
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, MARK, Line, Span, causes, labelled
 from overlay.report.words import count, enumeration
-from overlay.results import Outcome, State
+from overlay.results import ANY_MORE, Outcome, State
 from overlay.results.invocation import command
 
 #: How many lines of the difference between a change as carried and as merged are shown.
@@ -269,7 +269,12 @@ def _table(releases: Sequence[Release]) -> Iterator[Line]:
     for entry, row in zip(releases, cells, strict=True):
         styles = ["", entry.state.value, *[""] * 5]
         yield Line(tuple(_padded(row, widths, styles)))
-    needy = [entry for entry in releases if entry.state.needs_attention]
+    needy = [
+        entry
+        for entry in releases
+        if entry.state.needs_attention
+        or (entry.state is State.INAPPLICABLE and ANY_MORE in (entry.why or ""))
+    ]
     names = [entry.release for entry in releases]
     yield from causes([(entry.release, entry.why) for entry in needy if entry.why], names)
 

@@ -48,6 +48,7 @@ class Record(Mapping[str, str]):
         self._raw = raw
         self._package = package
         self._known: dict[str, str] | None = None
+        self._listed: set[str] = set()
 
     @property
     def _codes(self) -> dict[str, str]:
@@ -55,11 +56,24 @@ class Record(Mapping[str, str]):
         if self._known is None:
             self._known, folder = {}, f"{self._package.name}/"
             for path, code, _ in _fields(release_part(self._raw, self._package)):
-                if not (path.startswith(folder) and code.startswith(_ALGORITHM)):
+                if not path.startswith(folder):
+                    continue
+                self._listed.add(path)
+                if not code.startswith(_ALGORITHM):
                     continue
                 if path not in self._known or _hex(code) is not None:
                     self._known[path] = code
         return self._known
+
+    @property
+    def without_hash(self) -> frozenset[str]:
+        """The files that are listed, and of which nothing can be compared; without bytecode."""
+        known = self._codes
+        return frozenset(
+            path
+            for path in self._listed
+            if not path.endswith(".pyc") and _hex(known.get(path, "")) is None
+        )
 
     def __getitem__(self, path: str) -> str:
         digest = _hex(self._codes[path])

@@ -60,6 +60,13 @@ def test_a_plain_diff() -> None:
     assert (hunk.source_line, hunk.patch_line) == (1, 5)
 
 
+@pytest.mark.parametrize("heading", ["RCP_LN2 = 1.4426950216293335", "MASK = 18446744073709551615"])
+def test_the_heading_of_a_hunk_may_hold_any_number(heading: str) -> None:
+    (commit,) = read_changes(DIFF.replace(b"def f():", heading.encode()), "x.diff")
+    (hunk,) = commit.files[0].hunks
+    assert (hunk.source_line, hunk.post) == (1, ("a = 1", "b = 3", "c = 4"))
+
+
 def test_mails_become_commits() -> None:
     first, second = read_changes(MAIL + MAIL.replace(b"1/2", b"2/2"), "x.mbox")
     assert first.subject == "[Core] Count what is right (#12345)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import jsonschema
@@ -47,6 +48,18 @@ def marker(site: Path) -> None:
     (site / "vllm/py.typed").unlink()
 
 
+def module_link(site: Path) -> None:
+    (site / "vllm/v1/own.py").symlink_to("__init__.py")
+
+
+def dangling_module_link(site: Path) -> None:
+    (site / "vllm/v1/own.py").symlink_to("/nowhere")
+
+
+def pipe(site: Path) -> None:
+    os.mkfifo(site / "vllm/v1/own.py")
+
+
 def link(site: Path) -> None:
     (site / CONFIG).unlink()
     (site / CONFIG).symlink_to("/etc/hostname")
@@ -63,6 +76,9 @@ CHANGES = {
     "a library": (library, f"{LIBRARY} (edited)"),
     "a marker that is gone": (marker, "vllm/py.typed (removed)"),
     "a link in a file's place": (link, f"{CONFIG} (a symbolic link)"),
+    "a link with a module's name": (module_link, "vllm/v1/own.py (a symbolic link)"),
+    "a link to nothing": (dangling_module_link, "vllm/v1/own.py (a symbolic link)"),
+    "a pipe with a module's name": (pipe, "vllm/v1/own.py (a pipe)"),
     "a link to a folder": (folder_link, "vllm/more (a symbolic link)"),
 }
 
@@ -136,6 +152,36 @@ def test_many_of_them_are_counted(cli: Cli, site: Path, ours: Path) -> None:
     assert result.exit == 1
     assert "495 others" in result.last
     assert len(result.last) < 1000
+    told = [line for line in result.out.splitlines() if line.startswith("! vllm/v1/")]
+    assert len(told) == 200
+    assert "! 300 others of that kind" in result.out
+    named = cli("revert", site, "--keep-as", "mine", "--patches", ours, "--json").json["beside"]
+    assert {each["path"] for each in named} == {f"vllm/v1/{number}.jinja" for number in range(500)}
+
+
+def test_each_is_named_also_where_nothing_can_be_kept(cli: Cli, site: Path, ours: Path) -> None:
+    template(site)
+    for number in range(9):
+        (site / f"vllm/v1/{number}.json").write_bytes(b"")
+    (site / RUNNER).unlink()
+    for command in (("revert", site, "--keep-as", "mine"), ("new", "mine", site, "--from-edits")):
+        result = cli(*command, "--patches", ours)
+        assert (result.exit, ours.exists()) == (1, False)
+        assert f"! {RUNNER} was removed" in result.out
+        assert "! vllm/chat/ (added, 2 files)" in result.out
+        assert all(f"! vllm/v1/{number}.json (added)" in result.out for number in range(9))
+        assert "11 files could not be carried" in result.last
+
+
+def test_a_module_that_is_a_link_now_is_edited_and_put_back(
+    cli: Cli, site: Path, ours: Path
+) -> None:
+    pristine = digest(site)
+    (site / RUNNER).unlink()
+    (site / RUNNER).symlink_to("../spec_decode/proposer.py")
+    result = cli("revert", site, "--keep-as", "mine", "--patches", ours)
+    assert result.exit == 0
+    assert digest(site)[RUNNER] == pristine[RUNNER]
 
 
 def test_bytecode_and_the_overlays_own_files_are_nobodys_edit(
@@ -162,3 +208,28 @@ def test_without_a_record_it_is_said_that_they_were_not_compared(
     edit(tree, RUNNER, "return captured\n", "return captured + 1\n")
     result = cli("revert", tree, "--keep-as", "mine", "--patches", ours)
     assert "not Python were not compared" in result.out + result.err
+
+
+def test_what_record_lists_without_a_hash_is_not_taken_for_an_addition(
+    cli: Cli, site: Path, ours: Path
+) -> None:
+    pristine = digest(site)
+    (record,) = site.glob("*.dist-info/RECORD")
+    rows = [row.split(",")[0] + ",," for row in record.read_text().splitlines()]
+    record.write_text("\n".join(rows) + "\n")
+    edit(site, RUNNER, "return captured\n", "return captured + 1\n")
+    result = cli("revert", site, "--keep-as", "mine", "--patches", ours)
+    assert result.exit == 0
+    assert "1 file restored and 0 removed" in result.out
+    assert "not Python were not compared" in result.out + result.err
+    own = {path: data for path, data in digest(site).items() if not path.endswith("RECORD")}
+    assert own == {path: data for path, data in pristine.items() if not path.endswith("RECORD")}
+
+
+def test_a_shipped_feature_is_not_offered_to_be_replaced(cli: Cli, site: Path, ours: Path) -> None:
+    edit(site, RUNNER, "return captured\n", "return captured + 1\n")
+    refused = cli("revert", site, "--keep-as", "demo", "--patches", ours)
+    assert refused.exit == 2
+    assert "Choose another id" in refused.err
+    assert "--update" not in refused.err
+    assert "report this" not in refused.err

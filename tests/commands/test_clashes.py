@@ -130,6 +130,32 @@ def test_what_is_applied_stays(cli: Cli, site: Path, ours: Path) -> None:
     assert ways(answer) == {(SECOND,)}
 
 
+def test_a_way_out_repeats_the_features_that_were_named(cli: Cli, site: Path, ours: Path) -> None:
+    write(ours, FIRST, propose(FIRST))
+    write(ours, SECOND, propose(SECOND), **{"20-b/0.20.0..0.33.0.patch": capture(SECOND)})
+    write(ours, THIRD, capture(THIRD))
+    for chosen, kept in (
+        (("--feature", SECOND, "--feature", THIRD), {(SECOND,), (THIRD,)}),
+        (("--without", FIRST), {()}),
+    ):
+        answer = cli("check", site, "--patches", ours, *chosen)
+        steps = {words for words in map(tuple, answer.commands) if words[0] == "apply"}
+        assert len(steps) == 2
+        named = {tuple(b for a, b in pairwise(step) if a == "--feature") for step in steps}
+        assert named == kept
+        for step in steps:
+            assert cli(*step, "--dry-run").exit == 0
+
+
+def test_of_what_is_applied_it_is_not_said_that_it_is_not(cli: Cli, site: Path, ours: Path) -> None:
+    write(ours, FIRST)
+    assert cli("apply", site, "--feature", FIRST, "--patches", ours).exit == 0
+    write(ours, SECOND)
+    answer = cli("status", site, "--patches", ours)
+    assert f"{FIRST}  applied" in answer.out
+    assert "cannot be applied together" in answer.out
+
+
 def test_what_has_drifted_besides_is_left_out_with_it(cli: Cli, site: Path, ours: Path) -> None:
     write(ours, FIRST)
     write(ours, SECOND)

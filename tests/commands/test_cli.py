@@ -242,7 +242,7 @@ def test_list_says_what_shows_that_upstream_has_a_feature(cli: Cli) -> None:
     toml = cli.team / "team-capture/feature.toml"
     before = toml.read_text()
     toml.write_text(f"{before}{two}")
-    told = "retires:  once a release has 60% of its 3 new lines in first, second"
+    told = "retires:  once a release has all of its 3 new lines in first, second (from 60% of"
     assert told in cli("list", "--patches", cli.team).out
     toml.write_text(f'{before}merged = "0.33.0"\n{two}')
     told = "retires:  from 0.33.0 on, where upstream merged it; where the release is not known"

@@ -62,6 +62,52 @@ def test_what_is_there_is_not_overwritten(cli: Cli, change: Path) -> None:
     assert call(cli, change, "--update").exit == 0
 
 
+@pytest.mark.parametrize("words", [(), ("--update",)])
+def test_the_id_of_a_shipped_feature_is_refused(
+    cli: Cli, change: Path, words: tuple[str, ...]
+) -> None:
+    ours = change.parent / "ours"
+    refused = cli("import", change, "--id", "demo", "--patches", ours, *words)
+    assert refused.exit == 2
+    assert "comes with the overlay" in refused.err
+    assert not ours.exists()
+
+
+@pytest.mark.parametrize("words", [(), ("--update",)])
+def test_what_is_no_feature_is_never_replaced(
+    cli: Cli, change: Path, words: tuple[str, ...]
+) -> None:
+    ours = change.parent / "ours"
+    place = ours / "count-runs"
+    place.mkdir(parents=True)
+    (place / "notes.txt").write_bytes(b"mine")
+    refused = call(cli, change, *words)
+    assert refused.exit == 2
+    assert "found a folder without feature.toml" in refused.err
+    assert (place / "notes.txt").read_bytes() == b"mine"
+    (place / "notes.txt").unlink()
+    place.rmdir()
+    place.write_bytes(b"mine")
+    refused = call(cli, change, *words)
+    assert refused.exit == 2
+    assert "found a file" in refused.err
+    assert place.read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("name", ["README.md", "NOTES.txt"])
+def test_an_update_loses_no_file_of_somebodys(cli: Cli, change: Path, name: str) -> None:
+    assert call(cli, change).exit == 0
+    own = change.parent / "ours/count-runs" / name
+    own.write_bytes(b"mine")
+    refused = call(cli, change, "--update")
+    assert refused.exit == 2
+    assert name in refused.err
+    assert own.read_bytes() == b"mine"
+    own.unlink()
+    (own.parent / ".DS_Store").write_bytes(b"")
+    assert call(cli, change, "--update").exit == 0
+
+
 @pytest.mark.parametrize(
     ("data", "exit_code", "word"),
     [

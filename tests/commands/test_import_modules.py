@@ -9,8 +9,9 @@ import pytest
 
 from overlay.errors import PackageIndexError
 from tests.authoring.test_importing import BASE, CHANGE, PATCHED, PATH, diff
+from tests.support import fake_vllm
 from tests.support.cli import Cli
-from tests.support.patches import MemoryTree
+from tests.support.patches import MemoryTree, write_feature
 from tests.support.releases import serve
 
 MODULE = "vllm/v1/counter.py"
@@ -55,6 +56,35 @@ def test_a_name_that_each_release_has_is_a_conflict(
     assert set(outcomes.values()) == {"conflict"}
     assert f"{MODULE} is a file of its own there: give the added module another name" in told
     assert not (tmp_path / "p").exists()
+
+
+def test_a_module_that_a_package_hides_is_a_conflict(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = f"{MODULE.removesuffix('.py')}/__init__.py"
+    serve(monkeypatch, RELEASES)
+    monkeypatch.setattr(
+        "overlay.targets.resolution.resolve",
+        lambda name, **_: MemoryTree({PATH: BASE, **({package: b""} if name > "0.21" else {})}),
+    )
+    code, told, outcomes = called(cli, tmp_path, ADDS)
+    assert code == 0
+    assert [outcomes[name] for name in RELEASES] == ["exact"] + ["conflict"] * 3
+    assert "give the added module another name" in told or f"taken     {MODULE}" in told
+    monkeypatch.chdir(tmp_path)
+    port = cli("port", "c", "0.22.0", "--patches", tmp_path / "p")
+    assert port.exit == 1
+    assert "a package of that name, which hides it" in port.out
+
+
+def test_a_module_that_a_package_hides_is_not_written(cli: Cli, tmp_path: Path) -> None:
+    package = f"{MODULE.removesuffix('.py')}/__init__.py"
+    write_feature(tmp_path / "q", {f"files/{MODULE}": OURS}, id="q")
+    site = fake_vllm.site_packages(tmp_path / "site", "0.22.0", {package: b""})
+    answer = cli("apply", site, "--patches", tmp_path / "q", "--feature", "q")
+    assert answer.exit == 1
+    assert f"found {package}: Python imports that" in answer.out
+    assert not (site / MODULE).exists()
 
 
 @pytest.mark.parametrize("data", [ADDS, CHANGE + ADDS])

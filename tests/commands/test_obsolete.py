@@ -13,7 +13,8 @@ from overlay.commands.matrix import _Column
 from overlay.features.feature_toml import read_document, read_fields
 from overlay.features.folder import load
 from overlay.planning.scope_cache import Memo
-from overlay.results import RUNNER_FILES, ModelRunner, Outcome
+from overlay.report.history import Release, _table
+from overlay.results import RUNNER_FILES, ModelRunner, Outcome, State
 from tests.in_memory.boxes import FEATURE, PRISTINE, Box
 from tests.support import fake_vllm
 from tests.support.cli import CAPTURE, PROPOSE, PROPOSER, RUNNER, Cli
@@ -75,6 +76,24 @@ def test_a_feature_for_a_runner_that_is_gone_retires_and_the_others_go_on(
     assert "install a release that the feature is made for" in refused.out
 
 
+def test_a_runner_that_record_lists_is_missing_and_not_gone(
+    cli: Cli, v1: str, tmp_path: Path
+) -> None:
+    write_feature(
+        cli.shipped,
+        {"10-propose/0.20.0..0.33.0.patch": PROPOSE},
+        id="beside-v1",
+        toml='model_runner = "v1"',
+    )
+    site = fake_vllm.site_packages(tmp_path / "damaged", "0.33.0")
+    (site / RUNNER).unlink()
+    answer = cli("check", site)
+    assert answer.exit == 1
+    assert GONE not in answer.out
+    assert states(cli, "check", site)[v1] == "missing"
+    assert states(cli, "check", site)["beside-v1"] != "inapplicable"
+
+
 def test_a_vllm_that_is_upgraded_to_a_release_without_it_needs_nobody(
     cli: Cli, v1: str, tmp_path: Path
 ) -> None:
@@ -103,6 +122,14 @@ def test_another_file_that_is_gone_is_missing(cli: Cli, v1: str, tmp_path: Path)
     site = without(tmp_path, "0.34.0", PROPOSER)
     assert states(cli, "check", site) == {"demo": "missing", v1: "pristine"}
     assert cli("check", site).exit == 1
+
+
+def test_the_log_of_a_feature_tells_the_reason() -> None:
+    gone = Release("0.34.0", State.INAPPLICABLE, None, (), (), (), (), GONE, "inapplicable")
+    below = gone._replace(release="0.19.0", why="0.19.0 is below its range")
+    told = [str(line) for line in _table((below, gone))]
+    assert any(GONE in line for line in told)
+    assert not any("below its range" in line for line in told)
 
 
 def test_any_feature_can_say_what_it_is_for(cli: Cli, tmp_path: Path) -> None:

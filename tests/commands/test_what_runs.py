@@ -81,6 +81,21 @@ def test_what_the_environment_asks_for_counts(
     assert {each.get("runs") for each in target["features"]} == {None, runs}
 
 
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("2", f"uses model runner V2 by {VARIABLE}=2"),
+        ("true", f"does not start with {VARIABLE}='true'"),
+        ("", f"does not start with {VARIABLE}=''"),
+    ],
+)
+def test_the_variable_is_told_as_it_is(
+    cli: Cli, newest: Path, monkeypatch: pytest.MonkeyPatch, value: str, told: str
+) -> None:
+    monkeypatch.setenv(VARIABLE, value)
+    assert told in cli("check", newest).out
+
+
 def test_what_is_required_is_promised_no_effect(
     cli: Cli, newest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

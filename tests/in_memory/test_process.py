@@ -107,7 +107,7 @@ def test_a_feature_that_is_not_allowed_is_not_in_another_ones_way(box: Box) -> N
     added.parent.mkdir(parents=True)
     added.write_text("MARK = 'rival'\n")
     rival = "register(); assert runs() == 'rival', runs()\n"
-    assert "touch the same lines, and neither is applied" in box.run(PRISTINE)
+    assert "touch the same lines and cannot be applied together" in box.run(PRISTINE)
     assert "has the patches rival (memory)" in box.run(rival, OVERLAY_FEATURES="rival")
     assert "has the patches demo (memory)" in box.run(PATCHED, OVERLAY_FEATURES="demo")
 

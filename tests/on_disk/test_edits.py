@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from overlay.errors import LedgerError, TargetError
+from overlay.errors import LedgerError, PackageIndexError, TargetError
 from overlay.on_disk.edits import Edit, PristineFiles, find
 from overlay.on_disk.ledger import Entry, Ledger
 from overlay.package import VLLM, Package, Tree, package_named
+from overlay.targets.record import Record
 from overlay.untrusted import sha256
+from tests.support import fake_vllm
 from tests.support.patches import MemoryTree
 
 ASCEND = package_named("vllm_ascend")
@@ -29,7 +32,7 @@ class Target:
     root: Path
     files: dict[str, bytes]
     release: dict[str, bytes]
-    record: dict[str, str] | None = None
+    record: Mapping[str, str] | None = None
     entries: tuple[Entry, ...] | None = None
     copies: tuple[bytes, ...] = ()
     package: Package = VLLM
@@ -84,6 +87,34 @@ def test_each_module_that_nobody_else_accounts_for_is_an_edit(
         Edit(new, ADDED, None),
     )
     assert target.opened == ["once"]
+
+
+@pytest.mark.parametrize("row", ["", "vllm/a.py,,\n", "vllm/a.py,md5=AAAA,8\n"])
+@pytest.mark.parametrize("now", [OWN, EDITED])
+def test_a_module_of_the_release_is_not_added_whatever_record_lacks(
+    tmp_path: Path, row: str, now: bytes
+) -> None:
+    release = {"vllm/__init__.py": OWN, "vllm/a.py": OWN}
+    target = Target(tmp_path, {**release, "vllm/a.py": now, "vllm/b.py": ADDED}, release)
+    target.record = Record(fake_vllm.record({"vllm/__init__.py": OWN}, "x/RECORD") + row.encode())
+    edited = () if now == OWN else (Edit("vllm/a.py", EDITED, OWN),)
+    assert target.edits() == (*edited, Edit("vllm/b.py", ADDED, None))
+    pristine = target.pristine()
+    assert not pristine.edited_before(entry("vllm/a.py"))
+
+
+def test_where_no_index_has_the_build_record_alone_tells(tmp_path: Path) -> None:
+    def nowhere() -> Tree:
+        asked.append(1)
+        raise PackageIndexError("offline")
+
+    asked: list[int] = []
+    files = {"vllm/a.py": ADDED, "vllm/b.py": ADDED}
+    target = Target(tmp_path, files, {}, {})
+    target.pristine()
+    found = find(PristineFiles(MemoryTree(files), tmp_path, None, {}, nowhere))
+    assert found == tuple(Edit(path, ADDED, None) for path in files)
+    assert asked == [1]
 
 
 def test_only_python_modules_are_looked_at(tmp_path: Path) -> None:
@@ -151,7 +182,7 @@ def test_an_edit_of_what_the_overlay_wrote_says_what_that_was(
         Edit(removed, None, OWN, sha256(PATCHED)),
         Edit(new, ADDED, None),
     )
-    assert target.opened == []  # the ledger's copies have the text
+    assert target.opened == ["once"]  # for the new one alone; copies have the others' text
 
 
 @pytest.mark.parametrize("recorded", [True, False])
@@ -176,7 +207,8 @@ def test_an_edit_from_before_the_overlay_is_found_beneath_it(
 
 def test_a_module_of_somebody_that_the_overlay_patched_was_edited_before(tmp_path: Path) -> None:
     """The release has no such file at all."""
-    for record in ({}, None):
+    records: tuple[dict[str, str] | None, ...] = ({}, None)
+    for record in records:
         target = Target(tmp_path, {"vllm/a.py": PATCHED}, {}, record, (entry("vllm/a.py", EDITED),))
         assert target.edits() == (Edit("vllm/a.py", PATCHED, None, sha256(PATCHED), before=True),)
 
@@ -195,7 +227,7 @@ def test_the_own_text_comes_from_the_nearest_that_has_it(tmp_path: Path, package
     )
     files = target.pristine()
     assert (files.read(patched), files.read(present), files.read(new)) == (OWN, OWN, None)
-    assert target.opened == []
+    assert target.opened == ["once"]  # for the new one, of which RECORD may lack the row
     assert (files.read(published), files.read(published)) == (OWN, OWN)
     assert target.opened == ["once"]
 

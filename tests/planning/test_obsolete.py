@@ -23,7 +23,7 @@ DEMO = feature((PATHS[0], [hunk(["-one", "+two"])]))
 
 
 @given(named=SOME, there=SOME, record=st.none() | SOME, release=st.sampled_from([None, KNOWN, NEW]))
-def test_a_file_is_gone_unless_a_variant_knows_it_and_record_agrees(
+def test_a_file_is_gone_unless_record_lists_it_or_without_one_a_variant_knows_it(
     named: frozenset[str],
     there: frozenset[str],
     record: frozenset[str] | None,
@@ -31,7 +31,8 @@ def test_a_file_is_gone_unless_a_variant_knows_it_and_record_agrees(
 ) -> None:
     made = replace(DEMO, obsolete_without=tuple(sorted(named)))
     hashes = None if record is None else dict.fromkeys(record, "")
-    lost = {PATHS[0]} if release == KNOWN and (record is None or PATHS[0] in record) else set()
+    known = {PATHS[0]} if release == KNOWN else set()
+    lost = known if record is None else record
     gone = sorted(named - there - lost)
     said = obsolete_by(made, release, lambda path: b"" if path in there else None, hashes)
     if not gone:
