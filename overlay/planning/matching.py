@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 
 from overlay.features.model import MODULE_SCOPE, Hunk
 from overlay.planning.scopes import Scopes
@@ -60,7 +61,11 @@ def match(
     if not ranges:
         return HunkResult(hunk.scope, State.MISSING, reason=_why_missing(hunk, lines, scopes))
     pre, post = hunk.pre, hunk.post
-    posts = _places(hunk, post, hunk.post_unfinished, lines, ranges, final_newline)
+    posts = [
+        start
+        for start in _places(hunk, post, hunk.post_unfinished, lines, ranges, final_newline)
+        if not _kept_at_edge(hunk, lines, start, ranges)
+    ]
     pres = [
         start
         for start in _places(hunk, pre, hunk.pre_unfinished, lines, ranges, final_newline)
@@ -153,6 +158,19 @@ def _places(
         at_end = len(lines) - len(image)
         starts &= {at_end} if final_newline is not unfinished else set()
     return sorted(starts)
+
+
+def _kept_at_edge(hunk: Hunk, lines: Sequence[str], start: int, ranges: Sequence[range]) -> bool:
+    """Whether beside a post-image stands a line that the hunk removes at its edge.
+
+    Where a hunk has no context behind what it removes, its post-image cannot show that it is gone.
+    """
+    last = start + len(hunk.post)
+    for ops, at in ((hunk.lines, start - 1), (hunk.lines[::-1], last)):
+        removed = {text for op, text in takewhile(lambda line: line[0] != " ", ops) if op == "-"}
+        if any(start in place and at in place for place in ranges) and lines[at] in removed:
+            return True
+    return False
 
 
 def _occurrences(image: Sequence[str], lines: Sequence[str], scope: range) -> Iterator[int]:
