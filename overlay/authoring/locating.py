@@ -70,8 +70,6 @@ class Base:
 
     :ivar release: the release that has the text; ``None`` where only a checkout has it.
     :ivar by_id: whether the blob id proves the text.
-    :ivar common: new lines of the change that stand in their scopes in every release in which the
-        change is found, so that they tell nothing; of a text that is proven, ``Base-Has`` tells it.
     """
 
     path: str
@@ -79,7 +77,6 @@ class Base:
     before: bytes
     after: bytes
     by_id: bool
-    common: tuple[str, ...] = ()
 
 
 def blob_id(data: bytes) -> str:
@@ -207,7 +204,7 @@ def _with_common(fit: _Fit, fits: Sequence[_Fit]) -> _Fit:
             if all(any(share_of([line], p) for p in each.places(hunk.scope)) for each in fits):
                 common[line] = None
     hunks = fit.hunks and tuple(hunk._replace(base_has=tuple(common)) for hunk in fit.hunks)
-    return fit._replace(base=replace(fit.base, common=tuple(common)), hunks=hunks)
+    return fit._replace(hunks=hunks)
 
 
 def _guess(file: IncomingFile, fits: Sequence[_Fit], texts: ReleaseTexts) -> Base | None:
@@ -365,8 +362,7 @@ def _from_checkout(file: IncomingFile, checkout: Path) -> Base | None:
     fit = None if by_id else _fit(file, data, ())
     if fit is not None and not _with_common(fit, [fit]).lacks_it():
         return None  # a checkout of a later commit: it has the change
-    common = () if fit is None else _with_common(fit, [fit]).base.common
-    return Base(file.path, None, data, after, by_id, common)
+    return Base(file.path, None, data, after, by_id)
 
 
 def _blob(checkout: Path, blob: str) -> bytes | None:

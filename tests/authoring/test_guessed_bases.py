@@ -155,3 +155,21 @@ def test_one_line_that_was_appended_is_not_appended_again() -> None:
     alone = imported(diff(before, after), {"0.22.0": after})
     assert alone.folder is None
     assert "has its new lines already" in str(alone.summary.files[0].problem)
+
+
+def test_a_copy_of_a_line_that_only_some_releases_have_is_not_dropped_unseen() -> None:
+    """The change fits an older release without that line, too; the guessed base has it."""
+    body = ["def f(x):", "    start(x)", "    first = 1", "    second = 2"]
+    tail = ["    third = 3", "    fourth = 4", "    fifth = 5", "    sixth = 6"]
+    new = ["    total = count(x)", "    summed = add(total)"]
+    texts = {
+        "0.20.0": [*body, *tail],
+        "0.21.0": [*body, *tail, "    flush(x)"],
+        "0.22.0": [*body, *new, *tail, "    flush(x)"],
+    }
+    releases = {name: ("\n".join(lines) + "\n").encode() for name, lines in texts.items()}
+    mine = "\n".join([*body, *new, "    flush(x)", *tail, "    flush(x)"]) + "\n"
+    made = imported(diff(releases["0.21.0"], mine.encode()), releases)
+    assert made.summary.files[0].base == "0.21.0"
+    assert states(feature_of(made), releases)[:2] == [State.PRISTINE, State.PRISTINE]
+    assert states(feature_of(made), releases)[2].needs_attention
