@@ -135,9 +135,9 @@ class _Fit(NamedTuple):
         text = self.text
         if self.hunks is None or text is None:
             return True  # whoever composes it says why that cannot be done
-        if self.has_all or any(
-            new_lines(hunk) and _places(text.lines, hunk.post) for hunk in self.incoming
-        ):
+        if self.has_all or self._beyond_an_end():
+            return False
+        if any(new_lines(hunk) and _places(text.lines, hunk.post) for hunk in self.incoming):
             return False
         for hunk in self.hunks:
             if text.match(hunk).state is not State.PRISTINE:
@@ -148,6 +148,20 @@ class _Fit(NamedTuple):
             ):
                 return False
         return True
+
+    def _beyond_an_end(self) -> bool:
+        """Whether a hunk of an end of the file fits elsewhere, where some of its lines are already.
+
+        A hunk shows no lines behind its change where the file ends there, as git reads it, too.
+        """
+        lines = () if self.text is None else tuple(self.text.lines)
+        ends = [
+            (hunk, lines[-len(hunk.pre) :]) for hunk in self.incoming if hunk.lines[-1][0] != " "
+        ]
+        ends += [
+            (hunk, lines[: len(hunk.pre)]) for hunk in self.incoming if hunk.lines[0][0] != " "
+        ]
+        return any(there != hunk.pre and share_of(new_lines(hunk), lines) for hunk, there in ends)
 
 
 def _fits(file: IncomingFile, texts: ReleaseTexts, following: Sequence[IncomingFile]) -> list[_Fit]:

@@ -64,7 +64,7 @@ def match(
     posts = [
         start
         for start in _places(hunk, post, hunk.post_unfinished, lines, ranges, final_newline)
-        if not _kept_at_edge(hunk, lines, start, ranges)
+        if _at_edge("-", hunk, post, start, lines, ranges) is None
     ]
     pres = [
         start
@@ -76,7 +76,8 @@ def match(
         at = pres[0] + 1
         if there.share == 1.0:
             return HunkResult(hunk.scope, State.AMBIGUOUS, at, _torn_apart(hunk), (at,))
-        if there.share >= SHARE:
+        begun = _at_edge("+", hunk, pre, pres[0], lines, ranges) if there.share else None
+        if there.share >= SHARE or (begun is not None and begun.strip() in new_lines(hunk)):
             return HunkResult(hunk.scope, State.DRIFTED, at, partly(hunk, there))
         return HunkResult(hunk.scope, State.PRISTINE, line=at)
     if pres:
@@ -160,17 +161,28 @@ def _places(
     return sorted(starts)
 
 
-def _kept_at_edge(hunk: Hunk, lines: Sequence[str], start: int, ranges: Sequence[range]) -> bool:
-    """Whether beside a post-image stands a line that the hunk removes at its edge.
+def _at_edge(
+    op: str,
+    hunk: Hunk,
+    image: Sequence[str],
+    start: int,
+    lines: Sequence[str],
+    ranges: Sequence[range],
+) -> str | None:
+    """The line beside an image in its scope, where the hunk removes or adds it at that edge.
 
-    Where a hunk has no context behind what it removes, its post-image cannot show that it is gone.
+    Where a hunk has no context behind its change, its post-image does not show that what it removes
+    is gone, nor its pre-image that what it adds is not there.
     """
-    last = start + len(hunk.post)
-    for ops, at in ((hunk.lines, start - 1), (hunk.lines[::-1], last)):
-        removed = {text for op, text in takewhile(lambda line: line[0] != " ", ops) if op == "-"}
-        if any(start in place and at in place for place in ranges) and lines[at] in removed:
-            return True
-    return False
+    place = next((each for each in ranges if start in each), range(0))
+    before = range(start - 1, place.start - 1, -1)
+    behind = range(start + len(image), place.stop)
+    for ops, beside in ((hunk.lines, before), (hunk.lines[::-1], behind)):
+        edge = {text for sign, text in takewhile(lambda line: line[0] != " ", ops) if sign == op}
+        line = next((lines[at] for at in beside if lines[at].strip()), None)
+        if line is not None and line in edge:
+            return line
+    return None
 
 
 def _occurrences(image: Sequence[str], lines: Sequence[str], scope: range) -> Iterator[int]:
