@@ -3,10 +3,11 @@
 
     python bench/drawn_changes.py --seed 35 --out bench/results/drawn-changes-DATE.json
 
-A change is what happened to one file between two neighbouring releases.  It is imported over all
-releases as a diff without the ids of blobs, with them, and with one line of code of one's own among
-upstream's; then each release is asked.  What is true is taken from the texts of the releases alone,
-by whole files and whole lines, never from the rule that is measured.
+A change is what happened to one file between two neighbouring releases; with `--checkout DIR` it
+is what one commit did to a file, as a mail.  It is imported over all releases without the ids of
+blobs, with them, and with one line of code of one's own among upstream's; then each release is
+asked.  What is true is taken from the texts of the releases alone, by whole files and whole lines,
+never from the rule that is measured.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from bench.commits import draw_commits
 from bench.keeping_up import module_paths, releases
-from bench.real_changes import RealChange, Tree, change_of, changes
+from bench.real_changes import RealChange, Tree, change_of, changes, plain_diff
 from overlay.authoring.importing import prepare
 from overlay.authoring.incoming import read_changes
 from overlay.authoring.locating import ReleaseTexts
@@ -95,12 +97,6 @@ def _drawn(texts: ReleaseTexts, step: Sequence[tuple[str, str, str]]) -> Iterato
             added = sum(op == "+" for hunk in change.hunks for op, _ in hunk.lines)
             if 0 < added <= NEW_LINES:
                 yield change
-
-
-def plain_diff(path: str, before: bytes, after: bytes) -> bytes:
-    """A diff without the ids of blobs."""
-    old, new = (text.decode().splitlines(keepends=True) for text in (before, after))
-    return "".join(difflib.unified_diff(old, new, f"a/{path}", f"b/{path}")).encode()
 
 
 def with_own_line(change: RealChange, kind: str, generator: random.Random) -> Own | None:
@@ -247,7 +243,7 @@ def judge(sample: Sequence[RealChange], texts: ReleaseTexts, *, ids: bool) -> di
     named: dict[str, list[str]] = {}
     syntax = Memo()
     for change in sample:
-        diff = change.diff if ids else plain_diff(change.path, change.before, change.after)
+        diff = change.diff if ids else change.plain
         feature, why = imported(change.path, diff, texts, syntax)
         label = f"{change.path} of {change.newer}"
         if feature is None:
@@ -346,12 +342,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=35)
     parser.add_argument("--changes", type=int, default=150)
     parser.add_argument("--own", type=int, default=80, help="changes with an own line of each kind")
+    parser.add_argument("--checkout", type=Path, help="draw commits of this git checkout instead")
     parser.add_argument("--date", default="", help="the day of the measurement, YYYY-MM-DD")
     parser.add_argument("--out", type=Path, help="file for the figures")
     options = parser.parse_args()
     texts = releases()
-    known = list(changes(texts, module_paths(texts), 12))
-    sample = draw(texts, options.changes, options.seed, known)
+    if options.checkout is not None:
+        sample: Sequence[RealChange] = draw_commits(
+            texts, options.checkout, options.changes, options.seed
+        )
+    else:
+        known = list(changes(texts, module_paths(texts), 12))
+        sample = draw(texts, options.changes, options.seed, known)
 
     def measured(part: str) -> dict[str, Any]:
         if part in OWN:
@@ -363,6 +365,7 @@ def main() -> None:
     figures = {
         "date": options.date,
         "seed": options.seed,
+        "drawn from": "releases" if options.checkout is None else "commits of a checkout",
         "releases": list(texts.names),
         "upstream": dict(zip(parts[:2], found[:2], strict=True)),
         "own_line": dict(zip(OWN, found[2:], strict=True)),

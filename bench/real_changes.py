@@ -68,6 +68,17 @@ class RealChange:
         body = difflib.unified_diff(old, new, f"a/{self.path}", f"b/{self.path}")
         return "".join([*head, *body]).encode()
 
+    @property
+    def plain(self) -> bytes:
+        """The change as a diff without the ids of blobs."""
+        return plain_diff(self.path, self.before, self.after)
+
+
+def plain_diff(path: str, before: bytes, after: bytes) -> bytes:
+    """A diff without the ids of blobs."""
+    old, new = (text.decode().splitlines(keepends=True) for text in (before, after))
+    return "".join(difflib.unified_diff(old, new, f"a/{path}", f"b/{path}")).encode()
+
 
 @dataclass(frozen=True)
 class Answer:

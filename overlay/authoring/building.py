@@ -209,9 +209,8 @@ def _patches(
 
 
 def _known(topic: EditedFile) -> EditedFile:
-    """An edited file whose hunks know what their base had: of a guessed one nothing is known."""
-    base = topic.base
-    there = tuple(base_has(topic.hunks, base.before)) if base.by_id else base.common
+    """An edited file whose hunks know what their base had."""
+    there = tuple(base_has(topic.hunks, topic.base.before))
     return replace(topic, hunks=tuple(hunk._replace(base_has=there) for hunk in topic.hunks))
 
 
@@ -232,11 +231,11 @@ def _patch(
     own_headers = dict(headers)
     if chosen.review:
         own_headers["Ported-From"] = f"{topic.base.release or 'a checkout'} merged"
-    # What a guessed base had proves nothing: it may have a part of the change.
-    if topic.base.by_id and (known := base_has(own, before or topic.base.before)):
-        own_headers["Base-Has"] = "\n".join(known)
-    if common := [line for line in topic.base.common if not topic.base.by_id]:
-        own_headers["Tells-Nothing"] = "\n".join(common)
+    # What a guessed base had proves nothing, but such a line has another reason to be there.
+    name = "Base-Has" if topic.base.by_id else "Tells-Nothing"
+    text = before if topic.base.by_id and before is not None else topic.base.before
+    if known := base_has(own if topic.base.by_id else topic.hunks, text):
+        own_headers[name] = "\n".join(known)
     return render_patch(own_headers, path, own).encode("utf-8", "surrogateescape")
 
 

@@ -90,8 +90,6 @@ class Base:
 
     :ivar release: the release that has the text; ``None`` where only a checkout has it.
     :ivar by_id: whether the blob id proves the text.
-    :ivar common: new lines of the change that stand in their scopes in every release in which the
-        change is found, so that they tell nothing; of a text that is proven, ``Base-Has`` tells it.
     """
 
     path: str
@@ -99,7 +97,6 @@ class Base:
     before: bytes
     after: bytes
     by_id: bool
-    common: tuple[str, ...] = ()
 
 
 def blob_id(data: bytes) -> str:
@@ -158,9 +155,9 @@ class _Fit(NamedTuple):
         text = self.text
         if self.hunks is None or text is None:
             return True  # whoever composes it says why that cannot be done
-        if self.has_all or any(
-            new_lines(hunk) and _places(text.lines, hunk.post) for hunk in self.incoming
-        ):
+        if self.has_all or self._beyond_an_end():
+            return False
+        if any(new_lines(hunk) and _places(text.lines, hunk.post) for hunk in self.incoming):
             return False
         for hunk in self.hunks:
             if text.match(hunk).state is not State.PRISTINE:
@@ -171,6 +168,20 @@ class _Fit(NamedTuple):
             ):
                 return False
         return True
+
+    def _beyond_an_end(self) -> bool:
+        """Whether a hunk of an end of the file fits elsewhere, where some of its lines are already.
+
+        A hunk shows no lines behind its change where the file ends there, as git reads it, too.
+        """
+        lines = () if self.text is None else tuple(self.text.lines)
+        ends = [
+            (hunk, lines[-len(hunk.pre) :]) for hunk in self.incoming if hunk.lines[-1][0] != " "
+        ]
+        ends += [
+            (hunk, lines[: len(hunk.pre)]) for hunk in self.incoming if hunk.lines[0][0] != " "
+        ]
+        return any(there != hunk.pre and share_of(new_lines(hunk), lines) for hunk, there in ends)
 
 
 def _fits(file: IncomingFile, texts: ReleaseTexts, following: Sequence[IncomingFile]) -> list[_Fit]:
@@ -227,7 +238,7 @@ def _with_common(fit: _Fit, fits: Sequence[_Fit]) -> _Fit:
             if all(any(share_of([line], p) for p in each.places(hunk.scope)) for each in fits):
                 common[line] = None
     hunks = fit.hunks and tuple(hunk._replace(base_has=tuple(common)) for hunk in fit.hunks)
-    return fit._replace(base=replace(fit.base, common=tuple(common)), hunks=hunks)
+    return fit._replace(hunks=hunks)
 
 
 def _guess(file: IncomingFile, fits: Sequence[_Fit], texts: ReleaseTexts) -> Base | None:
@@ -385,8 +396,7 @@ def _from_checkout(file: IncomingFile, checkout: Path) -> Base | None:
     fit = None if by_id else _fit(file, data, ())
     if fit is not None and not _with_common(fit, [fit]).lacks_it():
         return None  # a checkout of a later commit: it has the change
-    common = () if fit is None else _with_common(fit, [fit]).base.common
-    return Base(file.path, None, data, after, by_id, common)
+    return Base(file.path, None, data, after, by_id)
 
 
 def _blob(checkout: Path, blob: str) -> bytes | None:

@@ -7,12 +7,13 @@ These warnings refuse nothing.
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from overlay.authoring.carry import CarriedHunk
-from overlay.features.model import MODULE_SCOPE
+from overlay.features.model import MODULE_SCOPE, Hunk
 from overlay.planning.attempt import Texts
 from overlay.planning.scopes import Scopes, UnparsableError
 from overlay.planning.text import TextError
@@ -54,16 +55,45 @@ def port_warnings(
 def _lost_names(
     hunks: Sequence[CarriedHunk], base: Sequence[str], release: Sequence[str]
 ) -> Iterator[str]:
-    known, now = _names(base), _names(release)
+    lost = _names(base) - _names(release)
     for hunk in hunks:
         added = [text for op, text in hunk.hunk.lines if op == "+"]
-        for name in sorted(_names(added) & known - now):
+        names = _names(added) & lost
+        for name in sorted(names & _used(base, hunk.hunk) if names else ()):
             yield f"{hunk.scope}: the release's file does not have the name {name}, the base's did"
 
 
-def _names(lines: Sequence[str]) -> set[str]:
+def _names(lines: Iterable[str]) -> set[str]:
     """The identifiers in lines of code, comments aside."""
     return {name for line in lines for name in _NAME.findall(line.split("#", 1)[0])}
+
+
+def _used(base: Sequence[str], hunk: Hunk) -> set[str]:
+    """The names that the lines which a hunk adds load: no words of texts, no parts of objects.
+
+    An attribute of ``self`` or ``cls`` and the name of an argument are such names, too.  Where the
+    base with this hunk alone is not Python, all identifiers count.
+    """
+    at = hunk.source_line - 1
+    lines = [*base[:at], *hunk.post, *base[at + len(hunk.pre) :]]
+    ops = [op for op, _ in hunk.lines if op != "-"]
+    added = {at + number for number, op in enumerate(ops, 1) if op == "+"}
+    try:
+        tree = ast.parse("\n".join(lines))
+    except (SyntaxError, ValueError):
+        tree = None
+    if tree is None or tuple(base[at : at + len(hunk.pre)]) != hunk.pre:
+        return _names(text for op, text in hunk.lines if op == "+")
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.lineno in added and not hasattr(builtins, node.id):
+            names |= {node.id} if isinstance(node.ctx, ast.Load) else set()
+        elif isinstance(node, ast.Attribute) and node.end_lineno in added:
+            own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            names |= {node.attr} if own and isinstance(node.ctx, ast.Load) else set()
+        elif isinstance(node, ast.keyword) and node.lineno in added and node.arg is not None:
+            names.add(node.arg)
+    return names
 
 
 def _changed_scopes(

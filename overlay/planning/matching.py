@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 
 from overlay.features.model import MODULE_SCOPE, Hunk
 from overlay.planning.scopes import Scopes
@@ -60,7 +61,11 @@ def match(
     if not ranges:
         return HunkResult(hunk.scope, State.MISSING, reason=_why_missing(hunk, lines, scopes))
     pre, post = hunk.pre, hunk.post
-    posts = _places(hunk, post, hunk.post_unfinished, lines, ranges, final_newline)
+    posts = [
+        start
+        for start in _places(hunk, post, hunk.post_unfinished, lines, ranges, final_newline)
+        if _at_edge("-", hunk, post, start, lines, ranges) is None
+    ]
     pres = [
         start
         for start in _places(hunk, pre, hunk.pre_unfinished, lines, ranges, final_newline)
@@ -71,7 +76,8 @@ def match(
         at = pres[0] + 1
         if there.share == 1.0:
             return HunkResult(hunk.scope, State.AMBIGUOUS, at, _torn_apart(hunk), (at,))
-        if there.share >= SHARE:
+        begun = _at_edge("+", hunk, pre, pres[0], lines, ranges) if there.share else None
+        if there.share >= SHARE or (begun is not None and begun.strip() in new_lines(hunk)):
             return HunkResult(hunk.scope, State.DRIFTED, at, partly(hunk, there))
         return HunkResult(hunk.scope, State.PRISTINE, line=at)
     if pres:
@@ -153,6 +159,30 @@ def _places(
         at_end = len(lines) - len(image)
         starts &= {at_end} if final_newline is not unfinished else set()
     return sorted(starts)
+
+
+def _at_edge(
+    op: str,
+    hunk: Hunk,
+    image: Sequence[str],
+    start: int,
+    lines: Sequence[str],
+    ranges: Sequence[range],
+) -> str | None:
+    """The line beside an image in its scope, where the hunk removes or adds it at that edge.
+
+    Where a hunk has no context behind its change, its post-image does not show that what it removes
+    is gone, nor its pre-image that what it adds is not there.
+    """
+    place = next((each for each in ranges if start in each), range(0))
+    before = range(start - 1, place.start - 1, -1)
+    behind = range(start + len(image), place.stop)
+    for ops, beside in ((hunk.lines, before), (hunk.lines[::-1], behind)):
+        edge = {text for sign, text in takewhile(lambda line: line[0] != " ", ops) if sign == op}
+        line = next((lines[at] for at in beside if lines[at].strip()), None)
+        if line is not None and line in edge:
+            return line
+    return None
 
 
 def _occurrences(image: Sequence[str], lines: Sequence[str], scope: range) -> Iterator[int]:

@@ -3,18 +3,21 @@
 Comments, docstrings, blank lines and bare punctuation are not code.  Of the lines of code that a
 hunk adds, those tell that nothing else explains: the hunk's own pre-image, its scope in the base
 (``base_has``) and the words of Python give the others a reason of their own to be there.  Such a
-line counts where it stands between its neighbours.  White space never counts.
+line counts where it stands between its neighbours, a removed one as gone where it does not stand
+between them (``overlay.planning.neighbours``).  White space never counts.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from overlay.features.model import Hunk
+from overlay.planning.code_lines import code_lines, key_of, written_of
+from overlay.planning.neighbours import Removal, Rows, flanked, gone, near, rows_of
 from overlay.results import Reason
 
 #: Least number of characters, blanks aside, of a line that identifies a change: shorter lines are
@@ -32,9 +35,6 @@ _NAMED, _LETTERS = 3, 60
 #: neighbour of the hunk's beside them.
 _ALONE = 2
 
-#: So many lines of code may have come between a line and its neighbour.
-_REACH = 5
-
 #: What to do where a text has a part of a change.
 REVIEW = (
     "review: where the release has what you need of the change, note the release as `merged` in "
@@ -47,8 +47,6 @@ _COMMON = frozenset(
     "global if import in is lambda match nonlocal not or pass raise return try while with yield "
     "None True False self cls".split()
 )
-_QUOTES = re.compile(r"[rRuU]?(\"\"\"|''')")
-_HEADER = re.compile(r"(?:(?:async\s+)?def|class)\b.*:$|\)\s*(?:->.*)?:$")
 
 
 class Present(NamedTuple):
@@ -58,7 +56,7 @@ class Present(NamedTuple):
         removes.
     :ivar share: share of its telling lines that are there, from 0 to 1.
     :ivar wanted: how many lines of code it adds; :ivar missing: those that are not there.
-    :ivar left: a line that it removes and that still stands in the scope; empty without one.
+    :ivar left: a line that it removes and that may still stand there; empty without one.
     """
 
     whole: bool = False
@@ -72,18 +70,20 @@ class _Traces(NamedTuple):
     """A hunk's lines of code.
 
     :ivar code: those of its post-image, white space aside; :ivar texts: the same as written.
-    :ivar added: which of them it adds; :ivar telling: which of these tell.
-    :ivar before: those of its pre-image; :ivar removed: which of these the post-image lacks, and
-        tell, as written.
+    :ivar written: all lines of the post-image but blank ones; :ivar at: where in them each line of
+        code is.
+    :ivar added: which lines of code it adds; :ivar telling: which of these tell.
+    :ivar removed: the lines of code that it removes.
     :ivar tells: the telling lines themselves.
     """
 
     code: tuple[str, ...]
     texts: tuple[str, ...]
+    written: tuple[str, ...]
+    at: tuple[int, ...]
     added: tuple[int, ...]
     telling: frozenset[int]
-    before: tuple[str, ...]
-    removed: dict[int, str]
+    removed: tuple[Removal, ...]
     tells: frozenset[str]
 
 
@@ -96,12 +96,12 @@ class Place:
     @cached_property
     def there(self) -> frozenset[str]:
         """Which lines are there, white space aside."""
-        return frozenset(map(_key, self._lines))
+        return frozenset(map(key_of, self._lines))
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
         """All lines that could be code, in order, white space aside."""
-        return tuple(filter(None, map(_key, self._lines)))
+        return tuple(filter(None, map(key_of, self._lines)))
 
     @cached_property
     def counts(self) -> Counter[str]:
@@ -113,58 +113,10 @@ class Place:
         """The lines without docstrings."""
         return tuple(key for _, key in code_lines(self._lines))
 
-
-def code_lines(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Index and key of each line of code: no comment, docstring, blank line or bare punctuation.
-
-    A docstring is left out where all of it is in the lines: an opening without an end may be the
-    end of a text that begins before them.
-    """
-    before, at, inside = "", 0, ""
-    while at < len(lines):
-        text = lines[at].strip()
-        if not inside and (end := _docstring_end(lines, at, text, before)) is not None:
-            before, at = '"""', end
-            continue
-        key = _key(text)
-        if key:
-            before = text
-            yield at, key
-        for quotes in ('"""', "'''"):
-            if (not inside or inside == quotes) and text.count(quotes) % 2:
-                inside = "" if inside else quotes
-                break
-        at += 1
-
-
-def _docstring_end(lines: Sequence[str], at: int, text: str, before: str) -> int | None:
-    """The index behind a docstring that begins at a line; ``None`` where none does."""
-    opening = _QUOTES.match(text)
-    if opening is None or not before:
-        return None
-    quotes, rest = opening[1], text[opening.end() :]
-    # Behind a statement a text is prose as well, if it cannot be the end of one or an argument.
-    if not _HEADER.search(before) and (
-        before[-1] in "([{,=+\\:" or not re.match(r"\w", rest.strip())
-    ):
-        return None
-    if quotes in rest:
-        return at + 1 if rest.endswith(quotes) else None
-    for end in range(at + 1, len(lines)):
-        if quotes in lines[end]:
-            return end + 1 if lines[end].strip().endswith(quotes) else None
-    return None
-
-
-@lru_cache(maxsize=1 << 16)
-def _key(line: str) -> str:
-    """A line without white space and comment; empty where no code is left."""
-    if "#" in line and not ('"' in line or "'" in line):
-        line = line.partition("#")[0]
-    key = "".join(line.split())
-    if key[:1] == "#" or not any(letter.isalnum() for letter in key):
-        return ""
-    return key
+    @cached_property
+    def written(self) -> tuple[str, ...]:
+        """All lines but blank ones, comments and punctuation too."""
+        return tuple(filter(None, map(written_of, self._lines)))
 
 
 def _tells(key: str, text: str) -> bool:
@@ -180,7 +132,7 @@ def new_lines(hunk: Hunk, known: Iterable[str] = ()) -> tuple[str, ...]:
     :param known: further lines that tell nothing, such as those of its scope in its base.
     """
     traces = _traces(hunk)
-    dull = {_key(line) for line in known}
+    dull = {key_of(line) for line in known}
     found = {
         traces.code[at]: traces.texts[at]
         for at in reversed(traces.added)
@@ -191,17 +143,17 @@ def new_lines(hunk: Hunk, known: Iterable[str] = ()) -> tuple[str, ...]:
 
 def share_of(wanted: Sequence[str], lines: Iterable[str]) -> float:
     """Share of ``wanted`` that is among ``lines``, white space aside: 0 to 1; 0 of nothing."""
-    there = {_key(line) for line in lines}
-    keys = [_key(line) for line in wanted]
+    there = {key_of(line) for line in lines}
+    keys = [key_of(line) for line in wanted]
     return sum(key in there for key in keys) / len(keys) if keys else 0.0
 
 
 def missing_of(wanted: Sequence[str], lines: Iterable[str]) -> list[str]:
     """Those of ``wanted`` that are code and not among ``lines``, each as often as it is missing."""
-    there = Counter(_key(line) for line in lines)
+    there = Counter(key_of(line) for line in lines)
     missing = []
     for line in wanted:
-        key = _key(line)
+        key = key_of(line)
         if key and not there[key]:
             missing.append(line.strip())
         there[key] -= 1
@@ -212,21 +164,55 @@ def missing_of(wanted: Sequence[str], lines: Iterable[str]) -> list[str]:
 def _traces(hunk: Hunk) -> _Traces:
     post = [(op, text) for op, text in hunk.lines if op != "-"]
     kept = list(code_lines([text for _, text in post]))
-    dull = {_key(line) for line in (*hunk.pre, *(hunk.base_has or ()))}
+    dull = {key_of(line) for line in (*hunk.pre, *(hunk.base_has or ()))}
     code = tuple(key for _, key in kept)
     texts = tuple(post[at][1].strip() for at, _ in kept)
     added = tuple(number for number, (at, _) in enumerate(kept) if post[at][0] == "+")
     telling = frozenset(at for at in added if code[at] not in dull and _tells(code[at], texts[at]))
-    after = set(code)
-    pre = list(code_lines(hunk.pre))
-    removed = {
-        number: hunk.pre[at].strip()
-        for number, (at, key) in enumerate(pre)
-        if key not in after and _tells(key, hunk.pre[at])
-    }
-    tells = frozenset(code[at] for at in telling)
-    before = tuple(key for _, key in pre)
-    return _Traces(code, texts, added, telling, before, removed, tells)
+    written = [(at, key) for at, (_, text) in enumerate(post) if (key := written_of(text))]
+    where = {at: number for number, (at, _) in enumerate(written)}
+    return _Traces(
+        code,
+        texts,
+        tuple(key for _, key in written),
+        tuple(where[at] for at, _ in kept),
+        added,
+        telling,
+        tuple(_removals(hunk, code, {at: number for number, (at, _) in enumerate(kept)})),
+        frozenset(code[at] for at in telling),
+    )
+
+
+def _removals(hunk: Hunk, code: Sequence[str], kept: Mapping[int, int]) -> Iterator[Removal]:
+    """The lines of code that a hunk removes, each between the lines that stay around it.
+
+    :param code: the lines of code of the post-image; :param kept: which line of it each of them is.
+    """
+    in_pre = dict(code_lines(hunk.pre))
+    block: list[tuple[str, str]] = []
+    old = new = 0
+    before = -1
+    for op, text in (*hunk.lines, (" ", "")):
+        last = new == len(hunk.post)
+        if op == " " and (last or new in kept):
+            after = len(code) if last else kept[new]
+            for key, line in block:  # an equal line beside it is no end of the place
+                first, stop = before, after
+                while first >= 0 and code[first] == key:
+                    first -= 1
+                while stop < len(code) and code[stop] == key:
+                    stop += 1
+                between = code[first + 1 : stop]
+                sides = (
+                    code[first] if first >= 0 else None,
+                    code[stop] if stop < len(code) else None,
+                )
+                most = len(between) + len(block)
+                yield Removal(key, line, *sides, between.count(key), most)
+            block, before = [], after
+        elif op == "-" and old in in_pre:
+            block.append((in_pre[old], text.strip()))
+        old, new = old + (op != "+"), new + (op != "-")
 
 
 def present(hunk: Hunk, places: Iterable[Place], others: Sequence[Hunk] = ()) -> Present:
@@ -241,7 +227,9 @@ def present(hunk: Hunk, places: Iterable[Place], others: Sequence[Hunk] = ()) ->
         return Present()
     traces = _traces(hunk)
     if not traces.added:
-        return Present()
+        left = [_left(traces, _near(place)) for place in places]
+        unseen = next((line.text for line in traces.removed), "") if not left else ""
+        return Present(left=next(filter(None, left), unseen))
     wanted = _wanted(hunk, others)
     found = [_in_place(traces, place, wanted) for place in places]
     none = Present(wanted=len(traces.added), missing=tuple(traces.texts[at] for at in traces.added))
@@ -254,7 +242,7 @@ def stands_together(hunk: Hunk, places: Iterable[Sequence[str]]) -> bool:
     That is what is left to tell where none of its lines tells by itself.
     """
     traces = _traces(hunk)
-    before = set(map(_key, hunk.pre))
+    before = set(map(key_of, hunk.pre))
     added = [at for at in traces.added if traces.code[at] not in before]
     runs = [tuple(traces.code[at] for at in run) for run in _runs(added)]
     longest = max(runs, key=len, default=())
@@ -305,68 +293,53 @@ def _in_place(traces: _Traces, place: Place, wanted: Counter[str]) -> Present:
     lacking = {key: number - counts[key] for key, number in wanted.items()}
     missing: list[int] = []
     there = 0
-    near = [_rows(place.keys), _rows(place.code)]
+    rows = _near(place)
     for at in traces.added:
         key = traces.code[at]
         if at not in traces.telling:
-            if counts[key] < traces.code.count(key) or not any(
-                all(sides) for rows in near for sides in _sides(traces.code, at, rows, 1)
-            ):
+            if counts[key] < traces.code.count(key) or not _between(traces, at, place, rows):
                 missing.append(at)
         elif lacking.get(key, 0) > 0:
             lacking[key] -= 1
             missing.append(at)
         else:
             there += 1
-    left = _left(traces, near)
+    left = _left(traces, rows)
     whole = (
         bool(traces.telling)
         and not missing
         and not left
         and _in_order(traces, place.keys)
-        and all(_anchored(traces, run, near) for run in _runs(traces.added))
+        and all(_anchored(traces, run, rows) for run in _runs(traces.added))
     )
     texts = tuple(traces.texts[at] for at in missing)
     share = there / len(traces.telling)
     return Present(whole, share, len(traces.added), texts, left)
 
 
-#: The lines of a text -> where each of them stands.
-_Rows = dict[str, list[int]]
+def _near(place: Place) -> tuple[Rows, Rows]:
+    """Where each line stands, docstrings among them and without them."""
+    return rows_of(place.keys), rows_of(place.code)
 
 
-def _left(traces: _Traces, near: Sequence[_Rows]) -> str:
-    """A line that a hunk removes and that stands beside a neighbour that it had; empty without one.
+def _between(traces: _Traces, at: int, place: Place, rows: Sequence[Rows]) -> bool:
+    """Whether an added line that does not tell stands right between its neighbours.
 
-    The scope may have had such a line elsewhere, too, which the hunk leaves there.
+    Where the hunk has no code on a side of it, the comment there or the end of the scope is asked.
     """
-    for at, text in traces.removed.items():
-        for rows in near:
-            if any(not sides or any(sides) for sides in _sides(traces.before, at, rows)):
-                return text
+    if not any(flanked(traces.code, at, each) for each in rows):
+        return False
+    if 0 < at < len(traces.code) - 1:
+        return True
+    return flanked(traces.written, traces.at[at], rows_of(place.written), len(place.written))
+
+
+def _left(traces: _Traces, rows: Sequence[Rows]) -> str:
+    """A line that a hunk removes and that a scope may still have; empty without one."""
+    for removal in traces.removed:
+        if not all(gone(removal, each) for each in rows):
+            return removal.text
     return ""
-
-
-@lru_cache(maxsize=64)
-def _rows(keys: tuple[str, ...]) -> _Rows:
-    rows: _Rows = {}
-    for at, key in enumerate(keys):
-        rows.setdefault(key, []).append(at)
-    return rows
-
-
-def _sides(
-    code: Sequence[str], at: int, rows: _Rows, reach: int = _REACH
-) -> Iterator[tuple[bool, ...]]:
-    """For each place of a line, whether the neighbours that it has in a hunk are near, in order."""
-    before, after = code[at - 1] if at else None, code[at + 1] if at + 1 < len(code) else None
-    for row in rows.get(code[at], ()):
-        sides = []
-        if before is not None:
-            sides.append(any(row - reach <= near < row for near in rows.get(before, ())))
-        if after is not None:
-            sides.append(any(row < near <= row + reach for near in rows.get(after, ())))
-        yield tuple(sides)
 
 
 def _in_order(traces: _Traces, keys: Sequence[str]) -> bool:
@@ -388,8 +361,8 @@ def _runs(added: Sequence[int]) -> list[list[int]]:
     return runs
 
 
-def _anchored(traces: _Traces, run: Sequence[int], near: Sequence[_Rows]) -> bool:
+def _anchored(traces: _Traces, run: Sequence[int], rows: Sequence[Rows]) -> bool:
     """Whether lines beside each other are enough, or have a neighbour of the hunk's near them."""
     if sum(at in traces.telling for at in run) >= _ALONE or len(traces.code) == len(run):
         return True
-    return any(any(sides) for at in run for rows in near for sides in _sides(traces.code, at, rows))
+    return any(near(traces.code, at, each) for at in run for each in rows)

@@ -16,10 +16,10 @@ from packaging.version import Version
 
 from overlay.features.model import MODULE_SCOPE, AddedFile, Feature, Hunk, UpstreamTest, Variant
 from overlay.package import hiding
+from overlay.planning.code_lines import code_lines
 from overlay.planning.telling import (
     SHARE,
     Place,
-    code_lines,
     missing_of,
     named,
     partly,
@@ -82,7 +82,7 @@ def _nothing_denies(feature: Feature, release: Version | None, scope_lines: Scop
         for hunk in patch.hunks if not patch.retired else ():
             places = [Place(lines) for lines in scope_lines(patch.path, hunk.scope)]
             shown = present(hunk, places, patch.hunks)
-            if shown.wanted and not shown.whole:
+            if shown.left or (shown.wanted and not shown.whole):
                 return False
     return True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 
+import pytest
 from packaging.version import Version
 
 from overlay.authoring.building import Prepared
@@ -155,3 +156,49 @@ def test_one_line_that_was_appended_is_not_appended_again() -> None:
     alone = imported(diff(before, after), {"0.22.0": after})
     assert alone.folder is None
     assert "has its new lines already" in str(alone.summary.files[0].problem)
+
+
+def test_a_copy_of_a_line_that_only_some_releases_have_is_not_dropped_unseen() -> None:
+    """The change fits an older release without that line, too; the guessed base has it."""
+    body = ["def f(x):", "    start(x)", "    first = 1", "    second = 2"]
+    tail = ["    third = 3", "    fourth = 4", "    fifth = 5", "    sixth = 6"]
+    new = ["    total = count(x)", "    summed = add(total)"]
+    texts = {
+        "0.20.0": [*body, *tail],
+        "0.21.0": [*body, *tail, "    flush(x)"],
+        "0.22.0": [*body, *new, *tail, "    flush(x)"],
+    }
+    releases = {name: ("\n".join(lines) + "\n").encode() for name, lines in texts.items()}
+    mine = "\n".join([*body, *new, "    flush(x)", *tail, "    flush(x)"]) + "\n"
+    made = imported(diff(releases["0.21.0"], mine.encode()), releases)
+    assert made.summary.files[0].base == "0.21.0"
+    assert states(feature_of(made), releases)[:2] == [State.PRISTINE, State.PRISTINE]
+    assert states(feature_of(made), releases)[2].needs_attention
+
+
+@pytest.mark.parametrize("names", [("0.21.0", "0.22.0", "0.23.0"), ("0.22.0", "0.23.0")])
+@pytest.mark.parametrize("at_end", [True, False])
+def test_code_at_an_end_with_a_line_of_ones_own_is_not_put_in_again(
+    names: tuple[str, ...], *, at_end: bool
+) -> None:
+    """Its context is found behind upstream's lines, too, and the own line is in no release."""
+    old, own = "First = one(1)\nSecond = two(2)\nThird = three(3)\n", "own = measured(7)\n"
+    new = "FALLBACK = tuple(First)\n"
+
+    def beside(lines: str) -> bytes:
+        return (old + lines if at_end else lines + old).encode()
+
+    later = beside(new) + b"Last = 4\n" if at_end else b"Zero = 0\n" + beside(new)
+    texts = {"0.21.0": beside(""), "0.22.0": beside(new), "0.23.0": later}
+    releases = {name: texts[name] for name in names}
+    made = imported(diff(texts["0.21.0"], beside(new + own if at_end else own + new)), releases)
+    if len(names) == 2:
+        assert made.folder is None
+        assert "has its new lines already" in str(made.summary.files[0].problem)
+        return
+    assert made.summary.files[0].base == "0.21.0"
+    feature = feature_of(made)
+    assert states(feature, releases)[0] is State.PRISTINE
+    for name in names[1:]:
+        (result,) = plan([feature], MemoryTree({PATH: texts[name]}), Version(name)).features
+        assert result.state not in (State.PRISTINE, State.UPSTREAMED)

@@ -154,6 +154,37 @@ def test_what_a_merge_of_lines_cannot_see_is_a_warning(
     assert any(warning in text for text in ported.topics[0].warnings), ported.topics[0].warnings
 
 
+def test_only_names_that_new_code_loads_are_called_missing() -> None:
+    """Not the words of a docstring or a comment, nor the parts of other objects' names."""
+    base = b"""\
+import torch
+
+LIMIT = 3
+
+
+def show(x, kind=torch.int32):
+    # it may have a list
+    return x.list
+
+
+def work(x):
+    \"\"\"Work on it.
+
+    Always.
+    \"\"\"
+    y = x + 1
+    return y
+"""
+    after = base.replace(b"    Always.\n", b"    It may have more.\n").replace(
+        b"    y = x + 1\n", b'    y = torch.int32(x) + LIMIT  # may\n    y += list(x)["kind"]\n'
+    )
+    release = b"import torch\n\n\n" + base[base.index(b"def work") :]
+    ported = port(files(base, after), {"0.21.0": base, "0.22.0": release}, "0.22.0")
+    assert ported.topics[0].warnings == (
+        "work: the release's file does not have the name LIMIT, the base's did",
+    )
+
+
 def test_only_the_range_and_the_memory_of_a_document_change() -> None:
     written, _ = after_port(files(world.BASE, world.PATCHED), world.RELEASES, "0.22.0")
     assert written["feature.toml"] == TOML.replace(b"0.21.0..0.21.0", b"0.21.0..0.22.0")

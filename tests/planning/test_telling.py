@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from overlay.planning.telling import Place, code_lines, new_lines, present, stands_together
+from overlay.planning.code_lines import code_lines
+from overlay.planning.telling import Place, new_lines, present, stands_together
 from tests.support.patches import hunk
 
 
@@ -102,3 +103,60 @@ def test_a_copy_of_a_line_beside_it_is_missing_where_there_is_one() -> None:
     text = ["def f(x):", "    check(x)", "    total = count(x)", "    end(x)"]
     assert there(change, text) == (False, ("check(x)",))
     assert there(change, [*text[:2], text[1], *text[2:]]) == (True, ())
+
+
+def test_a_copy_of_a_line_beyond_the_context_must_stand_beside_the_comment_that_it_had() -> None:
+    """The base has the line three comments further down, and upstream has the rest."""
+    change = [
+        "     device = where(layer)",
+        "+    space = make_space(device, old)",
+        "+    perm = empty(device)",
+        "     # WEIGHT",
+        "     # in another order",
+    ]
+    head = ["def f(layer):", "    device = where(layer)", "    space = make_space(device, old)"]
+    tail = ["    # WEIGHT", "    # in another order", "    perm = empty(device)", "    use(perm)"]
+    known = ("perm = empty(device)",)
+    assert there(change, [*head, *tail], known) == (False, ("perm = empty(device)",))
+    assert there(change, [*head, tail[2], *tail], known) == (True, ())
+
+
+def test_a_copy_of_a_line_that_ends_a_scope_must_end_it() -> None:
+    change = ["     start(x)", "+    total = count(x)", "+    flush(x)"]
+    text = [
+        "def f(x):",
+        "    total = count(x)",
+        "    flush(x)",
+        "    start(x)",
+        "    total = count(x)",
+    ]
+    assert there(change, text, ("flush(x)",)) == (False, ("flush(x)",))
+    assert there(change, [*text, "    flush(x)"], ("flush(x)",)) == (True, ())
+
+
+@pytest.mark.parametrize("own", ["    lock.acquire()", "    return", "    else:"])
+def test_a_line_that_is_removed_beside_what_upstream_has_is_left(own: str) -> None:
+    """Whatever line it is, and whether or not the scope has it elsewhere."""
+    change = [
+        "     first = 1",
+        "+    total = count(x)",
+        "+    summed = total + 1",
+        "     last = 2",
+        f"-{own}",
+        "     end(x)",
+    ]
+    text = ["def f(x):", own, *(line[1:] for line in change if line[0] != "-")]
+    made = hunk(change, "f")._replace(base_has=())
+    gone = present(made, [Place(text)])
+    assert (gone.whole, gone.left) == (True, "")
+    theirs = [*text[:-1], own, text[-1]]
+    shown = present(made, [Place(theirs)])
+    assert (shown.whole, shown.missing, shown.left) == (False, (), own.strip())
+
+
+def test_a_line_that_alone_is_removed_is_left_or_gone() -> None:
+    made = hunk(["     first = 1", "-    lock(x)", "     last = 2"], "f")._replace(base_has=())
+    assert present(made, [Place(["def f(x):", "    first = 1", "    last = 2"])]).left == ""
+    text = ["def f(x):", "    first = 1", "    lock(x)", "    last = 2"]
+    assert present(made, [Place(text)]).left == "lock(x)"
+    assert present(made, []).left == "lock(x)"

@@ -1,0 +1,69 @@
+"""Which lines of a text are code: no comment, docstring, blank line or bare punctuation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+_QUOTES = re.compile(r"[rRuU]?(\"\"\"|''')")
+_HEADER = re.compile(r"(?:(?:async\s+)?def|class)\b.*:$|\)\s*(?:->.*)?:$")
+
+
+def code_lines(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Index and key of each line of code: no comment, docstring, blank line or bare punctuation.
+
+    A docstring is left out where all of it is in the lines: an opening without an end may be the
+    end of a text that begins before them.
+    """
+    before, at, inside = "", 0, ""
+    while at < len(lines):
+        text = lines[at].strip()
+        if not inside and (end := _docstring_end(lines, at, text, before)) is not None:
+            before, at = '"""', end
+            continue
+        key = key_of(text)
+        if key:
+            before = text
+            yield at, key
+        for quotes in ('"""', "'''"):
+            if (not inside or inside == quotes) and text.count(quotes) % 2:
+                inside = "" if inside else quotes
+                break
+        at += 1
+
+
+def _docstring_end(lines: Sequence[str], at: int, text: str, before: str) -> int | None:
+    """The index behind a docstring that begins at a line; ``None`` where none does."""
+    opening = _QUOTES.match(text)
+    if opening is None or not before:
+        return None
+    quotes, rest = opening[1], text[opening.end() :]
+    # Behind a statement a text is prose as well, if it cannot be the end of one or an argument.
+    if not _HEADER.search(before) and (
+        before[-1] in "([{,=+\\:" or not re.match(r"\w", rest.strip())
+    ):
+        return None
+    if quotes in rest:
+        return at + 1 if rest.endswith(quotes) else None
+    for end in range(at + 1, len(lines)):
+        if quotes in lines[end]:
+            return end + 1 if lines[end].strip().endswith(quotes) else None
+    return None
+
+
+@lru_cache(maxsize=1 << 16)
+def key_of(line: str) -> str:
+    """A line without white space and comment; empty where no code is left."""
+    if "#" in line and not ('"' in line or "'" in line):
+        line = line.partition("#")[0]
+    key = "".join(line.split())
+    if key[:1] == "#" or not any(letter.isalnum() for letter in key):
+        return ""
+    return key
+
+
+@lru_cache(maxsize=1 << 16)
+def written_of(line: str) -> str:
+    """A line of code, of a comment or of punctuation without white space."""
+    return key_of(line) or "".join(line.split())
