@@ -87,12 +87,12 @@ def _environment() -> dict[str, str]:
 
 
 def _python(folder: Path, code: str, *arguments: str) -> None:
-    subprocess.run([sys.executable, "-c", code, *arguments], cwd=folder, env=_environment(), check=True)
+    subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=folder, env=_environment(), check=True
+    )
 
 
-def _start(
-    world: Path, parts: Path, kept: Path, names: Sequence[str]
-) -> subprocess.Popen[bytes]:
+def _start(world: Path, parts: Path, kept: Path, names: Sequence[str]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "tests.recording.worker", str(parts), str(kept), *names]
     return subprocess.Popen(command, cwd=world, env=_environment())
 

@@ -85,7 +85,7 @@ def record_catalogue(recorder: Recorder) -> None:
         recorder.command(f"list{form}", files=False)
         recorder.command(f"list{form} --patches TEAM", files=False)
     for line in (
-        *("cache dir", "cache size", "cache clean", "cache dir --json", "cache clean --json"),
+        *("cache dir", "cache size", "cache dir --json", "cache size --json"),
         *("status --live", "status --live --json", "status --live --require demo"),
         *("doctor VENV --json", "doctor VENV -v", "doctor nowhere", "status nowhere"),
         *("check 0.26.0", "check 0.26.0 -v", "check 0.26.0 --json", "check 9.9.9", "check PART"),
@@ -100,6 +100,7 @@ def record_catalogue(recorder: Recorder) -> None:
         *("verify --model nothing", "verify --mode wrong", "verify --python VENV --tiny"),
         *("bench", "bench --json", "bench --shape 1b --only steps", "bench --shape 1b --model a"),
         *("bench --against v2 --budget 0", "bench --python VENV", "bench --port 1 --rounds 0"),
+        *("cache clean", "cache clean --json"),
     ):
         recorder.command(line)
 

@@ -8,6 +8,7 @@ left of the machine in an answer (places, the Python, process ids, times) is rep
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import importlib
 import io
@@ -24,7 +25,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from tests.support.forks import run_and_exit
 
@@ -43,6 +44,7 @@ DEADLINE = 300
 _WORDS = (
     (re.compile(r"\b\d+(\.\d+)? (seconds|ms|s)\b"), "N s"),
     (re.compile(r"\bprocess \d+\b"), "process PID"),
+    (re.compile(r"(?m)^read \d+ of \d+ targets\n"), ""),  # as often as time has passed
     (re.compile(r'"pid": \d+'), '"pid": 0'),
     (re.compile(r'"(started|since|host|kernel|time)": "[^"]*"'), r'"\1": "..."'),
 )
@@ -86,15 +88,14 @@ class Recorder:
         """
         before = self.files() if files else {}
         status, out, err = self.run(line, path, variables)
-        lines = marked("| ", self.plain(out)) + marked("! ", self.plain(err))
+        lines = marked("| ", self.plain(compact(out))) + marked("! ", self.plain(err))
         lines += _changes(before, self.files()) if files else []
         self.keep(name or (f"{line} (imported)" if path else line), [f"exit {status}", *lines])
 
     def keep(self, name: str, lines: list[str]) -> None:
-        """Keep an answer."""
-        if name in self.answers:
-            raise ValueError(f"two answers are called {name!r}")
-        self.answers[name] = lines
+        """Keep an answer; a number follows the name where it is not the first one of that name."""
+        number = 1 + sum(known.partition(" #")[0] == name for known in self.answers)
+        self.answers[name if number == 1 else f"{name} #{number}"] = lines
 
     def run(
         self, line: str, path: Iterable[Path] = (), variables: Mapping[str, str] = NONE
@@ -125,11 +126,40 @@ class Recorder:
             text.unlink()
         return os.waitstatus_to_exitcode(status), out, err
 
+    @contextlib.contextmanager
+    def beside(
+        self, work: Callable[[], None], path: Iterable[Path], variables: Mapping[str, str]
+    ) -> Iterator[None]:
+        """Keep a fork that has done its work alive while the block runs."""
+        (ready, told), (rest, end) = os.pipe(), os.pipe()
+
+        def stay() -> None:
+            os.close(end)
+            work()
+            os.close(told)
+            os.read(rest, 1)
+
+        child = os.fork()
+        if not child:
+            self._be_alone(path, variables)
+            run_and_exit(stay, self.place / "tmp/beside")
+        os.close(told)
+        try:
+            os.read(ready, 1)  # until it is closed
+            yield
+        finally:
+            for descriptor in (ready, rest, end):
+                os.close(descriptor)
+            os.waitpid(child, 0)
+
     def forget(self) -> None:
-        """Empty the cache of all but releases."""
-        shutil.rmtree(self.cache)
-        (self.cache / "releases").mkdir(parents=True, mode=0o755)
-        self.cache.chmod(0o700)
+        """Empty the cache of what processes decided and patched, and lay the releases out again.
+
+        What was learnt of texts stays, since it is the same whoever learnt it.
+        """
+        for name in ("modules", "receipts", "releases"):
+            shutil.rmtree(self.cache / name, ignore_errors=True)
+        (self.cache / "releases").mkdir(mode=0o755)
         for release in self.releases.iterdir():
             os.link(release, self.cache / "releases" / release.name)
 
@@ -213,6 +243,7 @@ class Recorder:
         tempfile.tempdir = None
         sys.path[:] = [str(folder) for folder in path] + [p for p in sys.path if p != ROOT]
         sys.path_importer_cache.clear()
+        _see_only(self.place / "run")
         socket.socket.connect = _refused  # type: ignore[method-assign,assignment]
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for number, stream in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
@@ -234,6 +265,20 @@ def warm() -> None:
             importlib.import_module(module.name)
     for name in ("html", "multiprocessing.pool", "concurrent.futures.process", "unittest.mock"):
         importlib.import_module(name)
+    gc.freeze()  # else a fork would copy what its collector visits
+
+
+def _see_only(folder: Path) -> None:
+    """Let this fork see no processes but those whose records lie in a folder."""
+    from overlay.processes import live, records
+
+    own = live._own
+    records.folders = lambda: (folder,)
+    live._own = lambda proc: [seen for seen in own(proc) if f"-{seen.pid}.json" in _ends(folder)]
+
+
+def _ends(folder: Path) -> str:
+    return " ".join(file.name for file in folder.iterdir())
 
 
 def _refused(self: socket.socket, address: object) -> NoReturn:
@@ -275,6 +320,23 @@ def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def as_json(value: object) -> str:
-    """A value, as the recording shows it."""
-    return json.dumps(value, indent=1, sort_keys=True, default=str)
+def compact(text: str) -> str:
+    """A text; of JSON as the commands print it a form in which what is short stands on a line."""
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return text
+    as_printed = json.dumps(document, indent=2) + "\n"
+    return as_json(document) + "\n" if text == as_printed else text
+
+
+def as_json(value: Any, indent: str = "") -> str:
+    """JSON with every value that is short on a line of its own."""
+    short = json.dumps(value)
+    if len(indent + short) <= COLUMNS or not value or not isinstance(value, dict | list):
+        return short
+    inner = indent + " "
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(key)}: {as_json(each, inner)}" for key, each in value.items()]
+        return f"{{\n{inner}" + f",\n{inner}".join(parts) + "}"
+    return f"[\n{inner}" + f",\n{inner}".join(as_json(each, inner) for each in value) + "]"

@@ -147,7 +147,9 @@ def _upstreamed(world: World) -> None:
 
 def _patched(path: str) -> bytes:
     text = fake_vllm.files()[path].decode()
-    text = text.replace("drafts = [self._first(tokens)]", "drafts = [self._first(tokens)]  # patched")
+    text = text.replace(
+        "drafts = [self._first(tokens)]", "drafts = [self._first(tokens)]  # patched"
+    )
     return text.replace("(1, 2, 4)", "(1, 2, 4, 8)").encode()
 
 
@@ -271,9 +273,7 @@ def _two_packages(world: World) -> None:
         releases=releases,
         toml=f'package = "{ASCEND}"',
     )
-    fake_vllm.site_packages(
-        world.site, "0.23.0.post1", distribution="vllm-ascend", package=ASCEND
-    )
+    fake_vllm.site_packages(world.site, "0.23.0.post1", distribution="vllm-ascend", package=ASCEND)
     if not (world.site / path).is_file():
         raise RuntimeError(f"{path} is not installed")
 

@@ -23,6 +23,9 @@ MOST_LINES = 400
 #: A shorter text is repeated: a name would not be shorter.
 _FEWEST_LINES = 3
 
+#: The marks of standard output and of standard error.
+_STREAMS = "|!"
+
 Answers = Mapping[str, list[str]]
 
 
@@ -39,8 +42,8 @@ def encode(answers: Answers) -> str:
         lines.append(f"{_NAME}{name}")
         for text in _texts(shortened(answer)):
             known = first.setdefault(text, name)
-            if known != name and len(text) >= _FEWEST_LINES:
-                lines.append(f"{text[0][:2]}{_SAME}{known}")
+            if known != name and len(text) >= _FEWEST_LINES and text[0][:1] in _STREAMS:
+                lines.append(f"{text[0][:1]} {_SAME}{known}")
             else:
                 lines += text
     return "".join(f"{line}\n" for line in lines)
@@ -54,12 +57,12 @@ def decode(text: str) -> dict[str, list[str]]:
     answers: dict[str, list[str]] = {}
     answer: list[str] = []
     for line in text.splitlines():
-        mark, rest = line[:2], line[2:]
+        mark, rest = line[:1], line[2:]
         if line.startswith(_NAME):
             answer = answers[line.removeprefix(_NAME)] = []
         elif rest.startswith(_SAME) and rest.removeprefix(_SAME) in answers:
             texts = _texts(answers[rest.removeprefix(_SAME)])
-            answer += next(known for known in texts if known[0][:2] == mark)
+            answer += next(known for known in texts if known[0][:1] == mark)
         elif not answers:
             raise ValueError(f"expected {_NAME!r} and a name, found {line!r}")
         else:
@@ -71,9 +74,9 @@ def shortened(answer: list[str]) -> list[str]:
     """An answer with the digests of texts that are too long to be kept."""
     lines = []
     for text in _texts(answer):
-        if len(text) > MOST_LINES and text[0][:2] in ("| ", "! "):
+        if len(text) > MOST_LINES and text[0][:1] in _STREAMS:
             digest = hashlib.sha256("\n".join(text).encode()).hexdigest()[:32]
-            lines.append(f"{text[0][:2]}{_LONG}{digest} of {len(text)} lines")
+            lines.append(f"{text[0][:1]} {_LONG}{digest} of {len(text)} lines")
         else:
             lines += text
     return lines
@@ -93,7 +96,7 @@ def _texts(answer: Iterable[str]) -> list[tuple[str, ...]]:
     """An answer in its parts: lines with the same mark."""
     texts: list[list[str]] = []
     for line in answer:
-        if texts and texts[-1][0][:2] == line[:2]:
+        if texts and texts[-1][0][:1] == line[:1]:
             texts[-1].append(line)
         else:
             texts.append([line])

@@ -18,7 +18,7 @@ from tests.recording.recorder import Recorder, warm
 
 
 def parts() -> dict[str, partial[None]]:
-    """All parts of the small world, then those of the released one; their names are those of files."""
+    """All parts, those of the small world first; their names are those of files."""
     found = {name: partial(work) for name, work in lives.PARTS.items()}
     for state in states.STATES:
         found[f"states/{state}"] = partial(states.record, state=state)
