@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import inspect
 import json
@@ -66,22 +65,24 @@ def _receipts(recorder: Recorder) -> list[str]:
         receipt = json.loads(file.read_bytes().partition(b"\n")[2])
         files = sorted(recorder.plain(path) for path in receipt["files"])
         facts = {"decision": receipt["decision"], "files": files}
-        lines += [f"receipt {line}" for line in recorder.plain(as_json(facts)).splitlines()]
+        lines += [f"r {line}" for line in recorder.plain(as_json(facts)).splitlines()]
     return lines or ["no receipt"]
 
 
-def decide(recorder: Recorder, site: Path, release: str) -> list[str]:
+def decide(recorder: Recorder, site: Path, release: str) -> tuple[list[str], dict[str, str]]:
     """What a process of a release decides, whose modules need what is not there to be imported.
 
-    :returns: what it says and records, and the digest of each module that is served in memory.
+    :returns: what it says and records; path -> digest of each module that is served in memory.
     """
     recorder.forget()
     lines = _process(recorder, site, {}, release, ())
-    for file in sorted((recorder.cache / "modules").rglob("*.py")):
-        digest = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-        lines.append(f"served {'/'.join(file.relative_to(recorder.cache).parts[2:])} {digest}")
+    folder = recorder.cache / "modules"
+    served = {
+        "/".join(file.relative_to(folder).parts[1:]): recorder.digest(file)
+        for file in sorted(folder.rglob("*.py"))
+    }
     recorder.forget()
-    return lines
+    return lines, served
 
 
 def _process(
@@ -107,11 +108,16 @@ def _serve(site: Path, release: str, paths: Iterable[str]) -> None:
     vllm.__version__ = release  # type: ignore[attr-defined]
     sys.modules["vllm"] = vllm
     sys.dont_write_bytecode = True
-    importlib.import_module("overlay.plugin").register()
+    try:
+        importlib.import_module("overlay.plugin").register()
+    except Exception as error:  # noqa: BLE001 - vLLM would not start: what it says is recorded
+        sys.exit(f"{type(error).__name__}: {error}")
     shown: dict[str, Any] = {"modules": {path: _runs(path) for path in paths}}
     for file in Path(os.environ["XDG_RUNTIME_DIR"]).rglob("*.json"):
         document = json.loads(file.read_text())
-        shown["record"] = {key: value for key, value in document.items() if key not in _OF_ONE}
+        shown["record"] = {
+            key: value for key, value in document.items() if value and key not in _OF_ONE
+        }
     print(as_json(shown))
 
 

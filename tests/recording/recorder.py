@@ -22,6 +22,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -40,9 +41,13 @@ NONE: Mapping[str, str] = MappingProxyType({})
 #: Seconds after which a command has hung.
 DEADLINE = 300
 
+#: The day of this recording, which is written into patches.
+_TODAY = time.strftime("%Y-%m-%d", time.gmtime())
+
 #: What the machine decides: pattern -> word.
 _WORDS = (
     (re.compile(r"\b\d+(\.\d+)? (seconds|ms|s)\b"), "N s"),
+    (re.compile(r"\b(TODAY|\d{4}-\d\d-\d\d)T\d\d:\d\d:\d\d\+00:00"), "TIME"),
     (re.compile(r"\bprocess \d+\b"), "process PID"),
     (re.compile(r"(?m)^read \d+ of \d+ targets\n"), ""),  # as often as time has passed
     (re.compile(r'"pid": \d+'), '"pid": 0'),
@@ -200,13 +205,18 @@ class Recorder:
 
     def plain(self, text: str) -> str:
         """A text without what the machine decides."""
-        for folder, word in sorted(self.words.items(), key=lambda pair: -len(str(pair[0]))):
-            text = text.replace(str(folder), word)
+        text = self._located(text)
         for value, word in _machine():
             text = text.replace(value, word)
         for pattern, word in _WORDS:
             text = pattern.sub(word, text)
         return text
+
+    def _located(self, text: str) -> str:
+        """A text in which words stand for places, and for the day on which it was written."""
+        for folder, word in sorted(self.words.items(), key=lambda pair: -len(str(pair[0]))):
+            text = text.replace(str(folder), word)
+        return text.replace(_TODAY, "TODAY")
 
     def files(self) -> dict[str, str]:
         """What lies in the part's folder: path -> kind, mode and digest."""
@@ -218,17 +228,18 @@ class Recorder:
                 folders[:] = [name for name in folders if name not in left_out]
             for name in [*names, *(name for name in folders if not os.listdir(here / name))]:
                 file = here / name
-                found[file.relative_to(self.place).as_posix()] = self._digest(file)
+                found[file.relative_to(self.place).as_posix()] = self.digest(file)
         return found
 
-    def _digest(self, file: Path) -> str:
+    def digest(self, file: Path) -> str:
+        """The kind, the digest and the mode of a file."""
         if file.is_symlink():
             return f"-> {self.plain(os.readlink(file))}"
         if file.is_dir():
             return "empty folder"
         data = file.read_bytes()
         with contextlib.suppress(UnicodeDecodeError):
-            data = self.plain(data.decode()).encode()
+            data = self._located(data.decode()).encode()
         mode = file.stat().st_mode & 0o777
         return hashlib.sha256(data).hexdigest()[:16] + ("" if mode == 0o644 else f" {mode:o}")
 

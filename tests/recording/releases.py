@@ -21,13 +21,20 @@ def record(recorder: Recorder, release: str) -> None:
     recorder.command("check SITE", files=False)
     for line in _HASHED:
         _keep_digest(recorder, line)
-    recorder.keep("a process", processes.decide(recorder, site, release))
+    pristine = recorder.files()
+    decision, served = processes.decide(recorder, site, release)
     recorder.command("apply SITE")
+    applied = recorder.files()
     recorder.command("status SITE", files=False)
     _keep_digest(recorder, "status SITE --json")
-    recorder.keep("a process of what is applied", processes.decide(recorder, site, release))
+    others = {path: each for path, each in served.items() if applied[f"site/{path}"] != each}
+    decision.append(f"served {len(served)} modules as applied, but for {others or 'none'}")
+    recorder.keep("a process", decision)
+    recorder.keep("a process of what is applied", processes.decide(recorder, site, release)[0])
     recorder.command("apply SITE", name="apply again")
-    recorder.command("revert SITE")
+    recorder.command("revert SITE", files=False)
+    left = "nothing" if recorder.files() == pristine else "something"
+    recorder.keep("what a revert leaves behind", [left])
     shutil.rmtree(site)
 
 

@@ -167,8 +167,8 @@ def _interrupted(world: World) -> None:
     def work() -> None:
         replace = os.replace
 
-        def killed(source: str, destination: str, **folders: int) -> None:
-            if destination.endswith(".py"):
+        def killed(source: str | Path, destination: str | Path, **folders: int) -> None:
+            if folders and str(destination).endswith(".py"):
                 os.kill(os.getpid(), signal.SIGKILL)
             replace(source, destination, **folders)
 

@@ -23,8 +23,8 @@ MOST_LINES = 400
 #: A shorter text is repeated: a name would not be shorter.
 _FEWEST_LINES = 3
 
-#: The marks of standard output and of standard error.
-_STREAMS = "|!"
+#: The marks of texts: standard output, standard error, a receipt.
+_STREAMS = "|!r"
 
 Answers = Mapping[str, list[str]]
 
