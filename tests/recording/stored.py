@@ -2,7 +2,8 @@
 
 A file is a list of answers: ``=== NAME``, then the exit status and what was written to standard
 output (``|``) and to standard error (``!``), then what became of files (``+``, ``~``, ``-`` with a
-digest).  A text that an earlier answer of the file has already is named and not repeated.
+digest).  Lines that an earlier answer of the file has are not repeated: ``@ 12 3 NAME`` stands for
+twelve lines of that answer from its line 3 on, the exit status being line 0.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from pathlib import Path
 #: The folder of the recording.
 FOLDER = Path(__file__).parent / "answers"
 
-_NAME, _SAME, _LONG = "=== ", "same as ", "sha256 "
+_NAME, _AS_IN = "=== ", "@ "
 
 #: Of longer texts only the digest is kept.
 MOST_LINES = 400
 
-#: A shorter text is repeated: a name would not be shorter.
-_FEWEST_LINES = 3
+#: What is repeated where it is shorter: lines, and characters.
+_FEWEST_LINES, _FEWEST_CHARACTERS = 3, 90
 
-#: The marks of texts: standard output, standard error, a receipt.
-_STREAMS = "|!r"
+#: The marks of standard output and of standard error.
+_STREAMS = "|!"
 
 Answers = Mapping[str, list[str]]
 
@@ -36,17 +37,38 @@ def path_of(part: str, folder: Path = FOLDER) -> Path:
 
 def encode(answers: Answers) -> str:
     """The text of a file."""
-    first: dict[tuple[str, ...], str] = {}
+    written: dict[str, list[str]] = {}
+    places: dict[str, list[tuple[str, int]]] = {}
     lines = []
-    for name, answer in answers.items():
+    for name, whole in answers.items():
+        answer = shortened(whole)
         lines.append(f"{_NAME}{name}")
-        for text in _texts(shortened(answer)):
-            known = first.setdefault(text, name)
-            if known != name and len(text) >= _FEWEST_LINES and text[0][:1] in _STREAMS:
-                lines.append(f"{text[0][:1]} {_SAME}{known}")
+        at = 0
+        while at < len(answer):
+            known = places.get(answer[at], [])
+            runs = [
+                (_run(written[other], start, answer, at), other, start) for other, start in known
+            ]
+            count, other, start = max(runs, key=lambda run: run[0], default=(0, "", 0))
+            size = sum(map(len, answer[at : at + count]))
+            if count >= _FEWEST_LINES and size >= _FEWEST_CHARACTERS:
+                lines.append(f"{_AS_IN}{count} {start} {other}")
+                at += count
             else:
-                lines += text
+                lines.append(answer[at])
+                at += 1
+        written[name] = answer
+        for number, line in enumerate(answer):
+            places.setdefault(line, []).append((name, number))
     return "".join(f"{line}\n" for line in lines)
+
+
+def _run(old: list[str], start: int, new: list[str], at: int) -> int:
+    """How many lines are equal from two places on."""
+    pairs = zip(old[start:], new[at:], strict=False)
+    return next(
+        (n for n, (a, b) in enumerate(pairs) if a != b), min(len(old) - start, len(new) - at)
+    )
 
 
 def decode(text: str) -> dict[str, list[str]]:
@@ -55,16 +77,15 @@ def decode(text: str) -> dict[str, list[str]]:
     :raises ValueError: if it is not one.
     """
     answers: dict[str, list[str]] = {}
-    answer: list[str] = []
+    answer: list[str] | None = None
     for line in text.splitlines():
-        mark, rest = line[:1], line[2:]
         if line.startswith(_NAME):
             answer = answers[line.removeprefix(_NAME)] = []
-        elif rest.startswith(_SAME) and rest.removeprefix(_SAME) in answers:
-            texts = _texts(answers[rest.removeprefix(_SAME)])
-            answer += next(known for known in texts if known[0][:1] == mark)
-        elif not answers:
+        elif answer is None:
             raise ValueError(f"expected {_NAME!r} and a name, found {line!r}")
+        elif line.startswith(_AS_IN):
+            count, start, name = line.removeprefix(_AS_IN).split(" ", 2)
+            answer += answers[name][int(start) : int(start) + int(count)]
         else:
             answer.append(line)
     return answers
@@ -76,7 +97,7 @@ def shortened(answer: list[str]) -> list[str]:
     for text in _texts(answer):
         if len(text) > MOST_LINES and text[0][:1] in _STREAMS:
             digest = hashlib.sha256("\n".join(text).encode()).hexdigest()[:32]
-            lines.append(f"{text[0][:1]} {_LONG}{digest} of {len(text)} lines")
+            lines.append(f"{text[0][:1]} sha256 {digest} of {len(text)} lines")
         else:
             lines += text
     return lines

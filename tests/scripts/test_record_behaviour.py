@@ -92,10 +92,10 @@ def test_every_part_and_every_command_is_recorded() -> None:
     assert sum(map(len, recorded.splitlines())) < 700_000
 
 
-LINES = st.text("ab =sme|!", max_size=6).map(lambda text: f"| {text}")
+LINES = st.sampled_from(["| a", "|", "! b", "| " + 40 * "c", "| " + 40 * "d", "~ e 0", "| === f"])
 ANSWERS = st.dictionaries(
     st.text("abc ", min_size=1).map(str.strip).filter(bool),
-    st.tuples(st.integers(0, 2), st.lists(LINES, max_size=6)).map(
+    st.tuples(st.integers(0, 2), st.lists(LINES, max_size=9)).map(
         lambda answer: [f"exit {answer[0]}", *answer[1]]
     ),
     max_size=5,
