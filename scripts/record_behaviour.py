@@ -16,6 +16,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -58,8 +59,13 @@ def record(names: Sequence[str], code: Path = ROOT) -> dict[str, dict[str, list[
         running = [
             _start(world, place / "parts", kept[world], lane) for world, lane in lanes if lane
         ]
-        failed = [process.args for process in running if process.wait()]
-        if failed:
+        try:
+            failed = [process.wait() for process in running]
+        finally:
+            for process in running:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+        if any(failed):
             raise RuntimeError("a part could not be recorded: its traceback is above")
         files = {name: place / "parts" / f"{name.replace('/', '-')}.json" for name in names}
         return {name: json.loads(file.read_text()) for name, file in files.items()}
@@ -94,7 +100,7 @@ def _python(folder: Path, code: str, *arguments: str) -> None:
 
 def _start(world: Path, parts: Path, kept: Path, names: Sequence[str]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "tests.recording.worker", str(parts), str(kept), *names]
-    return subprocess.Popen(command, cwd=world, env=_environment())
+    return subprocess.Popen(command, cwd=world, env=_environment(), start_new_session=True)
 
 
 def _keep_releases(folder: Path) -> None:
