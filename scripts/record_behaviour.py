@@ -128,22 +128,14 @@ def _place() -> Iterator[Path]:
 
 def check(recorded: Mapping[str, dict[str, list[str]]], folder: Path = stored.FOLDER) -> int:
     """Print what is not as it is stored; the number of answers."""
-    count = 0
-    for part, answers in recorded.items():
-        file = stored.path_of(part, folder)
-        old = stored.decode(file.read_text()) if file.is_file() else {}
-        for line in stored.differences(old, answers, part):
-            count += line.startswith("=== ")
-            print(line)
-    return count
-
-
-def write(recorded: Mapping[str, dict[str, list[str]]], folder: Path = stored.FOLDER) -> None:
-    """Store what was recorded."""
-    for part, answers in recorded.items():
-        file = stored.path_of(part, folder)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(stored.encode(answers))
+    old = stored.load(folder)
+    lines = [
+        line
+        for part, answers in recorded.items()
+        for line in stored.differences(old.get(part, {}), answers, part)
+    ]
+    print("\n".join(lines))
+    return sum(line.startswith("=== ") for line in lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -167,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     recorded = record(names, asked.code.resolve())
     count = sum(len(answers) for answers in recorded.values())
     if asked.write:
-        write(recorded, asked.answers)
+        stored.save(recorded, asked.answers)
     differs = 0 if asked.write else check(recorded, asked.answers)
     seconds = time.monotonic() - began
     print(f"{differs} of {count} answers of {len(names)} parts differ, {seconds:.0f} s")

@@ -51,7 +51,6 @@ def record(recorder: Recorder, state: str) -> None:
         recorder.keep(f"{name}, again", ["as before"] if again == first else again)
     with recorder.beside(lambda: _serve(world.site, "0.26.0", ()), [world.site], more):
         recorder.command("status --live --json", files=False)
-        recorder.command("status --live --require demo --json", files=False)
     recorder.forget()
     recorder.run("apply SITE" + (" --patches TEAM" if more else ""), [world.site], more)
     kept = _receipts(recorder)

@@ -41,6 +41,9 @@ NONE: Mapping[str, str] = MappingProxyType({})
 #: Seconds after which a command has hung.
 DEADLINE = 300
 
+#: The name of a pristine copy, and as much of it as says which one.
+_HASH = re.compile(r"\b([0-9a-f]{16})[0-9a-f]{48}\b")
+
 #: The day of this recording, which is written into patches.
 _TODAY = time.strftime("%Y-%m-%d", time.gmtime())
 
@@ -50,7 +53,8 @@ _WORDS = (
     (re.compile(r"\b(TODAY|\d{4}-\d\d-\d\d)T\d\d:\d\d:\d\d\+00:00"), "TIME"),
     (re.compile(r"\bprocess \d+\b"), "process PID"),
     (re.compile(r"(?m)^read \d+ of \d+ targets\n"), ""),  # as often as time has passed
-    (re.compile(r'"pid": \d+'), '"pid": 0'),
+    (re.compile(r'"(pid|engine)": \d+'), r'"\1": 0'),
+    (re.compile(r'"title": ".*tests\.recording[^"]*"'), '"title": "..."'),
     (re.compile(r'"(started|since|host|kernel|time)": "[^"]*"'), r'"\1": "..."'),
 )
 
@@ -327,7 +331,8 @@ def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     for path in sorted({*before, *after}):
         if before.get(path) != after.get(path):
             sign = "+" if path not in before else "~" if path in after else "-"
-            lines.append(f"{sign} {path} {after.get(path, '')}".rstrip())
+            short = _HASH.sub(r"\1", path)
+            lines.append(f"{sign} {short} {after.get(path, '')}".rstrip())
     return lines
 
 

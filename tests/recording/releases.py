@@ -27,7 +27,9 @@ def record(recorder: Recorder, release: str) -> None:
     applied = recorder.files()
     recorder.command("status SITE", files=False)
     _keep_digest(recorder, "status SITE --json")
-    others = {path: each for path, each in served.items() if applied[f"site/{path}"] != each}
+    others = [
+        path for path, each in served.items() if each.split()[0] not in applied[f"site/{path}"]
+    ]
     decision.append(f"served {len(served)} modules as applied, but for {others or 'none'}")
     recorder.keep("a process", decision)
     recorder.keep("a process of what is applied", processes.decide(recorder, site, release)[0])

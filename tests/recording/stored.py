@@ -1,4 +1,4 @@
-"""The recording as files: one a part, which people can read and ``git diff`` can show.
+"""The recording as files, one a part, which people can read and ``git diff`` can show.
 
 A file is a list of answers: ``=== NAME``, then the exit status and what was written to standard
 output (``|``) and to standard error (``!``), then what became of files (``+``, ``~``, ``-`` with a
@@ -16,6 +16,9 @@ from pathlib import Path
 #: The folder of the recording.
 FOLDER = Path(__file__).parent / "answers"
 
+#: The parts that are in one file, under names that begin with the part's.
+_SHARED = "releases"
+
 _NAME, _AS_IN = "=== ", "@ "
 
 #: Of longer texts only the digest is kept.
@@ -31,8 +34,32 @@ Answers = Mapping[str, list[str]]
 
 
 def path_of(part: str, folder: Path = FOLDER) -> Path:
-    """The file of a part."""
-    return folder / f"{part}.txt"
+    """The file of a part; releases, which are alike, share one."""
+    room, _, _ = part.partition("/")
+    return folder / f"{room if room == _SHARED else part}.txt"
+
+
+def load(folder: Path = FOLDER) -> dict[str, dict[str, list[str]]]:
+    """All that is stored: part -> name -> lines."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for file in sorted(folder.rglob("*.txt")):
+        part = file.relative_to(folder).with_suffix("").as_posix()
+        for name, answer in decode(file.read_text()).items():
+            place, rest = (part, name) if part != _SHARED else name.split(": ", 1)
+            found.setdefault(place, {})[rest] = answer
+    return found
+
+
+def save(recorded: Mapping[str, Answers], folder: Path = FOLDER) -> None:
+    """Store some parts, and leave the others as they are."""
+    files: dict[Path, dict[str, list[str]]] = {}
+    for part, answers in sorted({**load(folder), **recorded}.items()):
+        file = path_of(part, folder)
+        before = "" if file.with_suffix("") == folder / part else f"{part}: "
+        files.setdefault(file, {}).update({f"{before}{name}": a for name, a in answers.items()})
+    for file, contents in files.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(encode(contents))
 
 
 def encode(answers: Answers) -> str:
