@@ -243,7 +243,9 @@ class Recorder:
             return "empty folder"
         data = file.read_bytes()
         with contextlib.suppress(UnicodeDecodeError):
-            data = self._located(data.decode()).encode()
+            # A page says when it was made; sources may have what looks like a time.
+            plain = self.plain if file.suffix == ".html" else self._located
+            data = plain(data.decode()).encode()
         mode = file.stat().st_mode & 0o777
         return hashlib.sha256(data).hexdigest()[:16] + ("" if mode == 0o644 else f" {mode:o}")
 
