@@ -314,7 +314,6 @@ def _machine() -> list[tuple[str, str]]:
         version: "PYTHON-VERSION",
         socket.gethostname(): "HOST",
         platform.platform(): "PLATFORM",
-        f"python{version.rpartition('.')[0]}": "pythonX.Y",
     }
     return sorted(words.items(), key=lambda pair: -len(pair[0]))
 
