@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, settings
 
 from tests.support import shared_memory
 from tests.support.costs import Costs
-from tests.support.lane import names_nothing
 
 pytest_plugins = ["tests.engine.engine_fixtures", "tests.support.lane", "pytester"]
 
@@ -90,7 +89,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--costs"):
         config.pluginmanager.register(Costs(), "costs")
     if config.getoption("--hypothesis-profile") is None:
-        beside = "lane" if names_nothing(config) else "ci"
+        lane = config.pluginmanager.get_plugin("tests.support.lane")
+        beside = "lane" if lane.names_nothing(config) else "ci"
         settings.load_profile("thorough" if config.getoption("--thorough") else beside)
 
 

@@ -94,7 +94,7 @@ def ran(suite: pytest.Pytester, arguments: Sequence[str]) -> set[str]:
         (("-k", "process or law"), {"test_in_a_process", "test_law"}),
         (("-m", "network"), {"test_with_an_index"}),
     ],
-    ids=" ".join,
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_only_where_nothing_is_named_something_is_left_out(
     suite: pytest.Pytester, arguments: tuple[str, ...], expected: set[str]
