@@ -240,7 +240,9 @@ class Stage:
     def _keep_files(self, job: Job) -> None:
         """Copy what an engine has measured to its log, where this process may yet be killed."""
         if job.out.exists():
-            shutil.copyfile(job.out, job.log.with_suffix(".json"))
+            copy = job.log.with_suffix(".json")
+            copy.unlink(missing_ok=True)  # it may be a link to anywhere
+            shutil.copyfile(job.out, copy)
 
     def _cut_rounds(self, part: Part) -> Iterator[str]:
         """Say so if an engine did not measure all of a part in each of several rounds."""

@@ -111,7 +111,7 @@ def _decoded(said: bytes | Mapping[str, Any]) -> RankReport:
             *(str(row["digest"]), str(row["summary"])),
             tuple((str(name), str(version)) for name, version in row.get("others", ())),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise RanksDiffer(
             "vllm-overlay: a rank says what it runs in a form that this one cannot read "
             f"({printable(repr(error))}); expected one version of vllm-overlay in all ranks. "

@@ -70,7 +70,9 @@ class _Engine:
     def __init__(self, job: Job, guard: Guard) -> None:
         self.job, self._guard = job, guard
         self._began = time.monotonic()
-        self._log: IO[bytes] = job.log.open("wb")
+        # A file of its own: what lies at that name may be a link to anywhere.
+        job.log.unlink(missing_ok=True)
+        self._log: IO[bytes] = job.log.open("xb")
         self._process = subprocess.Popen(
             job.command,
             cwd=job.folder,

@@ -35,8 +35,11 @@ def test_another_release_of_a_further_package_stops_them() -> None:
 
 @pytest.mark.parametrize(
     "said",
-    [b"{", b"[" * 100_000, b"[]", b"{}", {"rank": 1}, report(1)._asdict() | {"others": [1]}],
-    ids=["cut off", "too deep", "a list", "nothing", "too little", "no pairs"],
+    [
+        *(b"{", b"[" * 100_000, b"[]", b"{}", b'{"rank": 1e999}', {"rank": 1}),
+        report(1)._asdict() | {"others": [1]},
+    ],
+    ids=["cut off", "too deep", "a list", "nothing", "endless", "too little", "no pairs"],
 )
 def test_a_rank_that_says_something_else_stops_them(said: Any) -> None:
     with pytest.raises(RanksDiffer, match="Install the same one on every node"):
