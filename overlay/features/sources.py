@@ -10,13 +10,16 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import overlay
-from overlay.errors import OverlayError, PatchFormatError
+from overlay.errors import OverlayError, PatchFormatError, UsageError
 from overlay.untrusted import problem_of_owner, read_regular
 
 #: The module through which patched code reports what it does; features add it with equal bytes.
 EFFECTS_MODULE = "vllm.v1.overlay_effects"
 
 EFFECTS_PATH = f"{EFFECTS_MODULE.replace('.', '/')}.py"
+
+#: The most files and folders in a folder of features; the eight that are shipped have some 200.
+MOST = 50_000
 
 
 def shipped_folder() -> Path:
@@ -219,10 +222,21 @@ def fingerprint(folders: Iterable[str], seen: Callable[[str, bytes], object] | N
 
 
 def _walk(folder: str, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """The path below ``folder`` and the place of each file, and of each folder (with a slash)."""
+    """The path below ``folder`` and the place of each file, and of each folder (with a slash).
+
+    :raises UsageError: if there are more than ``MOST``: then it holds something else, perhaps a
+        whole disk.
+    """
     pending = _listed(folder, prefix)
+    seen = 0
     while pending:
         name, place, is_folder = pending.pop()
+        seen += 1
+        if seen > MOST:
+            raise UsageError(
+                f"expected a folder of features at {folder}, found more than {MOST:,} files in it; "
+                "name the folder that holds the features' folders"
+            )
         yield name, place
         if is_folder:
             pending += _listed(place, name)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from overlay.errors import PatchFormatErrors
+from overlay.errors import PatchFormatErrors, UsageError
 from overlay.features import folder as features
 from overlay.features import sources
 from tests.support.patches import hunk, patch_text, write_feature
@@ -122,6 +122,18 @@ def test_no_file_of_a_patches_folder_hangs_or_fills_the_memory(
     assert sources.fingerprint([str(tmp_path)]) != before
     if name != "README.md" or harm is not _large:
         assert any(str(place) in error for error in errors(tmp_path))
+
+
+def test_a_folder_of_more_than_features_is_not_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "MOST", 20)
+    write_feature(tmp_path, {TOPIC: PATCH})
+    sources.fingerprint([str(tmp_path)])
+    for number in range(20):
+        (tmp_path / "demo" / f"{number}.txt").touch()
+    with pytest.raises(UsageError, match="more than 20 files in it; name the folder that holds"):
+        sources.fingerprint([str(tmp_path)])
 
 
 def test_folders_as_deep_as_the_system_allows(tmp_path: Path) -> None:
