@@ -13,6 +13,20 @@ REACH = 5
 Rows = dict[str, list[int]]
 
 
+class Line(NamedTuple):
+    """A line of code of a hunk's post-image.
+
+    :ivar key: the line, white space aside; :ivar margin: how far in it stands.
+    :ivar added: whether the hunk adds it.
+    :ivar tight: whether nothing may have come between it and its neighbours.
+    """
+
+    key: str
+    margin: int
+    added: bool
+    tight: bool
+
+
 class Removal(NamedTuple):
     """A line of code that a hunk removes.
 
@@ -51,6 +65,38 @@ def flanked(code: Sequence[str], at: int, rows: Rows, size: int | None = None) -
     :param size: the length of the text, if its ends are the neighbours that the hunk lacks.
     """
     return any(all(sides) for sides in _sides(code, at, rows, 1, size))
+
+
+def astray(code: Sequence[Line], rows: Rows, margins: Sequence[int]) -> int | None:
+    """The first line that does not stand where a hunk puts it; ``None`` where they all do.
+
+    That is behind the lines before it, and as far in, beside its neighbours, as in the hunk: a
+    block may be indented as a whole.  Lines that stay and that the text lacks are passed over.
+
+    :param margins: how far in each line of the text stands.
+    """
+    last: Line | None = None
+    ends: list[int] = [-1]
+    for at, line in enumerate(code):
+        if not line.added and line.key not in rows:
+            last = None
+            continue
+        here = [row for row in rows.get(line.key, ()) if row > ends[0]]
+        if last is not None and (line.added or last.added):
+            inward = line.margin - last.margin
+            first = {margins[end]: end for end in reversed(ends)}
+            here = [row for row in here if first.get(margins[row] - inward, row) < row]
+            if line.tight or last.tight:
+                beside = set(ends)
+                here = [
+                    row
+                    for row in here
+                    if row - 1 in beside and margins[row] - margins[row - 1] == inward
+                ]
+        if not here:
+            return at
+        last, ends = line, here
+    return None
 
 
 def _sides(
