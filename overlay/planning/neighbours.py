@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
+
+from overlay.features.model import Hunk
+from overlay.planning.code_lines import key_of, margin_of
 
 #: So many lines of code may have come between a line and its neighbour.
 REACH = 5
@@ -19,12 +22,14 @@ class Line(NamedTuple):
     :ivar key: the line, white space aside; :ivar margin: how far in it stands.
     :ivar added: whether the hunk adds it.
     :ivar tight: whether nothing may have come between it and its neighbours.
+    :ivar cut: whether the hunk removes a line of code right before it.
     """
 
     key: str
     margin: int
     added: bool
     tight: bool
+    cut: bool
 
 
 class Removal(NamedTuple):
@@ -67,14 +72,42 @@ def flanked(code: Sequence[str], at: int, rows: Rows, size: int | None = None) -
     return any(all(sides) for sides in _sides(code, at, rows, 1, size))
 
 
-def astray(code: Sequence[Line], rows: Rows, margins: Sequence[int]) -> int | None:
+def placed(hunk: Hunk, kept: Sequence[tuple[int, str]], loose: Container[int]) -> tuple[Line, ...]:
+    """The lines of code of a hunk's post-image, with what is known of their places.
+
+    :param kept: index and key of each; :param loose: the numbers of those that the hunk adds beside
+        which something may have come.
+    """
+    cut: set[int] = set()
+    post: list[tuple[str, str]] = []
+    for op, text in hunk.lines:
+        if op != "-":
+            post.append((op, text))
+        elif key_of(text):
+            cut |= {next((at for at, _ in kept if at >= len(post)), -1)}
+    lines = []
+    for number, (at, key) in enumerate(kept):
+        op, text = post[at]
+        added = op == "+"
+        lines.append(Line(key, margin_of(text), added, added and number not in loose, at in cut))
+    return tuple(lines)
+
+
+def astray(
+    code: Sequence[Line], removed: Iterable[str], rows: Rows, margins: Sequence[int]
+) -> int | None:
     """The first line that does not stand where a hunk puts it; ``None`` where they all do.
 
-    That is behind the lines before it, and as far in, beside its neighbours, as in the hunk: a
-    block may be indented as a whole.  Lines that stay and that the text lacks are passed over.
+    That is behind the line before it, with no line between that the hunk speaks of, and as far in
+    from it as in the hunk: a block may be indented as a whole.  Lines that stay and that the text
+    lacks are passed over.
 
-    :param margins: how far in each line of the text stands.
+    :param removed: the lines that the hunk removes; :param margins: how far in each row stands.
     """
+    spoken = sorted(
+        {row for key in {*removed, *(line.key for line in code)} for row in rows.get(key, ())}
+    )
+    before = dict(zip(spoken[1:], spoken, strict=False))
     last: Line | None = None
     ends: list[int] = [-1]
     for at, line in enumerate(code):
@@ -82,17 +115,15 @@ def astray(code: Sequence[Line], rows: Rows, margins: Sequence[int]) -> int | No
             last = None
             continue
         here = [row for row in rows.get(line.key, ()) if row > ends[0]]
-        if last is not None and (line.added or last.added):
-            inward = line.margin - last.margin
-            first = {margins[end]: end for end in reversed(ends)}
-            here = [row for row in here if first.get(margins[row] - inward, row) < row]
-            if line.tight or last.tight:
-                beside = set(ends)
-                here = [
-                    row
-                    for row in here
-                    if row - 1 in beside and margins[row] - margins[row - 1] == inward
-                ]
+        if last is not None and (line.added or last.added or line.cut):
+            inward, tight, starts = line.margin - last.margin, line.tight or last.tight, set(ends)
+            here = [
+                row
+                for row in here
+                if (end := before.get(row, -1)) in starts
+                and margins[row] - margins[end] == inward
+                and not (tight and row - end > 1)
+            ]
         if not here:
             return at
         last, ends = line, here

@@ -18,7 +18,17 @@ from typing import NamedTuple
 
 from overlay.features.model import Hunk
 from overlay.planning.code_lines import code_lines, key_of, margin_of, written_of
-from overlay.planning.neighbours import Line, Removal, Rows, astray, flanked, gone, near, rows_of
+from overlay.planning.neighbours import (
+    Line,
+    Removal,
+    Rows,
+    astray,
+    flanked,
+    gone,
+    near,
+    placed,
+    rows_of,
+)
 from overlay.results import Reason
 
 #: Least number of characters, blanks aside, of a line that identifies a change: shorter lines are
@@ -185,14 +195,10 @@ def _traces(hunk: Hunk) -> _Traces:
     written = [(at, key) for at, (_, text) in enumerate(post) if (key := written_of(text))]
     where = {at: number for number, (at, _) in enumerate(written)}
     often = Counter(code[at] for at in telling)
-    new = frozenset(added)
     return _Traces(
         code,
         texts,
-        tuple(
-            Line(key, margin_of(post[at][1]), number in new, number in new and often[key] != 1)
-            for number, (at, key) in enumerate(kept)
-        ),
+        placed(hunk, kept, {at for at in telling if often[code[at]] == 1}),
         tuple(key for _, key in written),
         tuple(where[at] for at, _ in kept),
         added,
@@ -367,8 +373,9 @@ def _left(traces: _Traces, rows: Sequence[Rows]) -> str:
 def _astray(traces: _Traces, place: Place, rows: Sequence[Rows]) -> str:
     """The first line that stands neither with docstrings nor without where the hunk puts it."""
     at = None
+    removed = [line.key for line in traces.removed]
     for each, margins in zip(rows, place.margins(), strict=True):
-        at = astray(traces.lines, each, margins)
+        at = astray(traces.lines, removed, each, margins)
         if at is None:
             return ""
     return traces.texts[at or 0]

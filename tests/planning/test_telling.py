@@ -48,6 +48,37 @@ def test_lines_that_only_change_places_with_those_that_stay_are_asked_about() ->
     assert there(change, [*text[:2], text[3], text[2], text[4]]) == (True, ())
 
 
+def test_a_line_that_a_diff_finds_again_further_down_is_not_taken_for_one_that_stays() -> None:
+    """The own removal of `store(x)` reads as new lines before a later one like it."""
+    change = [
+        "     first = 1",
+        "+    total = count(x)",
+        "+    summed = total + 1",
+        "     store(x)",
+        "     last = 2",
+    ]
+    block = ["    total = count(x)", "    summed = total + 1", "    store(x)", "    last = 2"]
+    assert there(change, ["def f(x):", "    first = 1", *block]) == (True, ())
+    assert there(change, ["def f(x):", "    first = 1", "    log(x)", *block]) == (True, ())
+    assert there(change, ["def f(x):", "    first = 1", "    store(x)", *block]) == (False, ())
+
+
+def test_a_removed_line_behind_a_copy_of_the_line_after_it_is_left() -> None:
+    change = [
+        "     return x",
+        "+class New:",
+        "+    def __init__(self):",
+        "+        new(self)",
+        "-class Own(Base):",
+        "     def __init__(self):",
+        "         old(self)",
+    ]
+    text = ["    return x", *(line[1:] for line in change[1:4])]
+    rest = [line[1:] for line in change[5:]]
+    assert there(change, [*text, *rest]) == (True, ())
+    assert there(change, [*text, "class Own(Base):", *rest])[0] is False
+
+
 @pytest.mark.parametrize("own", ["    *,", '    "-",', "    ..."])
 def test_a_star_and_a_text_of_punctuation_are_code(own: str) -> None:
     change = [*CHANGE[:2], f"+{own}", *CHANGE[2:]]
