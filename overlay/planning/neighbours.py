@@ -99,8 +99,8 @@ def astray(
     """The first line that does not stand where a hunk puts it; ``None`` where they all do.
 
     That is behind the line before it, with no line between that the hunk speaks of, and as far in
-    from it as in the hunk: a block may be indented as a whole.  Lines that stay and that the text
-    lacks are passed over.
+    from it as in the hunk: a block may be indented as a whole.  Lines that stay are passed over
+    where the text lacks them, or where no change is beside them.
 
     :param removed: the lines that the hunk removes; :param margins: how far in each row stands.
     """
@@ -111,7 +111,9 @@ def astray(
     last: Line | None = None
     ends: list[int] = [-1]
     for at, line in enumerate(code):
-        if not line.added and line.key not in rows:
+        beside = code[max(at - 1, 0) : at + 2]
+        changed = line.cut or any(each.added for each in beside) or beside[-1].cut
+        if not line.added and (line.key not in rows or not changed):
             last = None
             continue
         here = [row for row in rows.get(line.key, ()) if row > ends[0]]
