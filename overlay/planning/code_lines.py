@@ -6,6 +6,9 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
+#: Brackets, commas and the ends of a text: where they stand says nothing of what is between them.
+_BARE = re.compile(r"[()\[\]{},:;\\]*(?:\"\"\"|''')?[()\[\]{},:;\\]*")
+_TEXT = re.compile(r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')""")
 _QUOTES = re.compile(r"[rRuU]?(\"\"\"|''')")
 _HEADER = re.compile(r"(?:(?:async\s+)?def|class)\b.*:$|\)\s*(?:->.*)?:$")
 
@@ -54,16 +57,26 @@ def _docstring_end(lines: Sequence[str], at: int, text: str, before: str) -> int
 
 @lru_cache(maxsize=1 << 16)
 def key_of(line: str) -> str:
-    """A line without white space and comment; empty where no code is left."""
-    if "#" in line and not ('"' in line or "'" in line):
-        line = line.partition("#")[0]
-    key = "".join(line.split())
-    if key[:1] == "#" or not any(letter.isalnum() for letter in key):
-        return ""
-    return key
+    """A line without white space, but that inside a text, and comment; empty without code.
+
+    A star or a dot is code, such as the ``*`` of a signature; brackets and commas alone are not.
+    """
+    if '"' in line or "'" in line:
+        parts = _TEXT.split(line)
+        parts[::2] = ("".join(part.split()) for part in parts[::2])
+        key = "".join(parts)
+    else:
+        key = "".join(line.partition("#")[0].split())
+    return "" if key[:1] == "#" or _BARE.fullmatch(key) else key
 
 
 @lru_cache(maxsize=1 << 16)
 def written_of(line: str) -> str:
     """A line of code, of a comment or of punctuation without white space."""
     return key_of(line) or "".join(line.split())
+
+
+def margin_of(line: str) -> int:
+    """How far in a line stands, in columns."""
+    line = line.expandtabs()
+    return len(line) - len(line.lstrip())

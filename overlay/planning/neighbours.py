@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
+
+from overlay.features.model import Hunk
+from overlay.planning.code_lines import key_of, margin_of
 
 #: So many lines of code may have come between a line and its neighbour.
 REACH = 5
 
 #: The lines of a text, white space aside -> where each of them stands, ascending.
 Rows = dict[str, list[int]]
+
+
+class Line(NamedTuple):
+    """A line of code of a hunk's post-image.
+
+    :ivar key: the line, white space aside; :ivar margin: how far in it stands.
+    :ivar added: whether the hunk adds it.
+    :ivar tight: whether nothing may have come between it and its neighbours.
+    :ivar cut: whether the hunk removes a line of code right before it.
+    """
+
+    key: str
+    margin: int
+    added: bool
+    tight: bool
+    cut: bool
 
 
 class Removal(NamedTuple):
@@ -51,6 +70,66 @@ def flanked(code: Sequence[str], at: int, rows: Rows, size: int | None = None) -
     :param size: the length of the text, if its ends are the neighbours that the hunk lacks.
     """
     return any(all(sides) for sides in _sides(code, at, rows, 1, size))
+
+
+def placed(hunk: Hunk, kept: Sequence[tuple[int, str]], loose: Container[int]) -> tuple[Line, ...]:
+    """The lines of code of a hunk's post-image, with what is known of their places.
+
+    :param kept: index and key of each; :param loose: the numbers of those that the hunk adds beside
+        which something may have come.
+    """
+    cut: set[int] = set()
+    post: list[tuple[str, str]] = []
+    for op, text in hunk.lines:
+        if op != "-":
+            post.append((op, text))
+        elif key_of(text):
+            cut |= {next((at for at, _ in kept if at >= len(post)), -1)}
+    lines = []
+    for number, (at, key) in enumerate(kept):
+        op, text = post[at]
+        added = op == "+"
+        lines.append(Line(key, margin_of(text), added, added and number not in loose, at in cut))
+    return tuple(lines)
+
+
+def astray(
+    code: Sequence[Line], removed: Iterable[str], rows: Rows, margins: Sequence[int]
+) -> int | None:
+    """The first line that does not stand where a hunk puts it; ``None`` where they all do.
+
+    That is behind the line before it, with no line between that the hunk speaks of, and as far in
+    from it as in the hunk: a block may be indented as a whole.  Lines that stay are passed over
+    where the text lacks them, or where no change is beside them.
+
+    :param removed: the lines that the hunk removes; :param margins: how far in each row stands.
+    """
+    spoken = sorted(
+        {row for key in {*removed, *(line.key for line in code)} for row in rows.get(key, ())}
+    )
+    before = dict(zip(spoken[1:], spoken, strict=False))
+    last: Line | None = None
+    ends: list[int] = [-1]
+    for at, line in enumerate(code):
+        beside = code[max(at - 1, 0) : at + 2]
+        changed = line.cut or any(each.added for each in beside) or beside[-1].cut
+        if not line.added and (line.key not in rows or not changed):
+            last = None
+            continue
+        here = [row for row in rows.get(line.key, ()) if row > ends[0]]
+        if last is not None and (line.added or last.added or line.cut):
+            inward, tight, starts = line.margin - last.margin, line.tight or last.tight, set(ends)
+            here = [
+                row
+                for row in here
+                if (end := before.get(row, -1)) in starts
+                and margins[row] - margins[end] == inward
+                and not (tight and row - end > 1)
+            ]
+        if not here:
+            return at
+        last, ends = line, here
+    return None
 
 
 def _sides(

@@ -4,7 +4,8 @@ Comments, docstrings, blank lines and bare punctuation are not code.  Of the lin
 hunk adds, those tell that nothing else explains: the hunk's own pre-image, its scope in the base
 (``base_has``) and the words of Python give the others a reason of their own to be there.  Such a
 line counts where it stands between its neighbours, a removed one as gone where it does not stand
-between them (``overlay.planning.neighbours``).  White space never counts.
+between them (``overlay.planning.neighbours``).  All of them stand in the hunk's order, beside the
+lines that stay, and as far in as these.  Other white space never counts, but that inside a text.
 """
 
 from __future__ import annotations
@@ -16,8 +17,18 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from overlay.features.model import Hunk
-from overlay.planning.code_lines import code_lines, key_of, written_of
-from overlay.planning.neighbours import Removal, Rows, flanked, gone, near, rows_of
+from overlay.planning.code_lines import code_lines, key_of, margin_of, written_of
+from overlay.planning.neighbours import (
+    Line,
+    Removal,
+    Rows,
+    astray,
+    flanked,
+    gone,
+    near,
+    placed,
+    rows_of,
+)
 from overlay.results import Reason
 
 #: Least number of characters, blanks aside, of a line that identifies a change: shorter lines are
@@ -57,6 +68,7 @@ class Present(NamedTuple):
     :ivar share: share of its telling lines that are there, from 0 to 1.
     :ivar wanted: how many lines of code it adds; :ivar missing: those that are not there.
     :ivar left: a line that it removes and that may still stand there; empty without one.
+    :ivar astray: a line that stands at another place or another indentation, if nothing is missing.
     """
 
     whole: bool = False
@@ -64,12 +76,14 @@ class Present(NamedTuple):
     wanted: int = 0
     missing: tuple[str, ...] = ()
     left: str = ""
+    astray: str = ""
 
 
 class _Traces(NamedTuple):
     """A hunk's lines of code.
 
     :ivar code: those of its post-image, white space aside; :ivar texts: the same as written.
+    :ivar lines: the same, with what is known of their places.
     :ivar written: all lines of the post-image but blank ones; :ivar at: where in them each line of
         code is.
     :ivar added: which lines of code it adds; :ivar telling: which of these tell.
@@ -79,6 +93,7 @@ class _Traces(NamedTuple):
 
     code: tuple[str, ...]
     texts: tuple[str, ...]
+    lines: tuple[Line, ...]
     written: tuple[str, ...]
     at: tuple[int, ...]
     added: tuple[int, ...]
@@ -102,6 +117,14 @@ class Place:
     def keys(self) -> tuple[str, ...]:
         """All lines that could be code, in order, white space aside."""
         return tuple(filter(None, map(key_of, self._lines)))
+
+    def margins(self) -> tuple[list[int], list[int]]:
+        """How far in each of ``keys`` stands, and each of ``code``."""
+        lines = self._lines
+        return (
+            [margin_of(line) for line in lines if key_of(line)],
+            [margin_of(lines[at]) for at, _ in code_lines(lines)],
+        )
 
     @cached_property
     def counts(self) -> Counter[str]:
@@ -171,9 +194,11 @@ def _traces(hunk: Hunk) -> _Traces:
     telling = frozenset(at for at in added if code[at] not in dull and _tells(code[at], texts[at]))
     written = [(at, key) for at, (_, text) in enumerate(post) if (key := written_of(text))]
     where = {at: number for number, (at, _) in enumerate(written)}
+    often = Counter(code[at] for at in telling)
     return _Traces(
         code,
         texts,
+        placed(hunk, kept, {at for at in telling if often[code[at]] == 1}),
         tuple(key for _, key in written),
         tuple(where[at] for at, _ in kept),
         added,
@@ -263,6 +288,8 @@ def partly(hunk: Hunk, there: Present) -> Reason:
         text += f"; missing: {named(there.missing)}"
     elif there.left:
         text += f", and so is a line that it removes: {named([there.left])}"
+    elif there.astray:
+        text += f", but not all at their place or indentation: {named([there.astray])}"
     else:
         text += ", but not in its order, or not beside its lines"
     return Reason(text, REVIEW)
@@ -305,16 +332,17 @@ def _in_place(traces: _Traces, place: Place, wanted: Counter[str]) -> Present:
         else:
             there += 1
     left = _left(traces, rows)
+    stray = "" if missing or left else _astray(traces, place, rows)
     whole = (
         bool(traces.telling)
         and not missing
         and not left
-        and _in_order(traces, place.keys)
+        and not stray
         and all(_anchored(traces, run, rows) for run in _runs(traces.added))
     )
     texts = tuple(traces.texts[at] for at in missing)
     share = there / len(traces.telling)
-    return Present(whole, share, len(traces.added), texts, left)
+    return Present(whole, share, len(traces.added), texts, left, stray)
 
 
 def _near(place: Place) -> tuple[Rows, Rows]:
@@ -342,12 +370,15 @@ def _left(traces: _Traces, rows: Sequence[Rows]) -> str:
     return ""
 
 
-def _in_order(traces: _Traces, keys: Sequence[str]) -> bool:
-    """Whether the telling lines stand in the order that the hunk gives them."""
-    rest = iter(keys)
-    return all(
-        any(key == traces.code[at] for key in rest) for at in traces.added if at in traces.telling
-    )
+def _astray(traces: _Traces, place: Place, rows: Sequence[Rows]) -> str:
+    """The first line that stands neither with docstrings nor without where the hunk puts it."""
+    at = None
+    removed = [line.key for line in traces.removed]
+    for each, margins in zip(rows, place.margins(), strict=True):
+        at = astray(traces.lines, removed, each, margins)
+        if at is None:
+            return ""
+    return traces.texts[at or 0]
 
 
 def _runs(added: Sequence[int]) -> list[list[int]]:

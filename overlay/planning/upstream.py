@@ -16,7 +16,7 @@ from packaging.version import Version
 
 from overlay.features.model import MODULE_SCOPE, AddedFile, Feature, Hunk, UpstreamTest, Variant
 from overlay.package import hiding
-from overlay.planning.code_lines import code_lines
+from overlay.planning.code_lines import code_lines, margin_of
 from overlay.planning.telling import (
     SHARE,
     Place,
@@ -168,10 +168,17 @@ def has_module(added: AddedFile, places: Sequence[Sequence[str]]) -> Evidence:
         much = len(wanted) - len(lacking) >= SHARE * len(wanted)
         text = f"{number} are in the release's file of that name; missing: {named(lacking)}"
         return Evidence(False, text, much)
-    rest = (key for _, key in code_lines(places[0]))
-    if not wanted or not all(any(key == each for each in rest) for _, key in code_lines(own)):
-        return Evidence(False, "the release's file of that name has other code, or another order")
+    if not wanted or not _as_written(own, places[0]):
+        return Evidence(
+            False, "the release's file of that name has other code, order or indentation"
+        )
     return Evidence(True, f"the release has the module: {number} are there")
+
+
+def _as_written(own: Sequence[str], lines: Sequence[str]) -> bool:
+    """Whether the lines of code of a module stand in a file, in order and as far in."""
+    rest = ((key, margin_of(lines[at])) for at, key in code_lines(lines))
+    return all((key, margin_of(own[at])) in rest for at, key in code_lines(own))
 
 
 def _contains(test: UpstreamTest, scope_lines: ScopeLines) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from overlay.planning.code_lines import code_lines
-from overlay.planning.telling import Place, new_lines, present, stands_together
+from overlay.planning.telling import Place, new_lines, partly, present, stands_together
 from tests.support.patches import hunk
 
 
@@ -26,8 +26,71 @@ def test_all_lines_of_code_in_their_order_are_the_change() -> None:
 
 
 def test_white_space_and_comments_behind_code_do_not_count() -> None:
-    text = ["def f( x ):", "  first=measure( x )  # as before", "    second = measure(first)"]
+    text = ["def f( x ):", "    first=measure( x )  # as before", "    second = measure(first)"]
     assert there(CHANGE, text) == (True, ())
+    assert there(CHANGE, [f"        {line}" for line in text]) == (True, ())
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_line_that_is_further_in_or_out_than_its_neighbours_is_another_one(at: int) -> None:
+    """Moved out of an `if`, or into it: the release has the line, and runs it elsewhere."""
+    text = [*TEXT[:at], f"    {TEXT[at]}", *TEXT[at + 1 :]]
+    made = hunk(CHANGE, "f")._replace(base_has=())
+    shown = present(made, [Place(text)])
+    assert (shown.whole, shown.missing) == (False, ())
+    assert "place or indentation" in partly(made, shown).text
+
+
+def test_lines_that_only_change_places_with_those_that_stay_are_asked_about() -> None:
+    change = ["     one(x)", "+    first = measure(x)", "     two(x)", "     three(x)"]
+    text = ["def f(x):", "    one(x)", "    two(x)", "    first = measure(x)", "    three(x)"]
+    assert there(change, text) == (False, ())
+    assert there(change, [*text[:2], text[3], text[2], text[4]]) == (True, ())
+
+
+def test_a_line_that_a_diff_finds_again_further_down_is_not_taken_for_one_that_stays() -> None:
+    """The own removal of `store(x)` reads as new lines before a later one like it."""
+    change = [
+        "     first = 1",
+        "+    total = count(x)",
+        "+    summed = total + 1",
+        "     store(x)",
+        "     last = 2",
+    ]
+    block = ["    total = count(x)", "    summed = total + 1", "    store(x)", "    last = 2"]
+    assert there(change, ["def f(x):", "    first = 1", *block]) == (True, ())
+    assert there(change, ["def f(x):", "    first = 1", "    log(x)", *block]) == (True, ())
+    assert there(change, ["def f(x):", "    first = 1", "    store(x)", *block]) == (False, ())
+
+
+def test_a_removed_line_behind_a_copy_of_the_line_after_it_is_left() -> None:
+    change = [
+        "     return x",
+        "+class New:",
+        "+    def __init__(self):",
+        "+        new(self)",
+        "-class Own(Base):",
+        "     def __init__(self):",
+        "         old(self)",
+    ]
+    text = ["    return x", *(line[1:] for line in change[1:4])]
+    rest = [line[1:] for line in change[5:]]
+    assert there(change, [*text, *rest]) == (True, ())
+    assert there(change, [*text, "class Own(Base):", *rest])[0] is False
+
+
+@pytest.mark.parametrize("own", ["    *,", '    "-",', "    ..."])
+def test_a_star_and_a_text_of_punctuation_are_code(own: str) -> None:
+    change = [*CHANGE[:2], f"+{own}", *CHANGE[2:]]
+    assert there(change, TEXT) == (False, (own.strip(),))
+    assert there(change, [*TEXT[:2], own, *TEXT[2:]]) == (True, ())
+
+
+def test_white_space_inside_a_text_counts() -> None:
+    change = [*CHANGE[:2], '+    line = "".join(first)', *CHANGE[2:]]
+    theirs = [*TEXT[:2], '    line = " ".join(first)', *TEXT[2:]]
+    assert there(change, theirs) == (False, ('line = "".join(first)',))
+    assert there(change, [*TEXT[:2], '    line = "".join( first )', *TEXT[2:]]) == (True, ())
 
 
 @pytest.mark.parametrize("own", ["    mine = own(x)", "    q = 1", "    continue", "    return x"])

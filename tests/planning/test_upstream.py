@@ -11,9 +11,9 @@ from packaging.version import Version
 from overlay.authoring.composing import compose
 from overlay.errors import PatchFormatErrors
 from overlay.features.folder import load
-from overlay.features.model import Build, Feature, UpstreamTest
+from overlay.features.model import AddedFile, Build, Feature, UpstreamTest
 from overlay.planning.planner import plan
-from overlay.planning.upstream import Evidence, build_of, evidence, taken
+from overlay.planning.upstream import Evidence, build_of, evidence, has_module, taken
 from overlay.results import State
 from tests.support.patches import hunk, patch_text, write_feature
 
@@ -273,3 +273,9 @@ def test_how_a_variant_was_ported_must_be_known(tmp_path: Path) -> None:
     patch.write_text(patch.read_text().replace("Base:", "Ported-From: 0.24.0 somehow\nBase:"))
     with pytest.raises(PatchFormatErrors, match="Ported-From: expected a release and one of"):
         load([tmp_path])
+
+
+def test_a_module_that_is_indented_otherwise_is_another_one() -> None:
+    added = AddedFile("pkg/own.py", b"if fast:\n    start()\n    stop()\n")
+    assert has_module(added, [["if fast:", "    start()", "    check()", "    stop()"]]).merged
+    assert not has_module(added, [["if fast:", "    start()", "stop()"]]).merged
