@@ -80,7 +80,7 @@ def test_errors_of_the_system_are_told_with_place_and_remedy(
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied", "/opt/vllm/x.py")
 
-    monkeypatch.setattr("overlay.commands.request.Request.load", refuse)
+    monkeypatch.setattr("overlay.commands.request.Request.at_hand", refuse)
     result = cli("list")
     assert result.exit == 2
     assert result.err.splitlines()[0] == (
@@ -93,7 +93,7 @@ def test_our_errors_keep_their_words(cli: Cli, monkeypatch: pytest.MonkeyPatch) 
     def refuse(*_: object) -> None:
         raise TargetError("expected this, found that")
 
-    monkeypatch.setattr("overlay.commands.request.Request.load", refuse)
+    monkeypatch.setattr("overlay.commands.request.Request.at_hand", refuse)
     assert cli("list", "--json").json["error"] == "expected this, found that"
 
 
@@ -103,7 +103,7 @@ def test_a_bug_shows_its_traceback_and_where_to_go(
     def fail(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("overlay.commands.request.Request.load", fail)
+    monkeypatch.setattr("overlay.commands.request.Request.at_hand", fail)
     result = cli("list", "--json")
     assert result.exit == 2
     assert "Traceback" in result.err
@@ -262,7 +262,7 @@ def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("overlay.commands.request.Request.load", interrupt)
+    monkeypatch.setattr("overlay.commands.request.Request.at_hand", interrupt)
     assert terminal.run(["list"]) == 130
     monkeypatch.undo()
     monkeypatch.setattr("overlay.cli.run._write", interrupt)

@@ -16,6 +16,7 @@ import pytest
 
 from overlay.cache import PrivateFolder
 from overlay.cli.run import run
+from overlay.features.sources import entries
 from overlay.on_disk import receipt
 from overlay.planning.scope_cache import Memo
 from tests.authoring.test_importing import CHANGE, RELEASES, Tree
@@ -128,9 +129,10 @@ def test_an_import_that_is_interrupted_leaves_a_whole_feature_or_none(
         assert audited.at_call(number, FAULTS[fault], work.act) in ENDS[fault], where
         work.whole()
         if not (work.ours / "count-runs").exists():
-            assert (
-                cli("import", work.change, "--id", "count-runs", "--patches", work.ours).exit == 0
-            )
+            again = ["import", work.change, "--id", "count-runs", "--patches", work.ours]
+            if work.ours.exists() and "count-runs" in entries(work.ours):
+                again.append("--update")  # it is there, on its way to its place
+            assert cli(*again).exit == 0, where
         assert cli("list", "--patches", work.ours).exit == 0, where
         assert digest(work.ours / "count-runs") == work.wanted, where
 
