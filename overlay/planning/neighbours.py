@@ -23,6 +23,7 @@ class Line(NamedTuple):
     :ivar added: whether the hunk adds it.
     :ivar tight: whether nothing may have come between it and its neighbours.
     :ivar cut: whether the hunk removes a line of code right before it.
+    :ivar alone: whether it stays, and the hunk changes what is on both sides of it.
     """
 
     key: str
@@ -30,6 +31,7 @@ class Line(NamedTuple):
     added: bool
     tight: bool
     cut: bool
+    alone: bool
 
 
 class Removal(NamedTuple):
@@ -85,11 +87,23 @@ def placed(hunk: Hunk, kept: Sequence[tuple[int, str]], loose: Container[int]) -
             post.append((op, text))
         elif key_of(text):
             cut |= {next((at for at, _ in kept if at >= len(post)), -1)}
+    added = [post[at][0] == "+" for at, _ in kept]
+    # Whether something changes before each line, and behind the last one.
+    change = [
+        at in cut or (number > 0 and added[number - 1]) for number, (at, _) in enumerate(kept)
+    ]
+    change.append(-1 in cut or added[-1:] == [True])
     lines = []
     for number, (at, key) in enumerate(kept):
-        op, text = post[at]
-        added = op == "+"
-        lines.append(Line(key, margin_of(text), added, added and number not in loose, at in cut))
+        behind = change[number + 1] or added[number + 1 : number + 2] == [True]
+        lines.append(
+            Line(
+                *(key, margin_of(post[at][1]), added[number]),
+                tight=added[number] and number not in loose,
+                cut=at in cut,
+                alone=not added[number] and change[number] and behind,
+            )
+        )
     return tuple(lines)
 
 
@@ -100,7 +114,8 @@ def astray(
 
     That is behind the line before it, with no line between that the hunk speaks of, and as far in
     from it as in the hunk: a block may be indented as a whole.  Lines that stay are passed over
-    where the text lacks them, or where no change is beside them.
+    where no change is beside them, or where the text lacks them; but one that stands alone among
+    changes may be one's own, kept where upstream replaces it.
 
     :param removed: the lines that the hunk removes; :param margins: how far in each row stands.
     """
@@ -113,7 +128,7 @@ def astray(
     for at, line in enumerate(code):
         beside = code[max(at - 1, 0) : at + 2]
         changed = line.cut or any(each.added for each in beside) or beside[-1].cut
-        if not line.added and (line.key not in rows or not changed):
+        if not line.added and not (changed if line.key in rows else line.alone):
             last = None
             continue
         here = [row for row in rows.get(line.key, ()) if row > ends[0]]

@@ -79,6 +79,22 @@ def test_a_removed_line_behind_a_copy_of_the_line_after_it_is_left() -> None:
     assert there(change, [*text, "class Own(Base):", *rest])[0] is False
 
 
+def test_a_line_that_is_kept_alone_where_all_around_it_is_replaced_may_be_missed() -> None:
+    change = [
+        "-old = make(1)",
+        "+new = compute(1)",
+        " own = keep(old)",
+        "-also = make(2)",
+        "+next = compute(2)",
+    ]
+    text = ["new = compute(1)", "next = compute(2)"]
+    assert there(change, text)[0] is False
+    assert there(change, [text[0], "own = keep(old)", text[1]]) == (True, ())
+    # Beside what stays it is not the change's: upstream may have reworked it.
+    beside = [" first = 0", *change[:3], " stays = 1", *change[3:]]
+    assert there(beside, ["first = 0", text[0], "stays = 1", text[1]]) == (True, ())
+
+
 @pytest.mark.parametrize("own", ["    *,", '    "-",', "    ..."])
 def test_a_star_and_a_text_of_punctuation_are_code(own: str) -> None:
     change = [*CHANGE[:2], f"+{own}", *CHANGE[2:]]
