@@ -88,23 +88,21 @@ def placed(hunk: Hunk, kept: Sequence[tuple[int, str]], loose: Container[int]) -
         elif key_of(text):
             cut |= {next((at for at, _ in kept if at >= len(post)), -1)}
     added = [post[at][0] == "+" for at, _ in kept]
+    beside = [False, *added, False]
     # Whether something changes before each line, and behind the last one.
-    change = [
-        at in cut or (number > 0 and added[number - 1]) for number, (at, _) in enumerate(kept)
+    changes = [
+        at in cut or beside[number] or beside[number + 1]
+        for number, at in enumerate([*(at for at, _ in kept), -1])
     ]
-    change.append(-1 in cut or added[-1:] == [True])
-    lines = []
-    for number, (at, key) in enumerate(kept):
-        behind = change[number + 1] or added[number + 1 : number + 2] == [True]
-        lines.append(
-            Line(
-                *(key, margin_of(post[at][1]), added[number]),
-                tight=added[number] and number not in loose,
-                cut=at in cut,
-                alone=not added[number] and change[number] and behind,
-            )
+    return tuple(
+        Line(
+            *(key, margin_of(post[at][1]), added[number]),
+            tight=added[number] and number not in loose,
+            cut=at in cut,
+            alone=not added[number] and changes[number] and changes[number + 1],
         )
-    return tuple(lines)
+        for number, (at, key) in enumerate(kept)
+    )
 
 
 def astray(
