@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import ast
 import difflib
-import json
 import random
 import sys
 import warnings
@@ -34,7 +33,7 @@ if str(ROOT) not in sys.path:
 
 from bench.commits import draw_commits
 from bench.keeping_up import module_paths, releases
-from bench.real_changes import RealChange, Tree, change_of, changes, plain_diff
+from bench.real_changes import RealChange, Tree, change_of, changes, plain_diff, write_figures
 from overlay.authoring.importing import prepare
 from overlay.authoring.incoming import read_changes
 from overlay.authoring.locating import ReleaseTexts
@@ -370,11 +369,7 @@ def main() -> None:
         "upstream": dict(zip(parts[:2], found[:2], strict=True)),
         "own_line": dict(zip(OWN, found[2:], strict=True)),
     }
-    text = json.dumps(figures, indent=1) + "\n"
-    if options.out is None:
-        sys.stdout.write(text)
-    else:
-        options.out.write_text(text, encoding="utf-8")
+    write_figures(figures, options.out)
 
 
 if __name__ == "__main__":

@@ -154,7 +154,7 @@ def first_failed_check(python: Path, tool: str = "") -> Failure | None:
     """Run the checks of a tool up to the first that fails; None if none does.
 
     :param tool: what their names begin with; without it all checks.
-    :raises environment.EnvironmentFailed: where there is no check of that tool.
+    :raises environment.EnvironmentFailed: if the tool has no check.
     """
     chosen = [check for check in checks() if check.name.startswith(tool)]
     if tool and not chosen:

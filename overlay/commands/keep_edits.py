@@ -39,7 +39,7 @@ class Kept(NamedTuple):
     :ivar report: the feature that holds them; ``None`` where nothing was edited.
     :ivar target: the package of that feature.
     :ivar notes: what else is to be said, in sentences without a full stop.
-    :ivar beside: path and change of what is no module, which stays as it is.
+    :ivar beside: path and change of each file that is no module; it stays as it is.
     :ivar titles: the packages that have it.
     """
 

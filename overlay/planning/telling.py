@@ -221,7 +221,7 @@ def _removals(hunk: Hunk, code: Sequence[str], kept: Mapping[int, int]) -> Itera
         last = new == len(hunk.post)
         if op == " " and (last or new in kept):
             after = len(code) if last else kept[new]
-            for key, line in block:  # an equal line beside it is no end of the place
+            for key, line in block:  # an equal line next to it does not end the place
                 first, stop = before, after
                 while first >= 0 and code[first] == key:
                     first -= 1

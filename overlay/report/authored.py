@@ -137,7 +137,7 @@ def made_new(
 ) -> Verdict:
     """The verdict of ``new --from-edits``.
 
-    :param beside: path and change of what is no module.
+    :param beside: path and change of each file that is not a module.
     """
     problems = sum(file.problem is not None for file in files)
     if problems:
@@ -161,7 +161,7 @@ def made_new(
 
 
 def not_carried(beside: Sequence[tuple[str, str]]) -> str:
-    """What was changed and is no module, in a sentence."""
+    """Which changed files are not modules, in a sentence."""
     return enumeration([f"{path} ({what})" for path, what in beside])
 
 
@@ -233,7 +233,7 @@ def lines(report: NewReport | EditReport) -> Iterator[Line]:
 
 
 def beside_lines(beside: Sequence[tuple[str, str]]) -> Iterator[Line]:
-    """What was changed and is no module, each with a line of its own, up to a bound."""
+    """The changed files that are not modules: a line each, at most so many."""
     for path, what in beside[:_MOST]:
         yield Line((Span("! ", "bad"),), (Span(f"{path} ({what}): a feature carries modules"),))
     if len(beside) > _MOST:

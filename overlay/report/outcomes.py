@@ -146,7 +146,7 @@ def also_kept(report: RevertReport, folder: Path) -> Verdict:
 def left_as_it_is(report: RevertReport, beside: Sequence[tuple[str, str]], titles: str) -> Verdict:
     """The verdict of a ``revert --keep-as`` beside whose edits there are others.
 
-    :param beside: path and change of what is no module, which is neither kept nor put back.
+    :param beside: path and change of each file that is no module; not kept, not put back.
     :param titles: the packages that have it.
     """
     others = enumeration([f"{path} ({what})" for path, what in beside])
