@@ -269,6 +269,8 @@ def _shared(document: Document, package: Package) -> tuple[str, ...]:
         problem = path_problem(path, package) or unread(path)
         if problem is None and path in usable:
             problem = f"{path} is named twice"
+        if problem is None and path not in document.text:  # as `source_of` looks for it
+            problem = f"{path}: expected it as it is, found it written with escapes"
         if problem is None:
             usable.append(path)
         else:

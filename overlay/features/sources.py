@@ -180,17 +180,28 @@ def shared_by(feature: Path) -> list[str]:
 def source_of(feature: Path, patches: Path) -> str:
     """A sha256 (hex) over what a feature is read from: its folder and the shared modules it names.
 
+    Counts each module whose path stands in its ``feature.toml``, which is not parsed: each process
+    of vLLM may ask.
+
     :param feature: its folder; :param patches: the folder of patches that it belongs to.
     """
-    own = fingerprint([str(feature)])
-    named = shared_by(feature) if os.path.lexists(patches / SHARED) else []
-    total = hashlib.sha256(own.encode())
-    for path in named:
+    texts: dict[str, bytes] = {}
+    own = fingerprint([str(feature)], texts.__setitem__)
+    files = patches / SHARED / "files"
+    text = texts.get("feature.toml", b"")
+    if not (_is_folder(patches / SHARED) and _is_folder(files)):
+        return own
+    total, named = hashlib.sha256(own.encode()), False
+    for name, _ in _walk(str(files)):
+        path = os.fsencode(name)
+        if name.endswith("/") or path not in text:
+            continue
         try:
-            data = shared_module(patches, path) or b""
-        except (OSError, ValueError):
+            data = read_below(patches, f"{SHARED}/files/{name}") or b""
+        except OSError:
             data = b""  # malformed, as loading the feature reports
-        total.update(f"{path}\0{len(data)}\0".encode() + data)
+        named = True
+        total.update(path + f"\0{len(data)}\0".encode() + data)
     return total.hexdigest() if named else own
 
 

@@ -197,6 +197,7 @@ def test_a_module_that_cannot_be_read_leaves_out_those_that_name_it(
         ('["vllm/v1/.both.py"]', "would not be read"),
         ('["vllm/__pycache__/both.py"]', "would not be read"),
         ('["vllm/v1/first.py"]', "in the feature's own files/"),
+        ('["vllm\\u002fv1/both.py"]', "written with escapes"),
     ],
 )
 def test_a_list_that_names_no_shared_module(patches: Path, value: str, word: str) -> None:
