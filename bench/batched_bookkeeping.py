@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-FILES = Path(__file__).resolve().parents[1] / "patches/batched-bookkeeping/files"
+PATCHES = Path(__file__).resolve().parents[1] / "patches"
 WIDTH = 8192  # tokens a row of the batch holds
 DRAFTS, PROMPT, OUTPUT = 3, 512, 128  # tokens of a request
 BATCHES = (1, 8, 16, 32, 64, 256)
@@ -29,13 +29,17 @@ BATCHES = (1, 8, 16, 32, 64, 256)
 
 def feature() -> Any:
     """Import the feature's module without vLLM, for batches of any size."""
-    names = ("vllm.v1.overlay_effects", "vllm.v1.worker.batched_bookkeeping")
+    names = {
+        "vllm.v1.overlay_effects": PATCHES / "shared/files/vllm/v1/overlay_effects.py",
+        "vllm.v1.worker.batched_bookkeeping": PATCHES
+        / "batched-bookkeeping/files/vllm/v1/worker/batched_bookkeeping.py",
+    }
     for package in ("vllm", "vllm.v1", "vllm.v1.worker"):
         sys.modules.setdefault(package, ModuleType(package))
-    for name in names:
-        spec = importlib.util.spec_from_file_location(name, FILES / f"{name.replace('.', '/')}.py")
+    for name, file in names.items():
+        spec = importlib.util.spec_from_file_location(name, file)
         if spec is None or spec.loader is None:
-            raise ImportError(f"{FILES} has no {name}")
+            raise ImportError(f"{file} is not a module")
         module: Any = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         spec.loader.exec_module(module)

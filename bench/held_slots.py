@@ -21,7 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-FILES = Path(__file__).resolve().parents[1] / "patches/batched-bookkeeping/files"
+PATCHES = Path(__file__).resolve().parents[1] / "patches"
 BLOCK, PROMPT, LONGEST, LOOKAHEAD = 16, 512, 8192, 3
 TOKENS, ACCEPTED = 4, (2, 3)  # of a step; accepted in turn
 STEPS, BATCHES = 200, (1, 16, 64, 256)
@@ -113,7 +113,9 @@ def prepare() -> None:
     from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 
     for package in (vllm.v1, vllm.v1.core, vllm.v1.worker):
-        package.__path__.append(str(FILES / package.__name__.replace(".", "/")))
+        for home in ("batched-bookkeeping", "shared"):
+            files = PATCHES / home / "files"
+            package.__path__.append(str(files / package.__name__.replace(".", "/")))
     register_all_kvcache_specs(None)
 
 

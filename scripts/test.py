@@ -48,11 +48,15 @@ IN_THREE = ("--numprocesses=3", "--dist=loadfile", "--no-loadscope-reorder")
 
 @dataclass(frozen=True)
 class Check:
-    """One command that must end with 0 in ``folder``."""
+    """One command that must end with 0 in ``folder``.
+
+    :ivar beside: folders where mypy looks for modules first.
+    """
 
     name: str
     folder: Path
     arguments: tuple[str, ...]
+    beside: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,11 +79,15 @@ def checks() -> list[Check]:
         Check("ruff format --check", ROOT, ("ruff", "format", "--check", ".")),
         Check(f"mypy --strict {' '.join(TYPED)}", ROOT, (*strict, *TYPED)),
     ]
+    shared = ROOT / "patches/shared/files"
     for added in sorted((ROOT / "patches").glob("*/files")):
-        # Seen from there, as from site-packages, its modules are parts of the package.
+        # Seen from there, as from site-packages, its modules and shared ones are parts of the
+        # package.
         name = f"mypy --strict {added.relative_to(ROOT)}"
         package = next(folder.name for folder in added.iterdir() if folder.is_dir())
-        commands.append(Check(name, added, (*strict, "--explicit-package-bases", "-p", package)))
+        shares = (shared / package).is_dir()
+        whole = (*strict, "--explicit-package-bases", "-p", package)
+        commands.append(Check(name, added, whole, (added, shared) if shares else ()))
     return commands
 
 
@@ -162,7 +170,10 @@ def first_failed_check(python: Path, tool: str = "") -> Failure | None:
     for check in chosen:
         say(f"[check] {check.name}")
         command = [str(python), "-m", *check.arguments]
-        status = subprocess.run(command, cwd=check.folder, check=False).returncode
+        path = {"MYPYPATH": os.pathsep.join(map(str, check.beside))} if check.beside else {}
+        status = subprocess.run(
+            command, cwd=check.folder, env={**os.environ, **path}, check=False
+        ).returncode
         if status != 0:
             return Failure(f"check {check.name}", status)
     return None

@@ -14,7 +14,7 @@ from packaging.version import Version
 
 from overlay.authoring.building import derived_tests, topic_name
 from overlay.authoring.composing import CONTEXT, NotComposable, compose
-from overlay.authoring.layout import not_there, variants
+from overlay.authoring.layout import not_its_own, not_there, variants
 from overlay.authoring.scoped import ScopedText
 from overlay.authoring.variants import with_base_has
 from overlay.authoring.writing import DerivedTest, check_files, render_patch, with_tests
@@ -111,6 +111,7 @@ def commit(
             "give the edit up with --abort"
         )
     modules, texts = _sorted(feature, edited)
+    shared = feature.shared_modules()
     known = sorted({*names, str(edited.release)}, key=Version)
     known = [name for name in known if Version(name) in feature.releases]
     topics: list[_Topic] = []
@@ -119,7 +120,9 @@ def commit(
         tried = _topics(feature, edited, texts, contexts)
         wide = {topic.name: _span(topic, feature) for topic in tried}
         form = _folder(feature, files, tried, wide, modules, edited, today)
-        reached = _run(check_files(feature.id, form), tried, edited.release, fits, known)
+        reached = _run(
+            check_files(feature.id, form, shared=shared), tried, edited.release, fits, known
+        )
         if len(reached) > len(run):
             topics, run = tried, reached
         if len(run) == len(known):
@@ -127,10 +130,10 @@ def commit(
     wide = {topic.name: _span(topic, feature) for topic in topics}
     spans = {name: _shared(span, run, known) for name, span in wide.items()}
     made = _folder(feature, files, topics, spans, modules, edited, today, known=known)
-    after = check_files(feature.id, made)
+    after = check_files(feature.id, made, shared=shared)
     if topics and any(test.lines for test in feature.upstream_tests):
         made["feature.toml"] = with_tests(made["feature.toml"], _tests(after, edited))
-        after = check_files(feature.id, made)
+        after = check_files(feature.id, made, shared=shared)
     expect_bytes(after, edited)
     return Commit(
         after,
@@ -170,6 +173,8 @@ def _sorted(feature: Feature, edited: Edited) -> tuple[dict[str, bytes | None], 
         if (problem := path_problem(path, feature.package)) is not None:
             folder = feature.package.name
             problems.append(f"{problem}; a feature carries Python modules of {folder}/")
+        elif path in feature.shared:
+            problems.append(not_its_own(feature, path))
         elif path in added or base is None:
             modules[path] = now
         elif now is None:
@@ -379,7 +384,7 @@ def expect_bytes(feature: Feature, edited: Edited) -> None:
     """
     planned = plan([feature], edited, edited.release)
     made = {change.path: change.after for change in planned.changes}
-    paths = {*edited.now, *made}
+    paths = {*edited.now, *made} - {*feature.shared}
     wrong = [
         path
         for path in sorted(paths)

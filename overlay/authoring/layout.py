@@ -53,6 +53,9 @@ def lay_out(
     """
     syntax = syntax or Syntax()
     own = () if feature is None else (feature,)
+    for each in own:
+        if shared := [path for path in more if path in each.shared]:
+            raise UsageError(not_its_own(each, shared[0]))
     paths = {path for each in own for path in _paths(each, release)} | {*more}
     touching = [each for each in earlier if paths.intersection(paths_of([each]))]
     below: list[Feature] = []
@@ -87,9 +90,17 @@ def lay_out(
 
 
 def _paths(feature: Feature, release: Version) -> set[str]:
-    """The files that a feature patches in a release, and those that it adds."""
+    """The files that a feature patches in a release, and those that it adds from its own folder."""
     patched = {variant.patch.path for _, variant in variants(feature, release)}
-    return patched | {added.path for added in feature.added}
+    return patched | {added.path for added in feature.added} - {*feature.shared}
+
+
+def not_its_own(feature: Feature, path: str) -> str:
+    """Why a shared module is not edited as one feature's."""
+    return (
+        f"{path} is not {feature.id}'s own: every feature that names it in `shared` adds "
+        f"{feature.file_of(path)} of {feature.origin}. Edit that file itself"
+    )
 
 
 def variants(feature: Feature, release: Version) -> list[tuple[Topic, Variant]]:

@@ -344,7 +344,7 @@ def _after(present: Sequence[Served], proposal: Proposal) -> list[Served]:
         elif proposal.files is not None:
             left = {**(entry.files or {}), **proposal.files}
             files = {path: data for path, data in left.items() if data is not None}
-            feature = check_files(entry.feature.id, files)
+            feature = check_files(entry.feature.id, files, shared=entry.feature.shared_modules())
             made.append(Served(replace(feature, origin=entry.feature.origin), files))
     return made
 

@@ -24,7 +24,7 @@ from overlay.features.documents import MalformedToml, parse_toml
 from overlay.features.feature_folder import read_feature
 from overlay.features.model import Feature, Hunk
 from overlay.features.patch_headers import REPEATED
-from overlay.features.sources import unread
+from overlay.features.sources import SHARED, unread
 from overlay.package import VLLM, Package, ReleaseRange
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.scope_cache import Memo
@@ -249,17 +249,22 @@ def check_files(
     files: Mapping[str, bytes],
     expected: Sequence[Expected] = (),
     syntax: Syntax | None = None,
+    shared: Mapping[str, bytes] | None = None,
 ) -> Feature:
     """The feature that the files of a folder make, as every command will read it.
 
     :param files: path below the folder -> bytes, ``feature.toml`` included.
     :param expected: what its patches must make.
+    :param shared: the modules beside the folder that features share, as ``Feature.shared_modules``.
     :raises PatchFormatErrors: if the reader refuses it.
     :raises UsageError: if the reader passes over a module, for its name.
     :raises OverlayError: if a module is not read back, or a patch does not make what it must.
     """
     with tempfile.TemporaryDirectory(prefix="overlay-feature-") as place:
-        feature = _read(_lay(id_, files, Path(place)))
+        beside = {f"{SHARED}/files/{path}": data for path, data in (shared or {}).items()}
+        disk.require_inside(id_, files)
+        _lay({f"{id_}/{name}": data for name, data in files.items()} | beside, Path(place))
+        feature = _read(Path(place, id_))
     lost = _modules_lost(feature, files) + _texts_missed(feature, expected, syntax or Memo())
     for name in lost:
         if (problem := unread(name)) is not None:
@@ -316,21 +321,18 @@ def write_folder(folder: FeatureFolder, patches: Path, *, update: bool = False) 
     return final
 
 
-def _lay(id_: str, files: Mapping[str, bytes], place: Path) -> Path:
-    """Write a feature's files below a new folder, and nothing outside that folder."""
-    disk.require_inside(id_, files)
-    made = place / id_
+def _lay(files: Mapping[str, bytes], place: Path) -> None:
+    """Write files below a new folder."""
     for name, data in files.items():
-        file = made / name
+        file = place / name
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("xb") as opened:  # which follows no link and replaces nothing
             opened.write(data)
-    return made
 
 
 def _read(made: Path) -> Feature:
     errors: list[PatchFormatError] = []
-    feature = read_feature(made, "imported", errors)
+    feature = read_feature(made, made.parent, "imported", errors)
     if feature is None or errors:
         raise PatchFormatErrors(errors)
     return feature

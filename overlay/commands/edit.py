@@ -32,7 +32,7 @@ from overlay.commands.edit_new import commit_new
 from overlay.commands.new import by_scope
 from overlay.errors import PackageIndexError, UsageError
 from overlay.features.model import of_package
-from overlay.features.sources import entries, shipped_folder
+from overlay.features.sources import SHARED, entries, shipped_folder
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
 from overlay.planning.upstream import remembers
@@ -110,10 +110,11 @@ def _writable(feature: Feature) -> Path:
         return Path(feature.origin)
     folder = shipped_folder()
     if (folder.parent / "__init__.py").is_file():
+        shared = f" and {folder / SHARED} beside it" if feature.shared else ""
         raise UsageError(
             f"{feature.id} comes with the overlay, and the next upgrade would undo the edit: copy "
-            f"{folder / feature.id} to a folder of your own under another id, and edit that; or "
-            "make the change in a checkout of vllm-overlay"
+            f"{folder / feature.id} to a folder of your own under another id{shared}, and edit "
+            "that; or make the change in a checkout of vllm-overlay"
         )
     return folder
 

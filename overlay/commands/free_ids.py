@@ -18,8 +18,16 @@ def expect_id(id_: str, option: str = "") -> None:
     :param option: the option that gives it, where one does.
     :raises UsageError: saying why.
     """
+    from overlay.features.sources import SHARED
+
+    what = f"{option} " if option else ""
     if (problem := id_problem(id_)) is not None:
-        raise UsageError(f"{f'{option} ' if option else ''}{problem}, as ids of features are")
+        raise UsageError(f"{what}{problem}, as ids of features are")
+    if id_ == SHARED:
+        raise UsageError(
+            f"{what}{id_!r} cannot be the id of a feature: in a folder of patches {SHARED}/ holds "
+            "the modules that several features name; choose another"
+        )
 
 
 def require_free(
@@ -66,9 +74,10 @@ def require_free(
 
 def _others(feature: Path) -> list[str]:
     """What somebody else put into a feature's folder, but for what tools leave."""
-    from overlay.features.sources import left_behind, stray
+    from overlay.features.sources import left_behind, shared_by, stray
 
-    return [
+    shared = ["`shared` in its feature.toml"] if shared_by(feature) else []
+    return shared + [
         name
         for name in sorted(os.listdir(feature))
         if name not in _OWN

@@ -208,15 +208,15 @@ def write_ports(
             if (data := read_regular(folder / name, follow=False)) is not None
         }
         earlier = features[: features.index(feature)]
-        known = _memory(porter, own, earlier, names)
+        known, shared = _memory(porter, own, earlier, names), feature.shared_modules()
         after = with_ports(feature, before, own, names, today, merged=known)
         if after != before:
             filled = list(own)
-            made = check_files(id_, after, _expected(own), porter.syntax)
+            made = check_files(id_, after, _expected(own), porter.syntax, shared)
             while between := _between(porter, made, earlier, names):
                 after = with_ports(made, after, between, names, today)
                 filled += between
-                made = check_files(id_, after, _expected(filled), porter.syntax)
+                made = check_files(id_, after, _expected(filled), porter.syntax, shared)
             changed.setdefault(folder.parent, []).append(disk.NewFolder(id_, after))
             done |= {(id_, port.release) for port in filled if not port.covered}
     _write_folders(changed)

@@ -6,28 +6,39 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Container, Iterable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 
 from overlay.errors import PatchFormatError, PatchFormatErrors
-from overlay.features.feature_toml import read_document, read_fields
+from overlay.features.feature_toml import Document, read_document, read_fields
 from overlay.features.model import AddedFile, Feature, Hunk, Topic, Variant
 from overlay.features.patch_file import parse_patch
-from overlay.features.sources import fingerprint, left_behind, read_bytes, read_text, stray
+from overlay.features.sources import (
+    SHARED,
+    is_document,
+    left_behind,
+    read_bytes,
+    read_text,
+    shared_module,
+    source_of,
+    stray,
+)
 from overlay.package import VLLM, Package, ReleaseRange, path_problem
 from overlay.results import RUNNER_FILES, Notice
 
 _TOPIC = re.compile(r"^\d\d-[a-z0-9]+(-[a-z0-9]+)*$")
 
-_DOCUMENTS = ("README", "LICENSE", "NOTICE", "CHANGELOG")
 
-
-def read_feature(folder: Path, origin: str, errors: list[PatchFormatError]) -> Feature | None:
+def read_feature(
+    folder: Path, patches: Path, origin: str, errors: list[PatchFormatError]
+) -> Feature | None:
     """Read a feature.
 
-    :param origin: the name of the patches folder that holds it.
+    :param patches: the patches folder that it belongs to, which has the modules that it shares.
+    :param origin: the name of that folder.
     :param errors: takes every malformed place.
     :returns: the feature, or ``None`` after errors.
     """
@@ -54,29 +65,25 @@ def read_feature(folder: Path, origin: str, errors: list[PatchFormatError]) -> F
                 "(two digits, lower case, such as 01-proposer)"
             )
             errors.append(PatchFormatError(str(path), None, problem))
-    if fields is not None and not (topics or added or fields.upstream_tests):
+    if fields is not None and not (topics or added or fields.shared or fields.upstream_tests):
         problem = "the feature does nothing: expected a topic, an added module or [[upstreamed]]"
         errors.append(PatchFormatError(str(toml), None, problem))
-    if fields is None or fields.releases is None:
+    if document is None or fields is None or fields.releases is None:
         return None
+    added += _read_shared(document, fields.shared, patches, {module.path for module in added})
     _check_variants(folder, fields.releases, topics, added, errors)
     if len(errors) > known:
         return None
     feature = Feature(
         **{**fields._asdict(), "releases": fields.releases},
         topics=tuple(topics),
-        added=tuple(added),
+        added=tuple(sorted(added, key=lambda module: module.path)),
         origin=origin,
         digest="",
-        source=fingerprint([str(folder)]),
+        source=source_of(folder, patches),
         notices=tuple(notices),
     )
     return replace(feature, digest=_digest(feature))
-
-
-def is_document(path: Path) -> bool:
-    """Whether it is a text for people, which may lie beside a feature."""
-    return path.name.split(".")[0] in _DOCUMENTS and path.suffix in ("", ".md", ".txt", ".rst")
 
 
 def is_plain(path: Path, errors: list[PatchFormatError]) -> bool:
@@ -172,7 +179,31 @@ def _read_added(
             content = read_bytes(path, errors)
             if content is not None:
                 added.append(AddedFile(name, content))
-    return sorted(added, key=lambda file: file.path)
+    return added
+
+
+def _read_shared(
+    document: Document, paths: Iterable[str], patches: Path, own: Container[str]
+) -> list[AddedFile]:
+    """The shared modules that a feature names; its errors take those that it cannot add.
+
+    :param own: the paths of the modules in its own folder.
+    """
+    modules: list[AddedFile] = []
+    for path in paths:
+        place, problem = patches / SHARED / "files" / path, "found none"
+        try:
+            content = shared_module(patches, path)
+        except (OSError, ValueError) as error:
+            content, problem = None, getattr(error, "strerror", None) or str(error)
+        if path in own:
+            document.error("shared", f"shared: {path} is in the feature's own files/, too")
+        elif content is None:
+            step = "lay it there, or take it out of the list"
+            document.error("shared", f"shared: expected a module at {place}, {problem}; {step}")
+        else:
+            modules.append(AddedFile(path, content))
+    return modules
 
 
 def _check_variants(

@@ -11,7 +11,7 @@ from packaging.version import Version
 from overlay.errors import MAX_ERRORS, PatchFormatError
 from overlay.features.documents import MalformedToml, parse_toml
 from overlay.features.model import MODULE_SCOPE, Build, UpstreamPlan, UpstreamTest
-from overlay.features.sources import read_text
+from overlay.features.sources import read_text, unread
 from overlay.features.switches import (
     Switch,
     read_model_runner,
@@ -43,6 +43,7 @@ _KEYS = (
         "upstreamed",
         "builds",
         "obsolete_without",
+        "shared",
         "needs",
         "required",
         "switches",
@@ -76,6 +77,7 @@ class Fields(NamedTuple):
     reason: UpstreamPlan | None
     package: Package
     obsolete_without: tuple[str, ...]
+    shared: tuple[str, ...]
 
 
 class Document(NamedTuple):
@@ -146,6 +148,7 @@ def read_fields(document: Document) -> Fields:
         reason=_reason(document),
         package=package,
         obsolete_without=_obsolete_without(document, package, model_runner),
+        shared=_shared(document, package),
     )
 
 
@@ -253,6 +256,26 @@ def _obsolete_without(
             document.error(key, f"{key}: {problem}")
     implied = [RUNNER_FILES[model_runner]] if model_runner is not None and package == VLLM else []
     return tuple(dict.fromkeys((*implied, *paths)))
+
+
+def _shared(document: Document, package: Package) -> tuple[str, ...]:
+    """The modules of the folder of shared ones that the feature adds, without malformed paths."""
+    paths = document.table.get("shared", [])
+    if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+        document.error("shared", "shared: expected a list of paths of modules in shared/files/")
+        return ()
+    usable = []
+    for path in paths:
+        problem = path_problem(path, package) or unread(path)
+        if problem is None and path in usable:
+            problem = f"{path} is named twice"
+        if problem is None and path not in document.text:  # as `source_of` looks for it
+            problem = f"{path}: expected it as it is, found it written with escapes"
+        if problem is None:
+            usable.append(path)
+        else:
+            document.error("shared", f"shared: {problem}")
+    return tuple(usable)
 
 
 def _required(document: Document) -> bool:

@@ -1,8 +1,8 @@
 """Read a patches folder as features, checked and digested.
 
 Layout: ``<feature>/feature.toml``, ``<feature>/NN-<topic>/<first>..<last>.patch`` and
-``<feature>/files/<package>/...``.  Files that an editor or a file manager leaves are named and
-ignored.
+``<feature>/files/<package>/...``; ``shared/files/<package>/...`` holds modules that features name.
+Files that an editor or a file manager leaves are named and ignored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from overlay.errors import (
     bounded,
 )
 from overlay.features import sources
-from overlay.features.feature_folder import ignored, is_document, is_plain, read_feature, sha256_of
+from overlay.features.feature_folder import ignored, is_plain, read_feature, sha256_of
 from overlay.features.model import SHIPPED, Feature
 from overlay.package import ReleaseRange, id_problem
 from overlay.results import Notice
@@ -193,7 +193,9 @@ def _read_folder(folder: Path, private: bool) -> Iterator[Feature | Malformed]:
             yield Malformed(path.name, (refused,), required=False)
             continue
         errors: list[PatchFormatError] = []
-        feature = read_feature(path, origin, errors) if _is_feature(path, errors) else None
+        feature = None
+        if _is_feature(path, errors):
+            feature = read_feature(path, folder, origin, errors)
         if feature is None:
             yield Malformed(path.name, tuple(errors), _is_required(path))
         else:
@@ -213,7 +215,8 @@ def _entries(folder: Path) -> Iterator[Path]:
     """What has to be a feature in a patches folder, by name."""
     for name, path in sources.entries(folder).items():
         ignored = sources.stray(name) or sources.left_behind(name)
-        if not (ignored or name == "__init__.py" or is_document(path)):
+        beside = name == "__init__.py" or sources.is_document(path)
+        if not (ignored or beside or sources.is_shared(path)):
             yield path
 
 
@@ -223,6 +226,13 @@ def _is_feature(path: Path, errors: list[PatchFormatError]) -> bool:
         return False
     if not path.is_dir():
         errors.append(PatchFormatError(str(path), None, "expected only folders of features here"))
+        return False
+    if path.name == sources.SHARED:
+        problem = (
+            "expected only files/ in the folder of modules that features share; a feature needs "
+            "another id than shared, and a folder of that name"
+        )
+        errors += [PatchFormatError(str(at), None, problem) for at in sources.misplaced(path)]
         return False
     if not os.path.lexists(path / "feature.toml"):
         errors.append(

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from packaging.version import Version
 
+from overlay.features.sources import SHARED
 from overlay.features.switches import Switch
 from overlay.package import VLLM, Package, ReleaseRange
 from overlay.results import ModelRunner, Notice
@@ -181,6 +182,8 @@ class Feature:
         them no more, there is nothing left to do.  The file of its model runner is one of them.
     :ivar reason: why it is kept as a patch; ``None`` where its ``feature.toml`` does not say.
     :ivar package: the package that it patches.
+    :ivar shared: paths of the modules among ``added`` that lie in ``shared/`` of its patches
+        folder, for every feature there that names them.
     :ivar malformed: why its folder cannot be used, where the feature only stands for that.
     """
 
@@ -205,12 +208,24 @@ class Feature:
     reason: UpstreamPlan | None = None
     package: Package = VLLM
     obsolete_without: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
     malformed: tuple[str, ...] = ()
 
     @property
     def shipped(self) -> bool:
         """Whether it comes with the overlay; other features are the user's own."""
         return self.origin == SHIPPED
+
+    def shared_modules(self) -> dict[str, bytes]:
+        """Path -> bytes of the modules that it shares with other features."""
+        return {file.path: file.content for file in self.added if file.path in self.shared}
+
+    def file_of(self, path: str) -> str:
+        """The file of a module that it adds, below its patches folder.
+
+        :param path: the module's path in the package.
+        """
+        return f"{SHARED if path in self.shared else self.id}/files/{path}"
 
 
 def packages_of(features: Iterable[Feature]) -> tuple[Package, ...]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import overlay
 from overlay.errors import OverlayError, PatchFormatError, UsageError
-from overlay.untrusted import problem_of_owner, read_regular
+from overlay.untrusted import problem_of_owner, read_below, read_regular
 
 #: The module through which patched code reports what it does; features add it with equal bytes.
 EFFECTS_MODULE = "vllm.v1.overlay_effects"
@@ -43,6 +43,12 @@ def shipped_folder() -> Path:
 #: others: ``new/<id>`` are read in the place of ``<id>``, and ``gone/<id>`` are not read.  The
 #: commands that write features make it by one rename (``overlay.authoring.disk``).
 SWITCH = ".overlay-switch"
+
+#: The folder inside a folder of patches whose ``files/`` holds modules that several features add:
+#: those that ``shared`` in their ``feature.toml`` names.  It is not a feature.
+SHARED = "shared"
+
+_DOCUMENTS = ("README", "LICENSE", "NOTICE", "CHANGELOG")
 
 _Parts = tuple[list[str], list[str]]
 
@@ -113,6 +119,90 @@ def feature_documents(folder: Path) -> list[Path]:
         return []
     documents = (path / "feature.toml" for name, path in held.items() if not left_behind(name))
     return [document for document in documents if os.path.lexists(document)]
+
+
+def is_document(path: Path) -> bool:
+    """Whether it is a text for people, which may lie beside a feature."""
+    return path.name.split(".")[0] in _DOCUMENTS and path.suffix in ("", ".md", ".txt", ".rst")
+
+
+def is_shared(path: Path) -> bool:
+    """Whether something in a folder of patches is its folder of shared modules, with no more in it.
+
+    Anything else of that name is malformed.
+    """
+    return path.name == SHARED and _is_folder(path) and not misplaced(path)
+
+
+def misplaced(shared: Path) -> list[Path]:
+    """What nobody reads in a folder of shared modules.
+
+    One that cannot be listed holds nothing: reading a module of it says why.
+    """
+    try:
+        held = [shared / name for name in sorted(os.listdir(shared)) if name != "files"]
+    except OSError:
+        return []
+    return [
+        path
+        for path in held
+        if not (is_document(path) or left_behind(path.name) or stray(path.name))
+    ]
+
+
+def shared_module(patches: Path, path: str) -> bytes | None:
+    """The bytes of a shared module, read through no link; ``None`` where there is none.
+
+    :param patches: the folder of patches; :param path: in the package of the features that name it.
+    :raises OSError: if it cannot be read, or a link or something else is in its place.
+    :raises ValueError: if the path leaves the folder of shared modules.
+    """
+    from overlay.package import inside
+
+    return read_below(patches, f"{SHARED}/files/{inside(path)}")
+
+
+def shared_by(feature: Path) -> list[str]:
+    """The shared modules that a feature names, as its ``feature.toml`` writes them.
+
+    :param feature: its folder; where it is malformed, loading the feature reports it.
+    """
+    from overlay.features.documents import parse_toml  # not where no modules are shared
+
+    try:
+        table = parse_toml(read_regular(feature / "feature.toml", follow=False) or b"")
+    except (OSError, ValueError):
+        return []
+    paths = table.get("shared")
+    return [path for path in paths if isinstance(path, str)] if isinstance(paths, list) else []
+
+
+def source_of(feature: Path, patches: Path) -> str:
+    """A sha256 (hex) over what a feature is read from: its folder and the shared modules it names.
+
+    Counts each module whose path stands in its ``feature.toml``, which is not parsed: each process
+    of vLLM may ask.
+
+    :param feature: its folder; :param patches: the folder of patches that it belongs to.
+    """
+    texts: dict[str, bytes] = {}
+    own = fingerprint([str(feature)], texts.__setitem__)
+    files = patches / SHARED / "files"
+    text = texts.get("feature.toml", b"")
+    if not (_is_folder(patches / SHARED) and _is_folder(files)):
+        return own
+    total, named = hashlib.sha256(own.encode()), False
+    for name, _ in _walk(str(files)):
+        path = os.fsencode(name)
+        if name.endswith("/") or path not in text:
+            continue
+        try:
+            data = read_below(patches, f"{SHARED}/files/{name}") or b""
+        except OSError:
+            data = b""  # malformed, as loading the feature reports
+        named = True
+        total.update(path + f"\0{len(data)}\0".encode() + data)
+    return total.hexdigest() if named else own
 
 
 def _parts(switch: Path) -> _Parts:

@@ -102,7 +102,10 @@ def _declaration(document: Path) -> Declaration | None:
     situational = read_situational(table, error)
     if errors:
         return None
-    reports = (document.parent / "files" / EFFECTS_PATH).is_file()
+    shared = table.get("shared")
+    reports = (document.parent / "files" / EFFECTS_PATH).is_file() or (
+        isinstance(shared, list) and EFFECTS_PATH in shared
+    )
     return Declaration(
         document.parent.name,
         str(table.get("title", "")),

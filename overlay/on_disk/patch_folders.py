@@ -14,8 +14,9 @@ from overlay.features import sources as shipped
 from overlay.features.sources import (
     entries,
     feature_documents,
-    fingerprint,
+    is_shared,
     left_behind,
+    source_of,
     stray,
 )
 from overlay.results import State
@@ -39,12 +40,12 @@ def needless(
     left = {one.result.feature: one for one in ledger.features}
     found: list[LedgerFeature] = []
     others: set[str] = set()
-    for name, path in _features(folders):
-        if name not in left and package_in(Path(path)) != ledger.package.name:
+    for name, path, folder in _features(folders):
+        if name not in left and package_in(path) != ledger.package.name:
             others.add(name)  # a feature for another package has a ledger of its own
             continue
         one = left.pop(name, None)  # one that is found twice is an error, which a plan reports
-        if one is None or one.source != fingerprint([path]):
+        if one is None or one.source != source_of(path, folder):
             return None
         if one.result.state is State.APPLIED:
             continue
@@ -101,11 +102,11 @@ def _may_be_patched(name: str) -> bool:
 
 def further_packages(folders: Iterable[Path]) -> tuple[str, ...]:
     """The names of the packages other than vLLM that features in folders patch, sorted."""
-    return tuple(sorted({package_in(Path(path)) for _, path in _features(folders)} - {"vllm"}))
+    return tuple(sorted({package_in(path) for _, path, _ in _features(folders)} - {"vllm"}))
 
 
-def _features(folders: Iterable[Path]) -> Iterator[tuple[str, str]]:
-    """The name and path of all that may be a feature; what is none is in no ledger."""
+def _features(folders: Iterable[Path]) -> Iterator[tuple[str, Path, Path]]:
+    """Name, path and patches folder of all that may be a feature; what is none is in no ledger."""
     seen = set()
     for folder in folders:
         place = os.path.realpath(folder)
@@ -118,8 +119,8 @@ def _features(folders: Iterable[Path]) -> Iterator[tuple[str, str]]:
             held = {"": Path(place)}  # whoever plans says what is wrong with the folder
         for name, path in held.items():
             beside = stray(name) or name in ("__init__.py", "README.md")
-            if not (beside or left_behind(name)):
-                yield name, str(path)
+            if not (beside or left_behind(name) or is_shared(path)):
+                yield name, path, Path(place)
 
 
 #: Why a feature is not patched that ``OVERLAY_FEATURES`` leaves out.

@@ -189,4 +189,4 @@ def for_result(feature: Feature, label: str) -> str:
 
 def module_file(feature: Feature, path: str) -> str:
     """The file of an added module in its patches folder."""
-    return f"{feature.origin}/{feature.id}/files/{path}"
+    return f"{feature.origin}/{feature.file_of(path)}"

@@ -247,7 +247,8 @@ class _Planner:
             result = FileResult(path, State.PRISTINE)
         else:
             after = added.content
-        self._keep(draft, f"files/{path}", Attempt(result, after))
+        label = draft.feature.file_of(path).removeprefix(f"{draft.feature.id}/")
+        self._keep(draft, label, Attempt(result, after))
 
     # Topics
 

@@ -108,6 +108,23 @@ def test_an_update_loses_no_file_of_somebodys(cli: Cli, change: Path, name: str)
     assert call(cli, change, "--update").exit == 0
 
 
+def test_an_update_does_not_forget_which_modules_are_shared(cli: Cli, change: Path) -> None:
+    assert call(cli, change).exit == 0
+    module = change.parent / "ours/shared/files/vllm/v1/shared.py"
+    module.parent.mkdir(parents=True)
+    module.write_bytes(b"SHARED = 1\n")
+    toml = change.parent / "ours/count-runs/feature.toml"
+    before = toml.read_bytes()
+    toml.write_bytes(b'shared = ["vllm/v1/shared.py"]\n' + before)
+    refused = call(cli, change, "--update")
+    assert refused.exit == 2
+    assert "`shared` in its feature.toml is not of its patches" in refused.err
+    assert toml.read_bytes() != before
+    toml.write_bytes(before)
+    assert call(cli, change, "--update").exit == 0
+    assert module.read_bytes() == b"SHARED = 1\n"
+
+
 @pytest.mark.parametrize(
     ("data", "exit_code", "word"),
     [

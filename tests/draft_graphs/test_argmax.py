@@ -14,7 +14,9 @@ pytest.importorskip("vllm")
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.beside_vllm import PATCHES, put_beside_vllm
+from overlay.features.folder import load
+from overlay.features.sources import shipped_folder
+from tests.support.beside_vllm import put_beside_vllm
 
 pytestmark = pytest.mark.network
 
@@ -102,10 +104,7 @@ def test_it_is_split_where_that_pays(rows: int, size: int, parts: int) -> None:
     assert split_argmax._parts(rows, size) == parts
 
 
-def test_the_features_that_split_add_the_same_module() -> None:
-    copies = sorted(PATCHES.glob("*/files/vllm/v1/sample/split_argmax.py"))
-    assert [copy.relative_to(PATCHES).parts[0] for copy in copies] == [
-        "draft-graphs",
-        "greedy-verification",
-    ]
-    assert len({copy.read_bytes() for copy in copies}) == 1
+def test_the_features_that_split_share_the_module() -> None:
+    path = "vllm/v1/sample/split_argmax.py"
+    naming = [each.id for each in load([shipped_folder()]) if path in each.shared]
+    assert naming == ["draft-graphs", "greedy-verification"]

@@ -11,10 +11,11 @@ import pytest
 
 from overlay.errors import PatchFormatErrors
 from overlay.features.folder import load
+from overlay.features.sources import feature_documents
 from overlay.features.switches import check_values, declarations, read_switches
 
 SHIPPED = Path(__file__).parents[2] / "patches"
-READING = [folder for folder in sorted(SHIPPED.iterdir()) if (folder / "files").is_dir()]
+READING = [path.parent for path in feature_documents(SHIPPED) if (path.parent / "files").is_dir()]
 
 
 def variables_of(folder: Path) -> set[str]:

@@ -9,7 +9,7 @@ import pytest
 
 import overlay
 from overlay import settings
-from overlay.features.sources import fingerprint
+from overlay.features.sources import source_of
 from overlay.on_disk.ledger import Ledger, LedgerFeature
 from overlay.on_disk.patch_folders import needless, patches_folders, required_features
 from overlay.results import FeatureResult, FileResult, State
@@ -24,7 +24,7 @@ def recorded(
 ) -> LedgerFeature:
     """A feature's folder as a ledger has it."""
     result = FeatureResult(folder.name, state, files)
-    return LedgerFeature("d" * 64, str(folder), result, fingerprint([str(folder)]))
+    return LedgerFeature("d" * 64, str(folder), result, source_of(folder, folder.parent))
 
 
 def ledger(*features: LedgerFeature, version: str = overlay.__version__) -> Ledger:
@@ -109,6 +109,29 @@ def test_what_is_no_feature_is_not_looked_for_in_the_ledger(patches: Path) -> No
         (patches / name).write_text("")
     (patches / "__pycache__").mkdir()
     assert needless(ledger(*features), RELEASE, PLAIN, [patches]) == (features[2], features[1])
+
+
+def test_a_plan_is_for_the_features_whose_shared_modules_changed(patches: Path) -> None:
+    for name in ("a.py", "b.py"):
+        module = patches / "shared/files/vllm" / name
+        module.parent.mkdir(parents=True, exist_ok=True)
+        module.write_text("A = 1\n")
+    (patches / "shared/README.md").write_text("words")
+    write_feature(patches, {}, id="applied", toml='shared = ["vllm/a.py"]')
+    features = of_all(patches)
+    assert needless(ledger(*features), RELEASE, PLAIN, [patches]) == (features[2], features[1])
+    (patches / "shared/files/vllm/b.py").write_text("A = 2\n")  # which none of them names
+    assert needless(ledger(*features), RELEASE, PLAIN, [patches]) is not None
+    (patches / "shared/files/vllm/a.py").write_text("A = 2\n")
+    assert needless(ledger(*features), RELEASE, PLAIN, [patches]) is None
+
+
+def test_a_shared_folder_with_more_in_it_is_for_a_plan(patches: Path) -> None:
+    features = of_all(patches)
+    (patches / "shared/files").mkdir(parents=True)
+    assert needless(ledger(*features), RELEASE, PLAIN, [patches]) is not None
+    write_feature(patches, {}, id="shared")
+    assert needless(ledger(*features), RELEASE, PLAIN, [patches]) is None
 
 
 def test_a_folder_that_is_not_there_is_for_a_plan(patches: Path, tmp_path: Path) -> None:

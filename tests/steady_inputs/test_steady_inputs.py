@@ -15,10 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 np = pytest.importorskip("numpy")  # in the environment of the engine
-FILE = (
-    Path(__file__).resolve().parents[2]
-    / "patches/steady-inputs/files/vllm/v1/worker/steady_inputs.py"
-)
+PATCHES = Path(__file__).resolve().parents[2] / "patches"
+FILE = PATCHES / "steady-inputs/files/vllm/v1/worker/steady_inputs.py"
 
 
 def load() -> ModuleType:
@@ -33,7 +31,9 @@ def load() -> ModuleType:
         for name in names:
             sys.modules[name] = ModuleType(name)
             sys.modules[name].__path__ = []
-        sys.modules["vllm.v1"].__path__ = [str(FILE.parents[1])]
+        sys.modules["vllm.v1"].__path__ = [
+            str(PATCHES / name / "files/vllm/v1") for name in ("steady-inputs", "shared")
+        ]
         sys.modules["vllm.v1.worker"].__path__ = [str(FILE.parent)]
         return [importlib.import_module(f"vllm.v1.worker.{name}") for name in modules][-1]
     finally:

@@ -17,9 +17,10 @@ PACKAGES = (
 
 
 def put_beside_vllm(feature: str) -> None:
-    """Let the modules that a feature adds be imported by their names in vLLM."""
+    """Let the modules that a feature adds, and shared ones, be imported by their names in vLLM."""
     for name in PACKAGES:
-        folder = PATCHES / feature / "files" / name.replace(".", "/")
         path = importlib.import_module(name).__path__
-        if folder.is_dir() and str(folder) not in path:
-            path.append(str(folder))
+        for home in (feature, "shared"):
+            folder = PATCHES / home / "files" / name.replace(".", "/")
+            if folder.is_dir() and str(folder) not in path:
+                path.append(str(folder))

@@ -107,6 +107,8 @@ _toml("unknown key", 1, "nonsense", 'why = "To', 'nonsense = 1\nwhy = "To')
 _toml("title a list", 1, "title", 'title = "A test"', 'title = ["A test"]')
 _toml("a byte-order mark", 0, "mine", 'id = "mine"', '\ufeffid = "mine"')
 _toml("range", 1, "0.20.0..", '"0.20.0..0.33.0"', '"0.20.0.."')
+_toml("shared, not there", 1, "shared/files", 'why = "To', 'shared = ["vllm/no.py"]\nwhy = "To')
+_toml("shared, elsewhere", 1, "'..' in it", 'why = "To', 'shared = ["../x.py"]\nwhy = "To')
 _toml("upstream no URL", 1, "upstream", '"https://example.invalid/1"', '"nothing"')
 
 
@@ -125,6 +127,13 @@ _added("pth", 2, ".py", "files/vllm/x.pth")
 _added("syntax error", 1, "mine/files/vllm/x.py", "files/vllm/x.py", "def (:\n")
 _added("over a file", 1, "not overwritten", f"files/{RUNNER}", "x = 1\n")
 _added("not UTF-8", 1, "vllm/x.py", "files/vllm/x.py", b"x = '\xff'\n")
+
+
+@row("F a feature called shared", 1, "another id than shared")
+def _called_shared(w: World) -> Arguments:
+    write_feature(w.tmp / "mine", {"files/vllm/mine.py": ""}, id="mine")
+    write_feature(w.tmp / "mine", {"files/vllm/yours.py": ""}, id="shared")
+    return ["list", "--patches", w.tmp / "mine"]
 
 
 @row("F two features of one id", 1, "already defined")
