@@ -40,7 +40,6 @@ class Page:
     shown: str
     mails: str | None
     diff: str | None
-    is_pull: bool = False
 
 
 def is_url(text: str) -> bool:
@@ -69,12 +68,7 @@ def page_of(url: str) -> Page:
     path = parts.path
     if match := re.match(r"^(?P<page>.+)\.(?P<form>patch|diff)$", path):
         shown = without_secrets(urlunsplit(parts._replace(path=match["page"], query="")))
-        pull = _PULL.match(match["page"]) is not None
-        return (
-            Page(shown, url, None, pull)
-            if match["form"] == "patch"
-            else Page(shown, None, url, pull)
-        )
+        return Page(shown, url, None) if match["form"] == "patch" else Page(shown, None, url)
     if match := _COMMIT.match(path):
         page = f"{match['root']}/commit/{match['id']}"
     elif (match := _PULL.match(path)) or (match := _COMPARE.match(path)):
@@ -87,7 +81,7 @@ def page_of(url: str) -> Page:
     plain = parts._replace(query="", fragment="")
     shown = without_secrets(urlunsplit(plain._replace(path=page)))
     mails, diff = (urlunsplit(plain._replace(path=f"{page}.{form}")) for form in ("patch", "diff"))
-    return Page(shown, mails, diff, _PULL.match(page) is not None)
+    return Page(shown, mails, diff)
 
 
 def fetch(url: str, limit: int) -> bytes:

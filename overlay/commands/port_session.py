@@ -36,7 +36,6 @@ class SessionAction(str, Enum):
     RETIRE = "retire"
     SKIP = "skip"
     TOOL = "tool"
-    RESOLVER = "resolver"
 
 
 class Key(str, Enum):

@@ -250,19 +250,6 @@ class Scene(NamedTuple):
         return (replace(first, features=(*first.features, *results)), *others)
 
 
-def resolve_writable(request: Request, name: str | None, command: str) -> tuple[Target, Path]:
-    """The target of a command that writes to one package, and its root.
-
-    A release is refused before anything of it is fetched.
-
-    :raises UsageError: if it is a file or a release.
-    :raises TargetError: if the target does not exist.
-    """
-    refuse_release(name, command)
-    target = request.resolve(name)
-    return target, root_of(target, command)
-
-
 def writable(request: Request, name: str | None, command: str) -> Scene:
     """The features, and the packages of a target that a command writes to.
 

@@ -35,40 +35,6 @@ class Outcome(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-def apply(
-    root: Path,
-    plan: Plan,
-    features: Sequence[Feature],
-    *,
-    release: str,
-    record_file: Path | None = None,
-    basis: str | None = None,
-    timeout: float = lock.TIMEOUT,
-    package: Package = VLLM,
-) -> Outcome:
-    """Bring the target in ``root`` to what ``plan`` wants; write nothing where it is so already.
-
-    :param plan: made from the pristine view, needing no attention; what the ledger lists as
-        applied and the plan no longer wants is removed.
-    :param features: those that the plan was made from.
-    :param release: the public version of the package in ``root``.
-    :param record_file: RECORD, where one lies beside the package.
-    :param basis: digest of the ledger that the plan was made from (``ledger.digest``), so that
-        nothing is undone that another command has done since; ``None``: any ledger will do.
-    :param timeout: seconds to wait for other commands.
-    :param package: the one in ``root`` that is meant.
-    :raises PlanOutdated: if the ledger is another one by now.
-    :raises TransactionError: if the target cannot be written, or is no longer as the plan found it;
-        it is then in one of its two whole states, or the message says that it is not.
-    :raises LedgerError: if the ledger or a pristine copy is damaged.
-    :raises ValueError: if the plan needs attention.
-    """
-    work = applying(
-        root, plan, features, release=release, record_file=record_file, basis=basis, package=package
-    )
-    return carry_out([work], timeout)[0]
-
-
 def applying(
     root: Path,
     plan: Plan,
@@ -79,8 +45,15 @@ def applying(
     basis: str | None = None,
     package: Package = VLLM,
 ) -> Work:
-    """The work of ``apply``, as a part of a transaction over several packages.
+    """The work that brings the target in ``root`` to what a plan wants; none where it is so.
 
+    :param plan: made from the pristine view, needing no attention; what the ledger lists as
+        applied and the plan no longer wants is removed.
+    :param features: those that the plan was made from.
+    :param release: the public version of the package in ``root``.
+    :param record_file: RECORD, where one lies beside the package.
+    :param basis: digest of the ledger that the plan was made from (``ledger.digest``), so that
+        nothing is undone that another command has done since; ``None``: any ledger will do.
     :raises ValueError: if the plan needs attention.
     """
     if plan.state.needs_attention:
@@ -99,9 +72,9 @@ def would_apply(
     timeout: float = lock.TIMEOUT,
     package: Package = VLLM,
 ) -> bool:
-    """Whether ``apply`` would write anything; nothing is written, and an error is the same error.
+    """Whether applying would write anything; nothing is written, and an error is the same error.
 
-    :raises TransactionError: as ``apply``, for what shows without writing.
+    :raises TransactionError: as `carry_out`, for what shows without writing.
     """
     with reading(root, timeout, package):
         site = Site(root.resolve(), package)
@@ -114,44 +87,6 @@ def would_apply(
         return bool(_worked_out(site, lambda site: to_apply(site, request)).writes)
 
 
-def revert(
-    root: Path,
-    *,
-    release: str | None = None,
-    record_file: Path | None = None,
-    rebuild: Callable[[], Rebuilt] | None = None,
-    basis: str | None = None,
-    edits: Sequence[Change] = (),
-    timeout: float = lock.TIMEOUT,
-    package: Package = VLLM,
-) -> Outcome:
-    """Bring the target in ``root`` back to its pristine bytes, and remove all that was added.
-
-    :param release: the public version of the package in ``root``, where it is known.
-    :param record_file: RECORD, where one lies beside the package; for a ledger that is lost.
-    :param rebuild: reconstructs a ledger that is lost (``overlay.on_disk.rebuild.rebuild``).
-    :param basis: as for ``apply``: digest of the ledger that is to be reverted.
-    :param edits: edited files that are saved elsewhere, from their present bytes to the pristine
-        ones, which are put back as well.
-    :param timeout: seconds to wait for other commands.
-    :param package: as for ``apply``.
-    :raises PlanOutdated: if the ledger is another one by now.
-    :raises RevertRefused: if somebody edited a file after the overlay applied; nothing was changed.
-    :raises TransactionError: as ``apply``.
-    :raises LedgerError: if the ledger or a pristine copy is damaged.
-    """
-    work = reverting(
-        root,
-        release=release,
-        record_file=record_file,
-        rebuild=rebuild,
-        basis=basis,
-        edits=edits,
-        package=package,
-    )
-    return carry_out([work], timeout)[0]
-
-
 def reverting(
     root: Path,
     *,
@@ -162,39 +97,20 @@ def reverting(
     edits: Sequence[Change] = (),
     package: Package = VLLM,
 ) -> Work:
-    """The work of ``revert``, as a part of a transaction over several packages."""
+    """The work that brings the target in ``root`` back to its pristine bytes.
+
+    :param release: the public version of the package in ``root``, where it is known.
+    :param record_file: RECORD, where one lies beside the package; for a ledger that is lost.
+    :param rebuild: reconstructs a ledger that is lost (``overlay.on_disk.rebuild.rebuild``).
+    :param basis: digest of the ledger that is to be reverted; ``None``: any will do.
+    :param edits: edited files that are saved elsewhere, from their present bytes to the pristine
+        ones, which are put back as well.
+    """
 
     def compute(site: Site) -> Intent:
         return to_revert(site, release, record_file, rebuild, basis, edits)
 
     return Work(root, package, compute)
-
-
-def adopt(
-    root: Path,
-    plan: Plan,
-    features: Sequence[Feature],
-    folders: Sequence[str],
-    *,
-    release: str,
-    record_file: Path | None = None,
-    timeout: float = lock.TIMEOUT,
-    package: Package = VLLM,
-) -> Outcome:
-    """Write the ledger of patches that are in the target already; none of its files changes.
-
-    :param plan: made from the pristine bytes; its changes end in the bytes that are there.
-    :param features: those that the plan was made from.
-    :param folders: the folders that were made for added modules, outermost first.
-    :param release: the public version of the package in ``root``.
-    :param record_file: RECORD, where one lies beside the package.
-    :param timeout: seconds to wait for other commands.
-    :raises TransactionError: if a file is not as the plan wants it, or nothing can be written.
-    """
-    work = adopting(
-        root, plan, features, folders, release=release, record_file=record_file, package=package
-    )
-    return carry_out([work], timeout)[0]
 
 
 def adopting(
@@ -207,7 +123,11 @@ def adopting(
     record_file: Path | None = None,
     package: Package = VLLM,
 ) -> Work:
-    """The work of ``adopt``, as a part of a transaction over several packages."""
+    """The work that writes the ledger of patches that are in the target already, and no file.
+
+    :param plan: made from the pristine bytes; its changes end in the bytes that are there.
+    :param folders: the folders that were made for added modules, outermost first.
+    """
     request = Request(plan, tuple(features), release, record_file)
     return Work(root, package, lambda site: to_adopt(site, request, tuple(folders)))
 
@@ -229,8 +149,12 @@ def carry_out(works: Sequence[Work], timeout: float = lock.TIMEOUT) -> tuple[Out
     :param works: at most one for each package.
     :param timeout: seconds to wait for other commands.
     :returns: an outcome for each, in their order.
-    :raises TransactionError: as ``apply``; it names every package.
-    :raises PlanOutdated, LedgerError: as ``apply``.
+    :raises PlanOutdated: if a ledger is another one by now than the work was computed for.
+    :raises RevertRefused: if somebody edited a file after the overlay applied; nothing was changed.
+    :raises TransactionError: if a package cannot be written, or is no longer as the plan found it;
+        all are then in one of their two whole states, or the message says that they are not.  It
+        names every package.
+    :raises LedgerError: if a ledger or a pristine copy is damaged.
     """
     members = [Member(work.root.resolve(), work.package) for work in works]
     computes = {member: work.compute for member, work in zip(members, works, strict=True)}

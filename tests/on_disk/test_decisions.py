@@ -15,6 +15,7 @@ from overlay.on_disk import lock, transaction
 from overlay.on_disk.disk_state import Condition, void
 from overlay.on_disk.ledger import Entry, Ledger
 from overlay.results import Plan, State
+from tests.support import one_package
 from tests.support.sites import interrupt_in_the_middle
 from tests.support.transactions import ADDED, ONE, PROPOSER, RUNNER, TWO, PatchSet, Site, snapshot
 
@@ -80,7 +81,7 @@ def test_a_removed_file_stays_away_where_another_release_was_installed(site: Sit
     site.apply()
     (site.root / PROPOSER).unlink()
     _replaced(site, RUNNER)
-    outcome = transaction.revert(site.root, release="0.27.0", record_file=site.record)
+    outcome = one_package.revert(site.root, release="0.27.0", record_file=site.record)
     assert not (site.root / PROPOSER).exists()
     assert (site.root / RUNNER).read_bytes() == b"of another release\n"
     assert not (site.root / ADDED).exists()
@@ -93,7 +94,7 @@ def test_the_same_without_a_release_is_refused(site: Site) -> None:
     _replaced(site, RUNNER)
     before = snapshot(site.root)
     with pytest.raises(RevertRefused) as caught:
-        transaction.revert(site.root, release=None, record_file=site.record)
+        one_package.revert(site.root, release=None, record_file=site.record)
     assert caught.value.paths == (RUNNER,)
     assert snapshot(site.root) == before
 
@@ -112,7 +113,7 @@ def test_what_the_plan_leaves_out_is_taken_out_and_an_edit_of_it_refused(site: S
 def test_an_empty_plan_takes_everything_out(site: Site) -> None:
     before = snapshot(site.root)
     site.apply()
-    outcome = transaction.apply(site.root, Plan(()), [], release="0.26.0", record_file=site.record)
+    outcome = one_package.apply(site.root, Plan(()), [], release="0.26.0", record_file=site.record)
     assert outcome.action == "apply"
     assert outcome.wrote
     assert snapshot(site.root) == before
@@ -123,7 +124,7 @@ def test_a_plan_without_changes_cannot_say_what_is_applied(site: Site) -> None:
     (result,) = ONE.plan(site.pristine).features
     plan = Plan((result._replace(state=State.APPLIED),))
     with pytest.raises(ValueError, match="make it from pristine"):
-        transaction.apply(site.root, plan, [ONE.feature()], release="0.26.0")
+        one_package.apply(site.root, plan, [ONE.feature()], release="0.26.0")
 
 
 # What another command did since the plan was made
@@ -134,7 +135,7 @@ def _other(site: Site, basis: str | None, release: str = "0.26.0") -> transactio
     other = replace(TWO.feature(), id="other")
     plan = TWO.plan(site.pristine)
     plan = plan._replace(features=(plan.features[0]._replace(feature="other"),))
-    return transaction.apply(
+    return one_package.apply(
         site.root, plan, [other], release=release, record_file=site.record, basis=basis
     )
 
@@ -172,7 +173,7 @@ def test_a_plan_is_carried_out_only_on_the_ledger_that_it_was_made_from(
     def attempt() -> transaction.Outcome:
         if act == "apply":
             return _other(site, basis)
-        return transaction.revert(site.root, record_file=site.record, basis=basis)
+        return one_package.revert(site.root, record_file=site.record, basis=basis)
 
     if _present(site) == basis:  # it did nothing
         attempt()
@@ -309,19 +310,19 @@ def test_whoever_holds_a_target_is_waited_for_as_long_as_was_said(installed: Sit
     with lock.exclusive(installed.root):
         assert "waited 1 s" in str(_would(installed, ONE))
         with pytest.raises(TransactionError, match=r"waited 0\.05 s"):
-            transaction.adopt(installed.root, plan, features, (), release="0.26.0", timeout=0.05)
+            one_package.adopt(installed.root, plan, features, (), release="0.26.0", timeout=0.05)
     with (
         lock.shared(installed.root),
         pytest.raises(TransactionError, match=r"waited 0\.05 s"),
     ):
-        transaction.apply(installed.root, plan, features, release="0.26.0", timeout=0.05)
+        one_package.apply(installed.root, plan, features, release="0.26.0", timeout=0.05)
 
 
 def test_a_plan_that_needs_attention_is_refused(installed: Site) -> None:
     plan = ONE.plan(installed.pristine)
     plan = plan._replace(features=(plan.features[0]._replace(state=State.DRIFTED),))
     with pytest.raises(ValueError, match="a plan that is drifted cannot be applied"):
-        transaction.apply(installed.root, plan, [ONE.feature()], release="0.26.0")
+        one_package.apply(installed.root, plan, [ONE.feature()], release="0.26.0")
 
 
 # What recovery said

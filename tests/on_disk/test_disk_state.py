@@ -197,9 +197,9 @@ def test_a_replaced_vllm_makes_the_ledger_void(site: Site) -> None:
 def test_reverting_after_a_replacement_leaves_the_new_files(site: Site) -> None:
     (site.root / PROPOSER).write_bytes(b"of 0.27.0\n")
     (site.root / RUNNER).write_bytes(b"also of 0.27.0\n")
-    from overlay.on_disk import transaction as commit
+    from tests.support import one_package
 
-    outcome = commit.revert(site.root, release="0.27.0")
+    outcome = one_package.revert(site.root, release="0.27.0")
     assert outcome.changed == (ADDED,)
     assert sorted(outcome.warnings)[0].startswith(PROPOSER)
     assert Disk(site.root).read(PROPOSER) == b"of 0.27.0\n"

@@ -15,7 +15,7 @@ from overlay.on_disk import transaction as commit
 from overlay.on_disk.recovery import recover
 from overlay.package import VLLM
 from overlay.results import Change
-from tests.support import faults, transactions
+from tests.support import faults, one_package, transactions
 from tests.support.faults import FaultyOs, faulty
 from tests.support.transactions import ONE, PROPOSER, TWO, Copies, Site, Snapshot, snapshot
 
@@ -93,7 +93,7 @@ def _revert_with_edits(site: Site) -> object:
         Change(path, (site.root / path).read_bytes(), site.pristine.get(path))
         for path in (PROPOSER, PACKAGE, OWN)
     ]
-    return commit.revert(site.root, record_file=site.record, edits=edits)
+    return one_package.revert(site.root, record_file=site.record, edits=edits)
 
 
 PACKAGE, OWN = "vllm/v1/worker/__init__.py", "vllm/v1/own.py"

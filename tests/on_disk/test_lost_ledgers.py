@@ -11,6 +11,7 @@ from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction
 from overlay.on_disk.changes import Rebuilt
 from overlay.on_disk.ledger import LedgerLost
+from tests.support import one_package
 from tests.support.transactions import ADDED, ONE, PROPOSER, RUNNER, Site, snapshot
 
 # Patches that are there without a ledger
@@ -27,7 +28,7 @@ def _without_a_ledger(site: Site) -> tuple[str, ...]:
 def _adopt(site: Site, folders: tuple[str, ...]) -> transaction.Outcome:
     plan = ONE.plan(site.pristine)
     features = [ONE.feature()]
-    return transaction.adopt(
+    return one_package.adopt(
         site.root, plan, features, folders, release="0.26.0", record_file=site.record
     )
 
@@ -73,10 +74,10 @@ def _never() -> Rebuilt:
 
 
 def test_nothing_is_rebuilt_where_a_ledger_is_there_or_nothing_was_applied(site: Site) -> None:
-    outcome = transaction.revert(site.root, record_file=site.record, rebuild=_never)
+    outcome = one_package.revert(site.root, record_file=site.record, rebuild=_never)
     assert not outcome.wrote
     site.apply()
-    assert transaction.revert(site.root, record_file=site.record, rebuild=_never).wrote
+    assert one_package.revert(site.root, record_file=site.record, rebuild=_never).wrote
 
 
 @pytest.mark.parametrize("lose", ["damaged", "gone"])
@@ -91,12 +92,12 @@ def test_a_lost_ledger_is_rebuilt_where_that_is_offered(installed: Site, lose: s
     else:
         lost.unlink()
     with pytest.raises(LedgerLost):
-        transaction.revert(installed.root, record_file=installed.record)
+        one_package.revert(installed.root, record_file=installed.record)
     rebuilt = Rebuilt(
         ledger._replace(record=None),
         {ledgers.sha256(data): data for data in installed.pristine.values()},
     )
-    outcome = transaction.revert(
+    outcome = one_package.revert(
         installed.root, record_file=installed.record, rebuild=lambda: rebuilt
     )
     assert outcome.warnings[0].startswith("the ledger was lost")
@@ -116,7 +117,7 @@ def test_a_reconstructed_ledger_does_not_cover_an_edit(installed: Site) -> None:
         {ledgers.sha256(data): data for data in installed.pristine.values()},
     )
     with pytest.raises(TransactionError, match=f"{RUNNER}: changed by somebody else"):
-        transaction.revert(installed.root, record_file=installed.record, rebuild=lambda: rebuilt)
+        one_package.revert(installed.root, record_file=installed.record, rebuild=lambda: rebuilt)
     assert snapshot(installed.root) == before
 
 
@@ -129,12 +130,12 @@ def test_rows_in_record_alone_make_a_lost_ledger(installed: Site) -> None:
     for path in sorted((installed.root / ".vllm-overlay").rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     (installed.root / ".vllm-overlay").rmdir()
-    assert not transaction.revert(installed.root, record_file=installed.record).wrote
+    assert not one_package.revert(installed.root, record_file=installed.record).wrote
     rebuilt = Rebuilt(
         ledger._replace(record=None),
         {ledgers.sha256(data): data for data in installed.pristine.values()},
     )
-    assert transaction.revert(
+    assert one_package.revert(
         installed.root, record_file=installed.record, rebuild=lambda: rebuilt
     ).wrote
     assert snapshot(installed.root) == before

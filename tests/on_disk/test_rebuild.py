@@ -21,7 +21,7 @@ from overlay.package import VLLM, parse_release
 from overlay.planning import planner as planning
 from overlay.targets.resolution import resolve
 from overlay.targets.target import Target
-from tests.support import transactions
+from tests.support import one_package, transactions
 from tests.support.patches import MemoryTree, feature, hunk
 from tests.support.transactions import PROPOSER, RUNNER, Site, snapshot
 
@@ -63,12 +63,12 @@ def apply(site: Site, features: tuple[Feature, ...] = FEATURES) -> None:
     target = resolve(str(site.root))
     plan = planning.plan(features, target, RELEASE, target.record)
     assert plan.changes
-    commit.apply(site.root, plan, features, release="0.26.0", record_file=site.record)
+    one_package.apply(site.root, plan, features, release="0.26.0", record_file=site.record)
 
 
 def revert(site: Site, features: tuple[Feature, ...] = FEATURES) -> commit.Outcome:
     target: Target = resolve(str(site.root))
-    return commit.revert(
+    return one_package.revert(
         site.root,
         release="0.26.0",
         record_file=target.record_file,

@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlay.errors import TransactionError
-from overlay.on_disk import transaction as commit
 from overlay.package import VLLM
-from tests.support import transactions
+from tests.support import one_package, transactions
 from tests.support.faults import FaultyOs, failing, faulty
 from tests.support.sites import stamps
 from tests.support.transactions import ADDED, ONE, PROPOSER, RUNNER, TWO, PatchSet, Site, snapshot
@@ -165,7 +164,7 @@ def test_a_linked_root_is_the_root(installed: Site, tmp_path: Path) -> None:
     record = link / installed.record.relative_to(installed.root)
     replace(installed, root=link, record=record).apply()
     assert ADDED.encode() in installed.record.read_bytes()
-    commit.revert(link)
+    one_package.revert(link)
     assert snapshot(installed.root) == before
 
 

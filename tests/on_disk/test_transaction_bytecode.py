@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from overlay.errors import TransactionError
-from overlay.on_disk import transaction as commit
 from overlay.results import Change
-from tests.support import transactions
+from tests.support import one_package, transactions
 from tests.support.faults import FaultyOs, faulty
 from tests.support.transactions import ADDED, PROPOSER, PatchSet, Site, snapshot
 
@@ -113,6 +112,6 @@ def test_bytecode_of_a_file_of_the_same_time_and_size_may_not(site: Site) -> Non
             os.utime(file, (future, future))
 
     with faulty(SameTime()), pytest.raises(TransactionError, match=r"\.pyc"):
-        commit.apply(site.root, plan, [patches.feature()], release="0.26.0")
+        one_package.apply(site.root, plan, [patches.feature()], release="0.26.0")
     assert path.read_bytes() == pristine[PROPOSER]
     assert not (site.root / ".vllm-overlay").exists()

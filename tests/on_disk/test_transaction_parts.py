@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from overlay.on_disk.site import Site
 from overlay.on_disk.transaction import Outcome, Work
 from overlay.package import VLLM, Package
 from overlay.results import Change
+from tests.support import one_package
 from tests.support.small_targets import (
     ASCEND,
     EDITED,
@@ -34,7 +35,7 @@ from tests.support.transactions import snapshot
 
 def apply(place: Target, after: bytes = PATCHED, basis: str | None = None) -> Outcome:
     wanted = place.request(after)
-    return transaction.apply(
+    return one_package.apply(
         place.root,
         wanted.plan,
         wanted.features,
@@ -77,8 +78,8 @@ def test_an_apply_and_its_revert_take_every_argument(tmp_path: Path, package: Pa
     with pytest.raises(PlanOutdated):
         apply(place, basis=none)
     with pytest.raises(PlanOutdated):
-        transaction.revert(place.root, basis=none, package=package)
-    done = transaction.revert(place.root, basis=ledgers.digest(ledger), package=package)
+        one_package.revert(place.root, basis=none, package=package)
+    done = one_package.revert(place.root, basis=ledgers.digest(ledger), package=package)
     assert done == Outcome("revert", (place.patched, place.added), True)
     assert snapshot(place.root) == before
 
@@ -100,7 +101,7 @@ def test_patches_that_are_there_are_adopted(tmp_path: Path, package: Package) ->
     folders = lose(place).ledger.folders
     (place.root / RECORD).write_bytes(f"{package.name}/a.py,,\n".encode())
     wanted = place.request()
-    outcome = transaction.adopt(
+    outcome = one_package.adopt(
         place.root,
         wanted.plan,
         wanted.features,
@@ -111,7 +112,7 @@ def test_patches_that_are_there_are_adopted(tmp_path: Path, package: Package) ->
     )
     assert outcome == Outcome("apply", (), True)
     assert snapshot(place.root) == applied
-    transaction.revert(place.root, package=package)
+    one_package.revert(place.root, package=package)
     assert snapshot(place.root) == before
 
 
@@ -123,9 +124,9 @@ def test_a_revert_of_a_lost_ledger_takes_record_and_what_rebuilds_it(
     before = snapshot(place.root)
     apply(place)
     rebuilt = lose(place)
-    assert not transaction.revert(place.root, rebuild=lambda: rebuilt, package=package).wrote
+    assert not one_package.revert(place.root, rebuild=lambda: rebuilt, package=package).wrote
     record = place.root / RECORD
-    done = transaction.revert(
+    done = one_package.revert(
         place.root, record_file=record, rebuild=lambda: rebuilt, package=package
     )
     assert done.wrote
@@ -138,13 +139,13 @@ def test_a_revert_knows_of_the_release_and_of_edits(tmp_path: Path) -> None:
     apply(place)
     (place.root / place.patched).write_bytes(EDITED)
     with pytest.raises(RevertRefused):
-        transaction.revert(place.root)
+        one_package.revert(place.root)
     edits = [Change(place.patched, EDITED, OWN)]
-    assert transaction.revert(place.root, edits=edits).wrote
+    assert one_package.revert(place.root, edits=edits).wrote
     assert snapshot(place.root) == before
     apply(place)
     (place.root / place.patched).write_bytes(EDITED)
-    done = transaction.revert(place.root, release="0.27.0")
+    done = one_package.revert(place.root, release="0.27.0")
     assert done.changed == (place.added,)
     assert done.warnings[0].startswith(f"{place.patched} is not what the overlay wrote")
 
@@ -317,23 +318,6 @@ def test_all_that_is_made_has_the_owner_of_the_target(
     apply(place)
     assert {"journal", "vllm/new"} <= {path for path, _ in made}
     assert {owner for _, owner in made} == {mine}
-
-
-def test_a_revert_waits_for_others_as_long_as_it_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = target(tmp_path, VLLM)
-    apply(place)
-    asked: list[float] = []
-    real = transaction.carry_out
-
-    def carry_out(given: Sequence[Work], timeout: float = -1.0) -> tuple[Outcome, ...]:
-        asked.append(timeout)
-        return real(given, timeout)
-
-    monkeypatch.setattr(transaction, "carry_out", carry_out)
-    transaction.revert(place.root, timeout=7.5)
-    assert asked == [7.5]
 
 
 def test_the_old_bytes_are_kept_before_new_ones_are_staged(

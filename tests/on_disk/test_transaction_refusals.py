@@ -9,9 +9,9 @@ import pytest
 
 from overlay.errors import RevertRefused, TransactionError
 from overlay.on_disk import files
-from overlay.on_disk import transaction as commit
 from overlay.on_disk.recovery import recover
 from overlay.results import Change, Plan
+from tests.support import one_package
 from tests.support.transactions import ADDED, ONE, PROPOSER, RUNNER, TWO, PatchSet, Site, snapshot
 
 
@@ -121,14 +121,14 @@ def test_a_plan_that_needs_attention_is_not_applied(site: Site) -> None:
     plan = ONE.plan(site.pristine)
     feature = plan.features[0]._replace(state=plan.features[0].state.DRIFTED)
     with pytest.raises(ValueError, match="drifted cannot be applied"):
-        commit.apply(site.root, Plan((feature,)), [ONE.feature()], release="0.26.0")
+        one_package.apply(site.root, Plan((feature,)), [ONE.feature()], release="0.26.0")
 
 
 def test_a_plan_that_removes_a_file_is_not_applied(site: Site) -> None:
     plan = ONE.plan(site.pristine)
     plan = plan._replace(changes=(Change(PROPOSER, site.pristine[PROPOSER], None),))
     with pytest.raises(ValueError, match="never removes"):
-        commit.apply(site.root, plan, [ONE.feature()], release="0.26.0")
+        one_package.apply(site.root, plan, [ONE.feature()], release="0.26.0")
 
 
 def test_a_link_to_another_package_of_the_same_folder_is_refused(site: Site) -> None:

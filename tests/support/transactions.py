@@ -16,7 +16,7 @@ from overlay.features.model import Feature
 from overlay.on_disk import transaction as commit
 from overlay.package import ReleaseRange
 from overlay.results import Change, FeatureResult, FileResult, HunkResult, Plan, State
-from tests.support import fake_vllm
+from tests.support import fake_vllm, one_package
 
 PROPOSER = "vllm/v1/spec_decode/proposer.py"
 RUNNER = "vllm/v1/worker/gpu_model_runner.py"
@@ -77,7 +77,7 @@ class Site:
 
     def apply(self, patches: PatchSet = ONE, release: str = RELEASE) -> commit.Outcome:
         """Apply ``patches``."""
-        return commit.apply(
+        return one_package.apply(
             self.root,
             patches.plan(self.pristine),
             [patches.feature()],
@@ -87,7 +87,7 @@ class Site:
 
     def revert(self) -> commit.Outcome:
         """Revert whatever is applied."""
-        return commit.revert(self.root)
+        return one_package.revert(self.root)
 
     def copy(self, folder: Path) -> Site:
         """The same, elsewhere; ``folder`` must not exist."""
