@@ -28,31 +28,44 @@ class Entry(NamedTuple):
 
 #: Command -> its entry, in the order in which commands are used.
 COMMANDS = {
-    "check": Entry("arguments", "Say whether the patches match; write nothing."),
-    "apply": Entry("arguments", "Patch a vLLM: all of it or nothing."),
-    "revert": Entry("arguments", "Put every byte back."),
+    "check": Entry("overlay.cli.arguments", "Say whether the patches match; write nothing."),
+    "apply": Entry("overlay.cli.arguments", "Patch a vLLM: all of it or nothing."),
+    "revert": Entry("overlay.cli.arguments", "Put every byte back."),
     "status": Entry(
-        "arguments",
+        "overlay.cli.arguments",
         "Say what is applied, and whether it is intact.",
     ),
-    "adopt": Entry("arguments", "Take over lines that were applied without a ledger."),
-    "diff": Entry("arguments", "Print the change as one unified diff."),
-    "list": Entry("arguments", "Show the features and the releases they are made for."),
-    "doctor": Entry("about", "Show everything that a bug report needs, and what needs you."),
-    "report": Entry("about", "Collect check, status, doctor and the matrix on one page of HTML."),
-    "bench": Entry("proving", "Time stock V1, the overlay and V2 on your GPU, in turn."),
-    "verify": Entry(
-        "proving", "Serve your models with and without draft graphs, and compare the drafts."
+    "adopt": Entry("overlay.cli.arguments", "Take over lines that were applied without a ledger."),
+    "diff": Entry("overlay.cli.arguments", "Print the change as one unified diff."),
+    "list": Entry("overlay.cli.arguments", "Show the features and the releases they are made for."),
+    "doctor": Entry(
+        "overlay.cli.about", "Show everything that a bug report needs, and what needs you."
     ),
-    "cache": Entry("about", "Show or empty the cache: dir, size or clean."),
-    "completion": Entry("about", "Print what makes your shell complete overlay's words."),
-    "help": Entry("about", "Show the help of a command."),
-    "import": Entry("authoring", "Make a feature of a diff, of mails, or of a pull request."),
-    "new": Entry("authoring", "Make a feature: of files to edit, or of edits."),
-    "edit": Entry("authoring", "Edit a feature as files, in a session's folder."),
-    "log": Entry("history", "Show a feature from release to release, or all as a matrix."),
-    "prune": Entry("history", "Propose what a folder of patches no longer needs."),
-    "port": Entry("porting", "Carry features to another release."),
+    "report": Entry(
+        "overlay.cli.about", "Collect check, status, doctor and the matrix on one page of HTML."
+    ),
+    "bench": Entry(
+        "overlay.cli.proving", "Time stock V1, the overlay and V2 on your GPU, in turn."
+    ),
+    "verify": Entry(
+        "overlay.cli.proving",
+        "Serve your models with and without draft graphs, and compare the drafts.",
+    ),
+    "cache": Entry("overlay.cli.about", "Show or empty the cache: dir, size or clean."),
+    "completion": Entry(
+        "overlay.cli.about", "Print what makes your shell complete overlay's words."
+    ),
+    "help": Entry("overlay.cli.about", "Show the help of a command."),
+    "import": Entry(
+        "overlay.cli.authoring", "Make a feature of a diff, of mails, or of a pull request."
+    ),
+    "new": Entry("overlay.cli.authoring", "Make a feature: of files to edit, or of edits."),
+    "edit": Entry("overlay.cli.authoring", "Edit a feature as files, in a session's folder."),
+    "log": Entry(
+        "overlay.cli.history", "Show a feature from release to release, or all as a matrix."
+    ),
+    "prune": Entry("overlay.cli.history", "Propose what a folder of patches no longer needs."),
+    "port": Entry("overlay.cli.porting", "Carry features to another release."),
 }
 
 
@@ -67,7 +80,7 @@ class _Commands(click.Group):
         """The command of a name, with its summary; ``None`` where there is none."""
         entry = COMMANDS.get(cmd_name)
         if entry is not None:
-            import_module(f"overlay.cli.{entry.module}")
+            import_module(entry.module)
         command = super().get_command(ctx, cmd_name)
         if command is not None and entry is not None:
             command.short_help = entry.summary
