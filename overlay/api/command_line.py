@@ -5,20 +5,15 @@ Each function imports what it needs when it is called, so that ``--help`` stays 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from overlay.api.calls import about, accepted, as_name, on_a_target, on_chosen_features, request
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from overlay.api.calls import Place
     from overlay.commands.project import Project
-    from overlay.report.authored import EditReport, NewReport
     from overlay.report.base import Report
-    from overlay.report.benched import BenchReport
     from overlay.report.cached import CacheReport
     from overlay.report.catalogue import ListReport
     from overlay.report.changes import AdoptReport, DiffReport
@@ -28,7 +23,6 @@ if TYPE_CHECKING:
     from overlay.report.progress import Meter
     from overlay.report.reading import CheckReport
     from overlay.report.running import ProcessesReport
-    from overlay.report.verified import VerifyReport
     from overlay.targets.target import Progress
 
 
@@ -145,139 +139,6 @@ def collect(
     )
 
 
-def import_change(
-    sources: Sequence[str],
-    id_: str,
-    patches: Place,
-    *,
-    releases: str | None = None,
-    checkout: Place | None = None,
-    partial: bool = False,
-    each: bool = False,
-    update: bool = False,
-    progress: Progress | None = None,
-) -> Report:
-    """What ``overlay import`` does: a feature made of diffs or mails, below ``patches``."""
-    from overlay.commands.import_ import import_change as command
-
-    return command(
-        sources,
-        id_,
-        _folder(patches),
-        releases=releases,
-        checkout=None if checkout is None else _folder(checkout),
-        partial=partial,
-        each=each,
-        update=update,
-        progress=progress,
-    )
-
-
-@on_a_target
-def new_from_edits(
-    id_: str,
-    target: Place | None = None,
-    *,
-    python: Place | None = None,
-    patches: Sequence[Place],
-    title: str = "",
-    releases: str | None = None,
-    update: bool = False,
-    progress: Progress | None = None,
-) -> NewReport:
-    """What ``overlay new --from-edits`` does: a feature in the last folder of ``patches``."""
-    from overlay.commands.new import new_from_edits as command
-
-    return command(
-        request(python, (), patches),
-        as_name(target),
-        id_,
-        _folder(patches[-1]),
-        title=title,
-        releases=releases,
-        update=update,
-        progress=progress,
-    )
-
-
-def new_session(
-    id_: str,
-    files: Sequence[str],
-    *,
-    patches: Sequence[Place],
-    release: str | None = None,
-    title: str = "",
-    progress: Progress | None = None,
-) -> EditReport:
-    """What ``overlay new --file`` does: files of a release to edit, for a new feature."""
-    from overlay.commands.edit_new import begin_new as command
-
-    asked = request(None, (), patches)
-    return command(asked, id_, files, release=release, title=title, progress=progress)
-
-
-def edit(
-    id_: str,
-    *,
-    patches: Sequence[Place] = (),
-    release: str | None = None,
-    files: Sequence[str] = (),
-    progress: Progress | None = None,
-) -> EditReport:
-    """What ``overlay edit ID`` does: a session is begun, or gets further files."""
-    from overlay.commands.edit import begin as command
-
-    return command(request(None, (), patches), id_, release, files, progress)
-
-
-def end_edit(
-    folder: Place,
-    *,
-    commit: bool,
-    patches: Sequence[Place] = (),
-    progress: Progress | None = None,
-) -> EditReport:
-    """What ``overlay edit --commit FOLDER`` and ``--abort FOLDER`` do."""
-    from overlay.commands import edit as commands
-
-    if not commit:
-        return commands.abort(_folder(folder))
-    return commands.commit(request(None, (), patches), _folder(folder), progress)
-
-
-def history(
-    feature: str | None,
-    *,
-    patches: Sequence[Place] = (),
-    releases: str | None = None,
-    upstream: Place | None = None,
-    progress: Meter | None = None,
-) -> Report:
-    """What ``overlay log`` shows: one feature, or all of them as a matrix."""
-    asked = request(None, (), patches)
-    if feature is None:
-        from overlay.commands.matrix import matrix
-
-        return matrix(asked, releases, progress)
-    from overlay.commands.log import log
-
-    checkout = None if upstream is None else _folder(upstream)
-    return log(asked, feature, span=releases, upstream=checkout, meter=progress)
-
-
-def prune(
-    *,
-    patches: Sequence[Place] = (),
-    oldest: str | None = None,
-    write: bool = False,
-    progress: Progress | None = None,
-) -> Report:
-    """What ``overlay prune`` does to the last folder of patches."""
-    from overlay.commands.prune import prune as command
-
-    return command(request(None, (), patches), oldest=oldest, write=write, progress=progress)
-
-
 def cache(what: str) -> CacheReport:
     """What ``overlay cache`` does.
 
@@ -302,52 +163,6 @@ def known_releases() -> tuple[str, ...]:
     from overlay.package import KNOWN_RELEASES
 
     return KNOWN_RELEASES
-
-
-def verify(progress: Meter, modes: Sequence[str], **options: Any) -> VerifyReport:
-    """What ``overlay verify`` does.
-
-    :param modes: titles of modes; :param options: the other fields of ``commands.verify.Question``.
-    """
-    from overlay.commands.verify import Question
-    from overlay.commands.verify import verify as command
-    from overlay.proof.verification import Mode
-
-    def told(title: str, seconds: float | None) -> None:
-        took = "started" if seconds is None else f"ended after {seconds:.0f} s"
-        progress.line(f"engine {title}: {took}")
-
-    chosen = tuple(Mode[title.upper()] for title in modes)
-    with about(None, options.get("python")):
-        return command(Question(modes=chosen, **options), told)
-
-
-def bench(progress: Meter, **options: Any) -> BenchReport:
-    """What ``overlay bench`` does.
-
-    :param options: the fields of ``commands.bench_question.Question``.
-    """
-    from overlay.commands.bench import bench as command
-    from overlay.commands.bench_budget import Part, Schedule
-    from overlay.commands.bench_question import Question
-
-    if options.get("only") is not None:
-        options["only"] = Part(options["only"])
-
-    began = time.monotonic()
-
-    def said(words: str) -> None:
-        progress.line(f"[{time.monotonic() - began:4.0f} s] {words}")
-
-    def told(title: str, seconds: float | None) -> None:
-        took = "started" if seconds is None else f"ended after {seconds:.0f} s"
-        said(f"engine {title}: {took}")
-
-    def planned(schedule: Schedule) -> None:
-        progress.line(schedule.text)
-
-    with about(None, options.get("python")):
-        return command(Question(**options), told, planned, said)
 
 
 def meter() -> Meter:
@@ -391,9 +206,3 @@ def described(error: OSError) -> str:
     from overlay.errors import described as words
 
     return words(error)
-
-
-def _folder(place: Place) -> Path:
-    from overlay.settings import in_home
-
-    return in_home(place)

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from overlay.api.calls import about, request
 from overlay.cli.group import cli
 from overlay.cli.options import (
     WRITABLE_HELP,
@@ -19,6 +20,12 @@ from overlay.cli.options import (
     refuse_both,
     target_argument,
 )
+from overlay.commands import edit as sessions
+from overlay.commands.edit_new import begin_new
+from overlay.commands.import_ import import_change
+from overlay.commands.new import new_from_edits
+from overlay.report.progress import Meter
+from overlay.settings import in_home
 
 
 @cli.command("import")
@@ -68,16 +75,14 @@ def import_(
       overlay import https://github.com/vllm-project/vllm/pull/49391 --id stops --patches ours
       overlay import ~/src/vllm@main..fix --id our-fix --base ~/src/vllm --patches ours
     """
-    from overlay.api import command_line
-
     folder = folder_to_write(patches_of(context))
-    with command_line.meter() as progress:
-        report = command_line.import_change(
+    with Meter() as progress:
+        report = import_change(
             sources,
             id_,
-            folder,
+            in_home(folder),
             releases=releases,
-            checkout=base,
+            checkout=None if base is None else in_home(base),
             partial=partial,
             each=each,
             update=update,
@@ -145,34 +150,33 @@ def new(
       overlay revert --keep-as stop-fix --patches ./our-patches     # and take them out
     """
     # Over fifty lines: most are the text of the help and one argument a line.
-    from overlay.api import command_line
-
     refuse_both(target, python)
     _expect_one_way(id_, target or python, options)
     folders = patches_of(context)
     folder_to_write(folders)
     report: Any
-    with command_line.meter() as progress:
+    with Meter() as progress:
         if options["files"]:
-            report = command_line.new_session(
+            report = begin_new(
+                request(None, (), folders),
                 id_,
                 options["files"],
-                patches=folders,
                 release=options["release"],
                 title=options["title"],
                 progress=progress,
             )
         else:
-            report = command_line.new_from_edits(
-                id_,
-                target=target,
-                python=python,
-                patches=folders,
-                title=options["title"],
-                releases=options["releases"],
-                update=options["update"],
-                progress=progress,
-            )
+            with about(target, python, folders):
+                report = new_from_edits(
+                    request(python, (), folders),
+                    target,
+                    id_,
+                    in_home(folders[-1]),
+                    title=options["title"],
+                    releases=options["releases"],
+                    update=options["update"],
+                    progress=progress,
+                )
     return Answer(report, as_json, verbose)
 
 
@@ -238,23 +242,16 @@ def edit(
       overlay edit --commit ./stop-fix@0.28.0
       overlay edit --abort ./stop-fix@0.28.0
     """
-    from overlay.api import command_line
-
     if sum(given is not None for given in (id_, commit, abort)) != 1:
         raise click.UsageError("give one of: ID, --commit FOLDER, --abort FOLDER.")
     if id_ is None and (release is not None or files):
         raise click.UsageError("--release and --file begin a session: name the feature's ID.")
     folders = patches_of(context)
-    with command_line.meter() as progress:
+    with Meter() as progress:
         if id_ is not None:
-            report = command_line.edit(
-                id_, patches=folders, release=release, files=files, progress=progress
-            )
+            report = sessions.begin(request(None, (), folders), id_, release, files, progress)
+        elif commit is not None:
+            report = sessions.commit(request(None, (), folders), in_home(commit), progress)
         else:
-            report = command_line.end_edit(
-                commit or abort or "",
-                commit=commit is not None,
-                patches=folders,
-                progress=progress,
-            )
+            report = sessions.abort(in_home(abort or ""))
     return Answer(report, as_json, verbose)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
+from overlay.api.calls import request
 from overlay.cli.group import cli
 from overlay.cli.options import (
     Answer,
@@ -12,6 +15,14 @@ from overlay.cli.options import (
     complete_releases,
     patches_of,
 )
+from overlay.commands import log as history
+from overlay.commands import prune as pruning
+from overlay.commands.matrix import matrix as matrix_of
+from overlay.report.progress import Meter
+from overlay.settings import in_home
+
+if TYPE_CHECKING:
+    from overlay.report.base import Report
 
 
 @cli.command()
@@ -52,20 +63,18 @@ def log(
       overlay log stop-strings --upstream ~/src/vllm
       overlay log --matrix --patches ./our-patches
     """
-    from overlay.api import command_line
-
     if (feature is None) is not matrix:
         raise click.UsageError("give the ID of a feature, or --matrix for all of them.")
     if matrix and upstream is not None:
         raise click.UsageError("--upstream speaks of one feature: give its ID, and no --matrix.")
-    with command_line.meter() as progress:
-        report = command_line.history(
-            feature,
-            patches=patches_of(context),
-            releases=releases,
-            upstream=upstream,
-            progress=progress,
-        )
+    with Meter() as progress:
+        asked = request(None, (), patches_of(context))
+        report: Report
+        if feature is None:
+            report = matrix_of(asked, releases, progress)
+        else:
+            checkout = None if upstream is None else in_home(upstream)
+            report = history.log(asked, feature, span=releases, upstream=checkout, meter=progress)
     return Answer(report, as_json, verbose)
 
 
@@ -94,10 +103,7 @@ def prune(
       overlay prune --patches ./our-patches
       overlay prune --oldest 0.26.0 --write --patches ./our-patches
     """
-    from overlay.api import command_line
-
-    with command_line.meter() as progress:
-        report = command_line.prune(
-            patches=patches_of(context), oldest=oldest, write=write, progress=progress
-        )
+    with Meter() as progress:
+        asked = request(None, (), patches_of(context))
+        report = pruning.prune(asked, oldest=oldest, write=write, progress=progress)
     return Answer(report, as_json, verbose)

@@ -7,11 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from overlay.api.calls import request
 from overlay.cli.group import cli
 from overlay.cli.options import Answer, common_options, patches_of
+from overlay.commands import port as porting
+from overlay.commands import port_session as sessions
+from overlay.commands.port_session import Key
+from overlay.report.lines import paint
+from overlay.report.ported import open_lines
+from overlay.report.progress import Meter
 
 if TYPE_CHECKING:
-    from overlay.api.porting import OpenFile, PortReport
+    from overlay.commands.request import Request
+    from overlay.report.ported import OpenFile, PortReport
+    from overlay.targets.target import Progress
 
 #: The keys of the prompt, and what they do.
 _KEYS = {
@@ -72,30 +81,26 @@ def port(
       overlay port --show                   # ... shown; edit the files; then
       overlay port --continue
     """
-    from overlay.api import command_line
-    from overlay.api import porting as api
-
     actions = [name for name in _ACTIONS if options[name]]
     if len(actions) > 1:
         raise click.UsageError(f"{_option(actions[0])} and {_option(actions[1])}: one of them.")
     if as_json and options["tool"]:
         raise click.UsageError("--tool needs a terminal: omit --json, or use --resolver CMD.")
-    with command_line.meter() as progress:
-        patches = patches_of(context)
+    with Meter() as progress:
+        asked = request(None, (), patches_of(context))
         if actions:
-            report = _session(words, patches, actions[0], options, progress)
+            report = _session(words, asked, actions[0], options, progress)
         else:
             ids, release = _named(words, everything=options["everything"])
-            report = api.port(
-                ids,
+            report = porting.port(
+                asked._replace(features=ids, named_as="ID"),
                 release,
-                patches=patches,
                 write=options["write"],
                 accept_merged=options["accept"] is not None,
                 progress=progress,
             )
     if not as_json and not options["show"] and sys.stdin.isatty() and sys.stdout.isatty():
-        report = api.ask_port(report, _ask, patches=patches_of(context))
+        report = sessions.ask(asked, report, _ask)
     return Answer(report, as_json, verbose)
 
 
@@ -117,29 +122,36 @@ def _named(words: tuple[str, ...], *, everything: bool) -> tuple[tuple[str, ...]
 
 
 def _session(
-    words: tuple[str, ...], patches: Any, action: str, options: dict[str, Any], progress: Any
+    words: tuple[str, ...],
+    asked: Request,
+    action: str,
+    options: dict[str, Any],
+    progress: Progress,
 ) -> PortReport:
-    """What one of the options of a session does."""
-    from overlay.api import porting as api
+    """What one of the options of a session does.
 
+    :param action: its name in ``options``.
+    """
     if len(words) > 1:
         raise click.UsageError(f"{_option(action)} takes at most the session's folder.")
     folder = words[0] if words else None
-    command = options[action] if action == "resolver" else None
-    id_ = str(options[action]) if action in ("retire", "skip") else ""
-    return api.port_session(
-        _VERBS[action], folder, patches=patches, id_=id_, command=command, progress=progress
+    if action == "abort":
+        return sessions.abort(folder)
+    if action in ("retire", "skip"):
+        step = sessions.retire if action == "retire" else sessions.skip
+        return step(asked, folder, str(options[action]), progress)
+    if action == "go_on":
+        return sessions.proceed(asked, folder, progress)
+    if action == "show":
+        return sessions.show(asked, folder, progress)
+    return sessions.resolve(
+        asked, folder, options[action] if action == "resolver" else None, progress
     )
 
 
-_VERBS = {name: name for name in _ACTIONS} | {"go_on": "continue"}
-
-
-def _ask(file: OpenFile) -> str:
+def _ask(file: OpenFile) -> Key:
     """Show a file that waits and ask what to do with it; ``e`` edits it first."""
-    from overlay.api import porting as api
-
-    api.show_port(file, sys.stdout)
+    paint(open_lines(file), sys.stdout)
     keys = _KEYS if file.place is not None else {key: _KEYS[key] for key in "rsq"}
     for key, meaning in keys.items():
         click.echo(f"  [{key}] {meaning}", err=True)
@@ -147,7 +159,7 @@ def _ask(file: OpenFile) -> str:
         key = str(click.prompt("what", type=click.Choice(list(keys)), show_choices=False, err=True))
     except click.Abort:  # control and C or D: the session stays, and the answer says where
         click.echo(err=True)
-        return "q"
+        return Key("q")
     if key == "e" and file.place is not None:
         click.edit(filename=str(file.place))
-    return key
+    return Key(key)

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from overlay.api.calls import about
 from overlay.cli.group import cli
 from overlay.cli.options import Answer
+from overlay.commands import bench as benching
+from overlay.commands import verify as verifying
+from overlay.commands.bench_budget import Part
+from overlay.commands.bench_question import Question as BenchQuestion
+from overlay.proof.verification import Mode
+from overlay.report.progress import Meter
+
+if TYPE_CHECKING:
+    from overlay.commands.bench_budget import Schedule
 
 
 @cli.command(
@@ -98,27 +110,38 @@ def verify(
       overlay verify --model ./target --draft ./draft -- --tensor-parallel-size 2
     """
     # Over fifty lines: the text of the help, and one option a line, twice.
-    from overlay.api import command_line
-
-    with command_line.meter() as progress:
-        report = command_line.verify(
-            progress,
-            modes,
-            model=model,
-            draft=draft,
-            method=method,
-            k=k,
-            tiny=tiny,
-            arguments=arguments,
-            python=python,
-            check=check,
-            prompts=prompts,
-            tokens=tokens,
-            jobs=jobs,
-            deadline=deadline,
-            logs=logs,
-        )
+    question = verifying.Question(
+        modes=tuple(Mode[title.upper()] for title in modes),
+        model=model,
+        draft=draft,
+        method=method,
+        k=k,
+        tiny=tiny,
+        arguments=arguments,
+        python=python,
+        check=check,
+        prompts=prompts,
+        tokens=tokens,
+        jobs=jobs,
+        deadline=deadline,
+        logs=logs,
+    )
+    with Meter() as progress, about(None, python):
+        report = verifying.verify(question, _on_engine(progress.line))
     return Answer(report, as_json, verbose)
+
+
+def _on_engine(write: Callable[[str], None]) -> Callable[[str, float | None], None]:
+    """Write a line when an engine starts and when it has ended.
+
+    :returns: takes the engine's title, and its seconds where it has ended.
+    """
+
+    def write_progress(title: str, seconds: float | None) -> None:
+        took = "started" if seconds is None else f"ended after {seconds:.0f} s"
+        write(f"engine {title}: {took}")
+
+    return write_progress
 
 
 @cli.command(
@@ -231,9 +254,17 @@ def bench(
       overlay bench --shape 8b --only serving --html bench.html
       overlay bench --model ./target --draft ./draft -- --max-model-len 8192
     """
-    from overlay.api import command_line
-
     options |= {"batches": batches or (1, 8, 32), "concurrency": concurrency or (1, 16, 64)}
-    with command_line.meter() as progress:
-        report = command_line.bench(progress, **options)
+    if options["only"] is not None:
+        options["only"] = Part(options["only"])
+    start = time.monotonic()
+    with Meter() as progress, about(None, options["python"]):
+
+        def write(words: str) -> None:
+            progress.line(f"[{time.monotonic() - start:4.0f} s] {words}")
+
+        def on_plan(schedule: Schedule) -> None:
+            progress.line(schedule.text)
+
+        report = benching.bench(BenchQuestion(**options), _on_engine(write), on_plan, write)
     return Answer(report, as_json)

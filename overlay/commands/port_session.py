@@ -27,17 +27,6 @@ if TYPE_CHECKING:
     from overlay.targets.target import Progress
 
 
-class SessionAction(str, Enum):
-    """What a user asks of an open session."""
-
-    SHOW = "show"
-    CONTINUE = "continue"
-    ABORT = "abort"
-    RETIRE = "retire"
-    SKIP = "skip"
-    TOOL = "tool"
-
-
 class Key(str, Enum):
     """The key by which a person answers what to do about one file that waits.
 

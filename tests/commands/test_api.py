@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import doctest
 import inspect
 import re
@@ -119,10 +118,3 @@ def test_one_feature_goes_and_the_others_stay(cli: Cli, tmp_path: Path) -> None:
     overlay.apply(one, patches=[cli.team])
     report = overlay.revert(one, only=["demo"], patches=[cli.team])
     assert report.target.applied == ("team-capture",)
-
-
-def test_the_command_line_imports_nothing_but_the_api() -> None:
-    for file in (PACKAGE / "cli").glob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("overlay."):
-                assert node.module.split(".")[1] in ("api", "cli"), f"{file}:{node.lineno}"

@@ -13,7 +13,9 @@ import jsonschema
 import pytest
 from packaging.version import Version
 
-from overlay.api import porting
+from overlay.commands.port import port
+from overlay.commands.port_session import Key, ask
+from overlay.commands.request import Request
 from overlay.errors import OverlayError
 from overlay.features.folder import holes, load
 from overlay.features.model import Way
@@ -376,7 +378,7 @@ def test_what_it_is_given_must_name_features_and_releases(cli: Cli, ours: Path) 
 @pytest.fixture
 def waiting(ours: Path) -> PortReport:
     """A port of which one file waits."""
-    return porting.port(["replay"], "0.24.0", patches=[ours])
+    return port(Request((str(ours),), ("replay",)), "0.24.0")
 
 
 @pytest.mark.parametrize(
@@ -396,11 +398,11 @@ def test_in_a_terminal_each_conflict_is_asked_about(
     answers = iter(keys)
     shown: list[OpenFile] = []
 
-    def question(file: OpenFile) -> str:
+    def question(file: OpenFile) -> Key:
         shown.append(file)
-        return next(answers)
+        return Key(next(answers))
 
-    report = porting.ask_port(waiting, question, patches=[ours])
+    report = ask(Request((str(ours),)), waiting, question)
     assert (report.code is Code.HOLES) is (state_there is State.PRISTINE)
     assert len(shown) == len(keys)
     assert shown[0].marked
@@ -411,7 +413,7 @@ def test_in_a_terminal_each_conflict_is_asked_about(
 
 def test_placing_mine_puts_it_before_upstreams_lines(waiting: PortReport, ours: Path) -> None:
     answers = iter("pq")
-    report = porting.ask_port(waiting, lambda file: next(answers), patches=[ours])
+    report = ask(Request((str(ours),)), waiting, lambda file: Key(next(answers)))
     assert report.exit == 1
     text = Path("port-0.24.0/replay/10-runner", world.PATH).read_text()
     mine, theirs = text.index("replay_graph"), text.index("stream=None")
