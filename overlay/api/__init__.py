@@ -200,7 +200,7 @@ def revert(
         those in ``only``; nothing was written.
     :raises OverlayError: if the target or its ledger cannot be read or written.
     """
-    from overlay.commands.keep_edits import Keep
+    from overlay.commands.revert import Keep
     from overlay.commands.revert import revert as command
     from overlay.settings import in_home
 

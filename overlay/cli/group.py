@@ -6,12 +6,11 @@ The overview needs a name and a sentence of each command and nothing else, so bo
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import NamedTuple
 
 import click
 
-from overlay import __version__
+from overlay import __version__, wings
 from overlay.cli.options import patches_option
 
 
@@ -80,7 +79,7 @@ class _Commands(click.Group):
         """The command of a name, with its summary; ``None`` where there is none."""
         entry = COMMANDS.get(cmd_name)
         if entry is not None:
-            import_module(entry.module)
+            wings.load(entry.module, f"overlay {cmd_name}")
         command = super().get_command(ctx, cmd_name)
         if command is not None and entry is not None:
             command.short_help = entry.summary

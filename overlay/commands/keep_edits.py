@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from overlay.commands.edits import Workshop, feature_of, holder, saved, survey
 from overlay.commands.free_ids import require_free
 from overlay.commands.new import found, written
 from overlay.commands.request import root_of
+from overlay.commands.revert import Keep, Kept
 from overlay.errors import OverlayError, UsageError
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.beside import folders_of
@@ -23,32 +24,6 @@ if TYPE_CHECKING:
     from overlay.features.model import Feature
     from overlay.report.authored import NewReport
     from overlay.targets.target import Target
-
-
-class Keep(NamedTuple):
-    """How edits are kept: the id of their feature, and the folder of patches that it is in."""
-
-    id: str
-    patches: Path
-
-
-class Kept(NamedTuple):
-    """The edits of a target's packages, and what holds them.
-
-    :ivar edits: name of a package -> its edits, which are taken out.
-    :ivar report: the feature that holds them; ``None`` where nothing was edited.
-    :ivar target: the package of that feature.
-    :ivar notes: what else is to be said, in sentences without a full stop.
-    :ivar beside: path and change of each file that is no module; it stays as it is.
-    :ivar titles: the packages that have it.
-    """
-
-    edits: Mapping[str, Sequence[Change]]
-    report: NewReport | None
-    target: Target
-    notes: tuple[str, ...]
-    beside: tuple[tuple[str, str], ...] = ()
-    titles: str = ""
 
 
 def keep(request: Request, targets: Sequence[Target], keep_as: Keep) -> Kept:
@@ -76,7 +51,7 @@ def keep(request: Request, targets: Sequence[Target], keep_as: Keep) -> Kept:
         what = "no module" if beside else "nothing"
         looked_at = enumeration([workshop.target.package.title for workshop in surveyed])
         notes.append(f"{what} was edited in {looked_at}, so no feature was made")
-        return Kept({}, None, targets[0], tuple(notes), beside, titles)
+        return Kept({}, None, None, targets[0], tuple(notes), beside, titles)
     holders = {id(workshop): saved(workshop, keep_as.id) for workshop in edited}
     if len(edited) > 1:
         for workshop in edited:
@@ -98,7 +73,7 @@ def keep(request: Request, targets: Sequence[Target], keep_as: Keep) -> Kept:
     }
     report = _report(own, holders[id(own)], keep_as)
     notes += _emptied(edited)
-    return Kept(edits, report, own.target, tuple(notes), beside, titles)
+    return Kept(edits, report, report.folder, own.target, tuple(notes), beside, titles)
 
 
 def _emptied(edited: Sequence[Workshop]) -> list[str]:

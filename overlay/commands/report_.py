@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import overlay
+from overlay import wings
 from overlay.commands.output import write_output
 from overlay.commands.request import Request
 from overlay.errors import OverlayError, UsageError
@@ -63,7 +64,6 @@ def _sections(
 ) -> Iterator[Section]:
     from overlay.commands.check import check
     from overlay.commands.doctor import doctor
-    from overlay.commands.matrix import matrix as all_releases
     from overlay.commands.status import live, status
 
     target = "" if name is None else f" {name}"
@@ -74,7 +74,10 @@ def _sections(
     yield _section("doctor", lambda: doctor(request))
     if matrix:
         span = "" if releases is None else f" --releases {releases}"
-        yield _section(f"log --matrix{span}", lambda: all_releases(request, releases, meter))
+        yield _section(
+            f"log --matrix{span}",
+            lambda: wings.load(wings.MATRIX, "--matrix").matrix(request, releases, meter),
+        )
 
 
 def _section(command: str, ask: Callable[[], Report]) -> Section:

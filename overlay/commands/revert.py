@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-from overlay.commands.keep_edits import Keep, Kept, keep
+from overlay import wings
 from overlay.commands.request import ended, refuse_release, root_of, writing_to_none
 from overlay.commands.status import of_files, with_next_process
 from overlay.commands.take_off import take_off
@@ -39,7 +40,36 @@ if TYPE_CHECKING:
     from overlay.features.model import Feature
     from overlay.on_disk.changes import Rebuilt
     from overlay.on_disk.ledger import Ledger
+    from overlay.report.base import Report
     from overlay.targets.target import Target
+
+
+class Keep(NamedTuple):
+    """How edits are kept: the id of their feature, and the folder of patches that it is in."""
+
+    id: str
+    patches: Path
+
+
+class Kept(NamedTuple):
+    """The edits of a target's packages, and what holds them.
+
+    :ivar edits: name of a package -> its edits, which are taken out.
+    :ivar report: on the feature that holds them; ``None`` where nothing was edited.
+    :ivar folder: of that feature; ``None`` where there is none.
+    :ivar target: the package of that feature.
+    :ivar notes: what else is to be said, in sentences without a full stop.
+    :ivar beside: path and change of each file that is no module; it stays as it is.
+    :ivar titles: the packages that have it.
+    """
+
+    edits: Mapping[str, Sequence[Change]]
+    report: Report | None
+    folder: Path | None
+    target: Target
+    notes: tuple[str, ...]
+    beside: tuple[tuple[str, str], ...] = ()
+    titles: str = ""
 
 
 def revert(request: Request, name: str | None = None, keep_as: Keep | None = None) -> RevertReport:
@@ -50,7 +80,8 @@ def revert(request: Request, name: str | None = None, keep_as: Keep | None = Non
 
     :param keep_as: make a feature of what was edited since, and take the edits out as well.
     :raises LedgerError: if it is lost, and cannot be proven what it said.
-    :raises UsageError: if the target is a file or a release, or a feature does not exist.
+    :raises UsageError: if the target is a file or a release, or a feature does not exist, or
+        edits are to be kept where the wing that makes features is not installed.
     :raises TargetError: if the target does not exist.
     :raises TransactionError: if it cannot be written.
     """
@@ -63,11 +94,11 @@ def revert(request: Request, name: str | None = None, keep_as: Keep | None = Non
         return take_off(request, name, said, named=named)
     if keep_as is None:
         return _everything(request, targets, said, named=named)
-    kept = keep(request, targets, keep_as)
+    kept: Kept = wings.load(wings.KEEP_EDITS, "--keep-as").keep(request, targets, keep_as)
     said = "; ".join(text for text in (said, *kept.notes) if text)
     if kept.report is None:
         return _told(_everything(request, targets, said, named=named), kept)
-    if kept.report.folder is None:
+    if kept.folder is None:
         answers = [_report(target, Plan(())) for target in targets]
         verdict = not_kept(_report(kept.target, Plan(())), kept.report.verdict)
         return RevertReport(
@@ -75,7 +106,7 @@ def revert(request: Request, name: str | None = None, keep_as: Keep | None = Non
         )
     report = _everything(request, targets, said, named=named, edits=kept.edits)
     if not report.exit:
-        report = replace(report, conclusion=also_kept(report, kept.report.folder))
+        report = replace(report, conclusion=also_kept(report, kept.folder))
     return replace(_told(report, kept), kept=kept.report)
 
 

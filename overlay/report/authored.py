@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from overlay.report.base import Report
+from overlay.report.changes import beside_lines
 from overlay.report.codes import Code, Verdict
 from overlay.report.imported import landings, on_disk_only
 from overlay.report.lines import Line, Span, labelled
 from overlay.report.words import count, enumeration
 from overlay.results import Fate, Outcome
 from overlay.results.invocation import absolute, command
-
-#: The most files beside modules that the text names one by one; the JSON has all of them.
-_MOST = 200
 
 
 class AuthoredHunks(NamedTuple):
@@ -230,14 +228,6 @@ def lines(report: NewReport | EditReport) -> Iterator[Line]:
         yield labelled(0, "note: ", text)
     for release, why in report.unread:
         yield labelled(0, f"{release} was not tried: ", why, "warning")
-
-
-def beside_lines(beside: Sequence[tuple[str, str]]) -> Iterator[Line]:
-    """The changed files that are not modules: a line each, at most so many."""
-    for path, what in beside[:_MOST]:
-        yield Line((Span("! ", "bad"),), (Span(f"{path} ({what}): a feature carries modules"),))
-    if len(beside) > _MOST:
-        yield Line((Span("! ", "bad"),), (Span(f"{len(beside) - _MOST} others of that kind"),))
 
 
 def _said(file: AuthoredFile) -> str:

@@ -8,13 +8,41 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from overlay.report.codes import Code, Exit, Verdict
 
 if TYPE_CHECKING:
     from overlay.report.lines import Line
     from overlay.report.model import TargetReport
+
+
+class Cell(NamedTuple):
+    """A cell of a table.
+
+    :ivar text: what stands in it; :ivar style: how, as a ``Span`` has it.
+    :ivar title: what a pointer shows.
+    """
+
+    text: str
+    style: str
+    title: str
+
+
+class Table(NamedTuple):
+    """What a report shows as a table on a page of HTML.
+
+    :ivar corner: the title of its first column, which names the rows; :ivar columns: the others'.
+    :ivar rows: name -> its cells, one a column.
+    :ivar legend: text of a cell -> what it means.
+    :ivar notes: what is to be said below.
+    """
+
+    corner: str
+    columns: tuple[str, ...]
+    rows: dict[str, tuple[Cell, ...]]
+    legend: dict[str, str]
+    notes: tuple[Line, ...]
 
 
 @dataclass(frozen=True)
@@ -74,6 +102,10 @@ class Report:
         :param verbose: whether to show everything.
         """
         return ()
+
+    def table(self) -> Table | None:
+        """The table that stands in the place of the lines on a page of HTML, where it has one."""
+        return None
 
     def own_data(self) -> dict[str, Any]:
         """The same for JSON: what is added to the keys that every report has."""

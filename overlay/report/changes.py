@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from overlay.report.base import Report
+from overlay.report.lines import Line, Span
 from overlay.report.reading import OneTarget
 
-if TYPE_CHECKING:
-    from overlay.report.lines import Line
+#: The most files beside modules that the text names one by one; the JSON has all of them.
+_MOST_BESIDE = 200
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,6 @@ class RevertReport(OneTarget):
         if self.kept is not None:
             yield from self.kept.own_lines(verbose=verbose)
         if self.beside:
-            from overlay.report.authored import beside_lines
-
             told = getattr(self.kept, "beside", ())
             yield from beside_lines([each for each in self.beside if each not in told])
 
@@ -55,6 +54,16 @@ class RevertReport(OneTarget):
         if self.beside:
             kept["beside"] = [{"path": path, "what": what} for path, what in self.beside]
         return kept
+
+
+def beside_lines(beside: Sequence[tuple[str, str]]) -> Iterator[Line]:
+    """The changed files that are not modules: a line each, at most so many."""
+    for path, what in beside[:_MOST_BESIDE]:
+        yield Line((Span("! ", "bad"),), (Span(f"{path} ({what}): a feature carries modules"),))
+    if len(beside) > _MOST_BESIDE:
+        yield Line(
+            (Span("! ", "bad"),), (Span(f"{len(beside) - _MOST_BESIDE} others of that kind"),)
+        )
 
 
 @dataclass(frozen=True)

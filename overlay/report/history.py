@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, NamedTuple
 
-from overlay.report.base import Report
+from overlay.report.base import Cell as TableCell
+from overlay.report.base import Report, Table
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, MARK, Line, Span, causes, labelled
 from overlay.report.words import count, enumeration
@@ -189,6 +190,19 @@ class MatrixReport(Report):
     def own_data(self) -> dict[str, Any]:
         """The report's own part of the JSON."""
         return {"matrix": matrix_data(self)}
+
+    def table(self) -> Table:
+        """Releases as columns, features as rows, and what the letters mean."""
+        rows = {
+            row.feature: tuple(
+                TableCell(cell.letter, cell.state.value, f"{cell.release}: {cell.state.value}")
+                for cell in row.cells
+            )
+            for row in self.rows
+        }
+        letters = {cell.text for cells in rows.values() for cell in cells}
+        legend = {letter: meaning for letter, meaning in LEGEND if letter in letters}
+        return Table("feature", self.releases, rows, legend, tuple(elsewhere_lines(self)))
 
 
 # Verdicts

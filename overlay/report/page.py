@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from html import escape
 
 from overlay.report.as_text import render
+from overlay.report.base import Table
 from overlay.report.codes import Exit
 from overlay.report.collected import CollectedReport, Section
-from overlay.report.history import LEGEND, MatrixReport, elsewhere_lines
 from overlay.report.lines import BLANK, Line, Span
 from overlay.untrusted import printable
 
@@ -114,7 +114,8 @@ def _entry(number: int, section: Section) -> str:
 
 def _section(number: int, section: Section) -> str:
     report = section.report
-    content = _matrix(report) if isinstance(report, MatrixReport) else _lines(render(report)[:-1])
+    table = report.table()
+    content = _lines(render(report)[:-1]) if table is None else _grid(table)
     return (
         f'<section id="s{number}">\n<h2><code>{_text(section.title)}</code></h2>\n{content}\n'
         f'<p class="verdict {_kind(report.exit)}">{_text(report.verdict)}</p>\n</section>'
@@ -143,29 +144,25 @@ def _spans(spans: Iterable[Span]) -> str:
     )
 
 
-def _matrix(report: MatrixReport) -> str:
-    """Releases as columns, features as rows, and what the letters mean."""
-    head = "".join(f'<th scope="col">{_text(release)}</th>' for release in report.releases)
+def _grid(table: Table) -> str:
+    """A table with a legend of the texts in its cells, and what stands below."""
+    head = "".join(f'<th scope="col">{_text(column)}</th>' for column in table.columns)
     rows = "\n".join(
-        f'<tr><th scope="row">{_text(row.feature)}</th>'
+        f'<tr><th scope="row">{_text(name)}</th>'
         + "".join(
-            f'<td class="{cell.state.value}" title="{_text(cell.release)}: {cell.state.value}">'
-            f"{_text(cell.letter)}</td>"
-            for cell in row.cells
+            f'<td class="{cell.style}" title="{_text(cell.title)}">{_text(cell.text)}</td>'
+            for cell in cells
         )
         + "</tr>"
-        for row in report.rows
+        for name, cells in table.rows.items()
     )
-    used = {cell.letter for row in report.rows for cell in row.cells}
     legend = "<br>".join(
-        f"<code>{_text(letter)}</code> {_text(meaning)}"
-        for letter, meaning in LEGEND
-        if letter in used
+        f"<code>{_text(text)}</code> {_text(meaning)}" for text, meaning in table.legend.items()
     )
     return (
         '<div class="grid" tabindex="0"><table>\n'
-        f'<thead><tr><th scope="col">feature</th>{head}</tr></thead>\n'
-        f"<tbody>\n{rows}\n</tbody></table></div>\n<p>{legend}</p>{_lines(elsewhere_lines(report))}"
+        f'<thead><tr><th scope="col">{_text(table.corner)}</th>{head}</tr></thead>\n'
+        f"<tbody>\n{rows}\n</tbody></table></div>\n<p>{legend}</p>{_lines(table.notes)}"
     )
 
 

@@ -1,0 +1,37 @@
+"""What the core asks of the wings beside it (``overlay.authoring``, ``overlay.proof``), by name.
+
+The core imports neither: an image that only serves can do without both folders.  What a user asks
+for that lies in a wing is imported here, and a wing that is not there is said to be missing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+
+#: The folders beside the core.
+WINGS = ("overlay.authoring", "overlay.proof")
+
+#: Where what the core offers of a wing lies.
+KEEP_EDITS = "overlay.authoring.commands.keep_edits"
+MATRIX = "overlay.authoring.commands.matrix"
+
+
+def load(module: str, asked: str) -> ModuleType:
+    """Import a module that may lie in a wing.
+
+    :param asked: what a user asked for, such as ``overlay import`` or ``--keep-as``.
+    :raises UsageError: if its wing is not installed.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name not in WINGS:
+            raise
+        from overlay.errors import UsageError  # `--help` needs no errors
+
+        folder = error.name.replace(".", "/")
+        raise UsageError(
+            f"{asked}: expected the folder {folder}, which this installation of vllm-overlay does "
+            "not have; install vllm-overlay again for all commands"
+        ) from None
