@@ -56,15 +56,19 @@ COMMANDS = {
     ),
     "help": Entry("overlay.cli.about", "Show the help of a command."),
     "import": Entry(
-        "overlay.cli.authoring", "Make a feature of a diff, of mails, or of a pull request."
+        "overlay.authoring.cli", "Make a feature of a diff, of mails, or of a pull request."
     ),
-    "new": Entry("overlay.cli.authoring", "Make a feature: of files to edit, or of edits."),
-    "edit": Entry("overlay.cli.authoring", "Edit a feature as files, in a session's folder."),
+    "new": Entry("overlay.authoring.cli", "Make a feature: of files to edit, or of edits."),
+    "edit": Entry("overlay.authoring.cli", "Edit a feature as files, in a session's folder."),
     "log": Entry(
-        "overlay.cli.history", "Show a feature from release to release, or all as a matrix."
+        "overlay.authoring.cli_history",
+        "Show a feature from release to release, or all as a matrix.",
     ),
-    "prune": Entry("overlay.cli.history", "Propose what a folder of patches no longer needs."),
-    "port": Entry("overlay.cli.porting", "Carry features to another release."),
+    "prune": Entry(
+        "overlay.authoring.cli_history",
+        "Propose what a folder of patches no longer needs.",
+    ),
+    "port": Entry("overlay.authoring.cli_port", "Carry features to another release."),
 }
 
 

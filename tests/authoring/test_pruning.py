@@ -135,7 +135,7 @@ def proposals(world: World, folder: Path) -> tuple[Proposal, ...]:
 
 
 def carry_out(made: Sequence[Proposal], folder: Path) -> None:
-    from overlay.commands.prune import _carry_out
+    from overlay.authoring.commands.prune import _carry_out
 
     _carry_out(folder, tuple(made))
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
+from overlay.authoring.reports.authored import AuthoredFile, AuthoredHunks, NewReport
+from overlay.authoring.reports.imported import ImportedFile, ImportReport
 from overlay.features.early_modules import early_among, early_modules
 from overlay.features.folder import load
 from overlay.features.sources import shipped_folder
 from overlay.package import KNOWN_RELEASES
 from overlay.report.as_text import render
-from overlay.report.authored import AuthoredFile, AuthoredHunks, NewReport
 from overlay.report.codes import Code, Verdict
-from overlay.report.imported import ImportedFile, ImportReport
 from overlay.results import Fate
 from scripts.vllm_import_graph import Tree, shipped_targets, unpacked
 from tests.support import fake_vllm

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from overlay.authoring.commands.matrix import _Column
+from overlay.authoring.reports.history import Release, _table
 from overlay.cli.run import run
-from overlay.commands.matrix import _Column
 from overlay.features.feature_toml import read_document, read_fields
 from overlay.features.folder import load
 from overlay.planning.scope_cache import Memo
-from overlay.report.history import Release, _table
 from overlay.results import RUNNER_FILES, ModelRunner, Outcome, State
 from tests.in_memory.boxes import FEATURE, PRISTINE, Box
 from tests.support import fake_vllm

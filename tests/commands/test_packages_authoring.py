@@ -9,7 +9,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from overlay.commands import matrix
+from overlay.authoring.commands import matrix
 from overlay.features.folder import load
 from overlay.features.model import Feature
 from overlay.package import package_named

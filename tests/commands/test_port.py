@@ -13,15 +13,15 @@ import jsonschema
 import pytest
 from packaging.version import Version
 
-from overlay.commands.port import port
-from overlay.commands.port_session import Key, ask
+from overlay.authoring.commands.port import port
+from overlay.authoring.commands.port_session import Key, ask
+from overlay.authoring.reports.ported import OpenFile, PortReport
 from overlay.commands.request import Request
 from overlay.errors import OverlayError
 from overlay.features.folder import holes, load
 from overlay.features.model import Way
 from overlay.planning.planner import plan
 from overlay.report.codes import Code
-from overlay.report.ported import OpenFile, PortReport
 from overlay.results import State
 from tests.support import port_world as world
 from tests.support.cli import Cli

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from overlay.authoring import disk
-from overlay.commands.port import port
-from overlay.commands.port_session import abort, proceed
+from overlay.authoring.commands.port import port
+from overlay.authoring.commands.port_session import abort, proceed
 from overlay.commands.request import Request
 from overlay.errors import OverlayError
 from overlay.features.folder import load

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overlay.authoring.reports.history import Cell, MatrixReport, Row
 from overlay.report.base import failure
 from overlay.report.codes import Code, Verdict
 from overlay.report.collected import CollectedReport, Section, collected
-from overlay.report.history import Cell, MatrixReport, Row
 from overlay.report.page import page
 from overlay.results import State
 from overlay.untrusted import printable

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 from packaging.version import Version
 
-from overlay.commands import package_releases
+from overlay.authoring import releases as package_releases
 from overlay.errors import PackageIndexError
 from overlay.package import VLLM, Package
 from overlay.targets import resolution

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from overlay.api.calls import request
+from overlay.authoring.commands import log as history
+from overlay.authoring.commands import prune as pruning
+from overlay.authoring.commands.matrix import matrix as matrix_of
 from overlay.cli.group import cli
 from overlay.cli.options import (
     Answer,
@@ -15,9 +18,6 @@ from overlay.cli.options import (
     complete_releases,
     patches_of,
 )
-from overlay.commands import log as history
-from overlay.commands import prune as pruning
-from overlay.commands.matrix import matrix as matrix_of
 from overlay.report.progress import Meter
 from overlay.settings import in_home
 

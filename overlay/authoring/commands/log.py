@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from packaging.version import InvalidVersion, Version
 
+from overlay.authoring.reports.history import Edit, LogReport, Means, Merge, Release, logged
 from overlay.commands.check import every_target
 from overlay.commands.request import Request
 from overlay.errors import OverlayError, UsageError
 from overlay.features.patch_headers import author, last_update
 from overlay.package import VLLM, Package, path_problem
-from overlay.report.history import Edit, LogReport, Means, Merge, Release, logged
 from overlay.report.model import TargetFailure, TargetReport
 from overlay.report.problems import word
 from overlay.results import FeatureResult, State

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from overlay.api.calls import request
+from overlay.authoring.commands import port as porting
+from overlay.authoring.commands import port_session as sessions
+from overlay.authoring.commands.port_session import Key
+from overlay.authoring.reports.ported import open_lines
 from overlay.cli.group import cli
 from overlay.cli.options import Answer, common_options, patches_of
-from overlay.commands import port as porting
-from overlay.commands import port_session as sessions
-from overlay.commands.port_session import Key
 from overlay.report.lines import paint
-from overlay.report.ported import open_lines
 from overlay.report.progress import Meter
 
 if TYPE_CHECKING:
+    from overlay.authoring.reports.ported import OpenFile, PortReport
     from overlay.commands.request import Request
-    from overlay.report.ported import OpenFile, PortReport
     from overlay.targets.target import Progress
 
 #: The keys of the prompt, and what they do.

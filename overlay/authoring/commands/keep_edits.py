@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlay.commands.edits import Workshop, feature_of, holder, saved, survey
-from overlay.commands.free_ids import require_free
-from overlay.commands.new import found, written
+from overlay.authoring.commands.edits import Workshop, feature_of, holder, saved, survey
+from overlay.authoring.commands.new import found, written
+from overlay.authoring.free_ids import require_free
 from overlay.commands.request import root_of
 from overlay.commands.revert import Keep, Kept
 from overlay.errors import OverlayError, UsageError
@@ -20,9 +20,9 @@ from overlay.results import Change
 from overlay.results.invocation import command
 
 if TYPE_CHECKING:
+    from overlay.authoring.reports.authored import NewReport
     from overlay.commands.request import Request
     from overlay.features.model import Feature
-    from overlay.report.authored import NewReport
     from overlay.targets.target import Target
 
 

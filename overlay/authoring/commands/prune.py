@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
-from overlay.commands import package_releases
+from overlay.authoring import releases as package_releases
+from overlay.authoring.reports.pruned import PruneEntry, PruneReport, concluded
 from overlay.commands.request import Request
 from overlay.errors import OverlayError, UsageError
 from overlay.features.model import of_package, packages_of
 from overlay.features.sources import entries, left_behind, stray
 from overlay.package import VLLM, Package
-from overlay.report.pruned import PruneEntry, PruneReport, concluded
 from overlay.untrusted import read_regular
 
 if TYPE_CHECKING:

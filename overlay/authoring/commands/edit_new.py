@@ -10,12 +10,8 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
-from overlay.authoring.from_texts import TwoTexts, change_of
-from overlay.authoring.layout import lay_out
-from overlay.authoring.session import Session
-from overlay.authoring.session_document import Kind
-from overlay.commands import package_releases
-from overlay.commands.edit_files import (
+from overlay.authoring import releases as package_releases
+from overlay.authoring.commands.edit_files import (
     FOLDERS,
     absolute,
     expect_paths,
@@ -26,14 +22,18 @@ from overlay.commands.edit_files import (
     release_to_edit,
     remove,
 )
-from overlay.commands.edits import readable, words
-from overlay.commands.free_ids import require_free
-from overlay.commands.new import by_scope
+from overlay.authoring.commands.edits import readable, words
+from overlay.authoring.commands.new import by_scope
+from overlay.authoring.free_ids import require_free
+from overlay.authoring.from_texts import TwoTexts, change_of
+from overlay.authoring.layout import lay_out
+from overlay.authoring.reports.authored import AuthoredFile, EditAction, EditReport, edited
+from overlay.authoring.session import Session
+from overlay.authoring.session_document import Kind
 from overlay.errors import UsageError
 from overlay.features.model import of_package
 from overlay.package import VLLM, Package, package_named, package_problem
 from overlay.planning.scope_cache import Memo
-from overlay.report.authored import AuthoredFile, EditAction, EditReport, edited
 from overlay.results import Fate
 from overlay.results.invocation import command
 from overlay.settings import in_home

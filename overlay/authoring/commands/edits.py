@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
-from overlay.commands import package_releases
+from overlay.authoring import releases as package_releases
 from overlay.errors import PackageIndexError, UsageError
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.beside import Beside, beside

@@ -8,6 +8,10 @@ from typing import Any
 import click
 
 from overlay.api.calls import about, request
+from overlay.authoring.commands import edit as sessions
+from overlay.authoring.commands.edit_new import begin_new
+from overlay.authoring.commands.import_ import import_change
+from overlay.authoring.commands.new import new_from_edits
 from overlay.cli.group import cli
 from overlay.cli.options import (
     WRITABLE_HELP,
@@ -20,10 +24,6 @@ from overlay.cli.options import (
     refuse_both,
     target_argument,
 )
-from overlay.commands import edit as sessions
-from overlay.commands.edit_new import begin_new
-from overlay.commands.import_ import import_change
-from overlay.commands.new import new_from_edits
 from overlay.report.progress import Meter
 from overlay.settings import in_home
 

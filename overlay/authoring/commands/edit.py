@@ -10,13 +10,8 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from overlay.authoring import disk
-from overlay.authoring.editing import Commit
-from overlay.authoring.editing import commit as compose_commit
-from overlay.authoring.layout import lay_out
-from overlay.authoring.session import Session, end, read
-from overlay.authoring.session_document import Kind, from_anywhere
-from overlay.commands import package_releases
-from overlay.commands.edit_files import (
+from overlay.authoring import releases as package_releases
+from overlay.authoring.commands.edit_files import (
     FOLDERS,
     absolute,
     expect_paths,
@@ -28,15 +23,20 @@ from overlay.commands.edit_files import (
     release_to_edit,
     remove,
 )
-from overlay.commands.edit_new import commit_new
-from overlay.commands.new import by_scope
+from overlay.authoring.commands.edit_new import commit_new
+from overlay.authoring.commands.new import by_scope
+from overlay.authoring.editing import Commit
+from overlay.authoring.editing import commit as compose_commit
+from overlay.authoring.layout import lay_out
+from overlay.authoring.reports.authored import AuthoredFile, EditAction, EditReport, edited
+from overlay.authoring.session import Session, end, read
+from overlay.authoring.session_document import Kind, from_anywhere
 from overlay.errors import PackageIndexError, UsageError
 from overlay.features.model import of_package
 from overlay.features.sources import SHARED, entries, shipped_folder
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
 from overlay.planning.upstream import remembers
-from overlay.report.authored import AuthoredFile, EditAction, EditReport, edited
 from overlay.results import Fate
 from overlay.results.invocation import command
 

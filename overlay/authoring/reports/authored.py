@@ -8,10 +8,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from overlay.authoring.reports.imported import landings, on_disk_only
 from overlay.report.base import Report
 from overlay.report.changes import beside_lines
 from overlay.report.codes import Code, Verdict
-from overlay.report.imported import landings, on_disk_only
 from overlay.report.lines import Line, Span, labelled
 from overlay.report.words import count, enumeration
 from overlay.results import Fate, Outcome

@@ -9,11 +9,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlay.commands import package_releases
-from overlay.commands.free_ids import expect_id, require_free
+from overlay.authoring import releases as package_releases
+from overlay.authoring.free_ids import expect_id, require_free
+from overlay.authoring.reports.imported import (
+    ImportedFile,
+    ImportReport,
+    SeriesReport,
+    concluded,
+    series,
+)
 from overlay.errors import UsageError
 from overlay.package import VLLM, Package, known_package
-from overlay.report.imported import ImportedFile, ImportReport, SeriesReport, concluded, series
 from overlay.report.words import enumeration
 
 if TYPE_CHECKING:

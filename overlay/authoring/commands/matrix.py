@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
+from overlay.authoring.releases import package_of
+from overlay.authoring.reports.history import Cell, Elsewhere, MatrixReport, Row, matrix_of
 from overlay.commands.assess import examine
-from overlay.commands.package_releases import package_of
 from overlay.commands.parallel import cores, in_processes, no_step
 from overlay.commands.request import Request
 from overlay.features.model import of_package, packages_of
 from overlay.package import VLLM, Package
 from overlay.planning.obsolete import obsolete_by
 from overlay.planning.upstream import module_outcome
-from overlay.report.history import Cell, Elsewhere, MatrixReport, Row, matrix_of
 from overlay.results import Outcome, State, whole_outcome
 from overlay.targets.resolution import release_named, releases, resolve, spelt
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from overlay.authoring import releases as package_releases
+from overlay.authoring.commands.edits import Made, Workshop, feature_of, survey
+from overlay.authoring.free_ids import require_free
+from overlay.authoring.reports.authored import AuthoredFile, AuthoredHunks, NewReport, made_new
 from overlay.authoring.triage import FileFate
-from overlay.commands import package_releases
-from overlay.commands.edits import Made, Workshop, feature_of, survey
-from overlay.commands.free_ids import require_free
 from overlay.errors import UsageError
 from overlay.package import VLLM
-from overlay.report.authored import AuthoredFile, AuthoredHunks, NewReport, made_new
 from overlay.results import Fate
 from overlay.results.invocation import command
 

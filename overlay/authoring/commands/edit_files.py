@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from overlay.authoring import disk
+from overlay.authoring import releases as package_releases
 from overlay.authoring.editing import Edited
 from overlay.authoring.layout import Layout
+from overlay.authoring.reports.authored import AuthoredFile, EditAction, EditReport, edited
 from overlay.authoring.session import BASE, Session, begin, read, revise
 from overlay.authoring.session_document import DOCUMENT, Kind
-from overlay.commands import package_releases
 from overlay.errors import PackageIndexError, UsageError
 from overlay.features.sources import stray
 from overlay.package import VLLM, Package, path_problem
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
-from overlay.report.authored import AuthoredFile, EditAction, EditReport, edited
 from overlay.results import Fate
 from overlay.untrusted import sha256
 

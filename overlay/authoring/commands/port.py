@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
-from overlay.authoring.writing import Expected, check_files
-from overlay.commands import package_releases
-from overlay.errors import OverlayError, UsageError
-from overlay.features.folder import holes as holes_of
-from overlay.package import VLLM, Package
-from overlay.report.ported import (
+from overlay.authoring import releases as package_releases
+from overlay.authoring.reports.ported import (
     PortedFeature,
     PortedHunk,
     PortReport,
     concluded,
     counted,
 )
+from overlay.authoring.writing import Expected, check_files
+from overlay.errors import OverlayError, UsageError
+from overlay.features.folder import holes as holes_of
+from overlay.package import VLLM, Package
 from overlay.results import Outcome
 from overlay.results.invocation import absolute, command
 from overlay.settings import in_home

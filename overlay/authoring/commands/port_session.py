@@ -7,15 +7,15 @@ from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from overlay.commands.port import (
+from overlay.authoring.commands.port import (
     described,
     folder_of,
     known_names,
     make_porter,
     write_ports,
 )
+from overlay.authoring.reports.ported import OpenFile, PortReport, ended, waiting
 from overlay.features.folder import holes as holes_of
-from overlay.report.ported import OpenFile, PortReport, ended, waiting
 
 if TYPE_CHECKING:
     from overlay.authoring.port_session import PortSession, Waiting

@@ -1,0 +1,1 @@
+"""What the commands of a patch's life answer, as text and as JSON."""
