@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from overlay.proof.repeats import Sample
-from overlay.report.benched import OVERLAY, STOCK, V2
+from overlay.proof.reports.benched import OVERLAY, STOCK, V2
 
 HEAD = ["vLLM", "GPU", "shape", "requests at a time", STOCK, OVERLAY, V2]
 HEAD += ["overlay / stock V1", "overlay / V2", "file"]

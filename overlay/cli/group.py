@@ -43,11 +43,9 @@ COMMANDS = {
     "report": Entry(
         "overlay.cli.about", "Collect check, status, doctor and the matrix on one page of HTML."
     ),
-    "bench": Entry(
-        "overlay.cli.proving", "Time stock V1, the overlay and V2 on your GPU, in turn."
-    ),
+    "bench": Entry("overlay.proof.cli", "Time stock V1, the overlay and V2 on your GPU, in turn."),
     "verify": Entry(
-        "overlay.cli.proving",
+        "overlay.proof.cli",
         "Serve your models with and without draft graphs, and compare the drafts.",
     ),
     "cache": Entry("overlay.cli.about", "Show or empty the cache: dir, size or clean."),

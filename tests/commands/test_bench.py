@@ -16,8 +16,8 @@ from xml.etree import ElementTree
 import jsonschema
 import pytest
 
-from overlay.commands.bench_launch import as_arguments
-from overlay.commands.bench_question import Question, method_of
+from overlay.proof.commands.launch import as_arguments
+from overlay.proof.commands.question import Question, method_of
 from tests.commands.test_verify import expect_gone, pids_of
 from tests.report.test_schema import DOCUMENT
 from tests.support import fake_vllm

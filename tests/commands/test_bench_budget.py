@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlay.commands.bench_budget import ENGINES, ONE_BY_ONE, Budget, Part, Sharing
-from overlay.commands.bench_engines import Measured, Stage
-from overlay.commands.bench_progress import Progress, news
-from overlay.commands.bench_question import Question
 from overlay.errors import OverlayError
+from overlay.proof.commands.budget import ENGINES, ONE_BY_ONE, Budget, Part, Sharing
+from overlay.proof.commands.engines import Measured, Stage
+from overlay.proof.commands.progress import Progress, news
+from overlay.proof.commands.question import Question
 from overlay.proof.engine_pool import Ended, Job
 from overlay.proof.repeats import Quantity, order
+from overlay.proof.reports.bench_page import page
+from overlay.proof.reports.benched import OVERLAY, STOCK, V2, BenchReport, benched
 from overlay.proof.serving_turns import AT_RATE, ServingTurn, serving_turns
 from overlay.proof.turns import Event, Step
 from overlay.proof.turns import patience as late_after
-from overlay.report.bench_page import page
-from overlay.report.benched import OVERLAY, STOCK, V2, BenchReport, benched
 from overlay.report.words import enumeration
 
 #: Seconds of a start and of each cell behind it, of one engine.

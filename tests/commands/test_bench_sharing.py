@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlay.commands.bench_budget import ENGINES, Budget, Part, Sharing, Start
-from overlay.commands.bench_launch import Launch
-from overlay.commands.bench_question import Question
-from overlay.commands.bench_sharing import cache_of, free_memory, largest, read_free, sharing
 from overlay.errors import UsageError
+from overlay.proof.commands.budget import ENGINES, Budget, Part, Sharing, Start
+from overlay.proof.commands.launch import Launch
+from overlay.proof.commands.question import Question
+from overlay.proof.commands.sharing import cache_of, free_memory, largest, read_free, sharing
 from overlay.proof.shape_memory import engine_bytes, kv_cache_bytes, weight_bytes
 from overlay.proof.shapes import SHAPES
 

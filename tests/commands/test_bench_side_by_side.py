@@ -17,7 +17,7 @@ import jsonschema
 import pytest
 
 from overlay.proof import meeting, turns
-from overlay.report.benched import OVERLAY, STOCK, V2
+from overlay.proof.reports.benched import OVERLAY, STOCK, V2
 from tests.commands.test_verify import expect_gone, pids_of
 from tests.report.test_schema import DOCUMENT
 from tests.support import fake_vllm, traces

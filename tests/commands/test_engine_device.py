@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from overlay.cli.run import run
-from overlay.commands.engine_device import Device, Place, device_of
-from overlay.commands.verify_tiny import tiny_sets
 from overlay.errors import UsageError
+from overlay.proof.commands.device import Device, Place, device_of
+from overlay.proof.commands.verify_tiny import tiny_sets
 from tests.support import fake_vllm
 from tests.support.fake_engine import behaving, write_fake_python
 
@@ -111,8 +111,8 @@ def test_without_a_gpu_nothing_is_started(
 
     for command in ("verify", "bench"):
         monkeypatch.setattr(f"overlay.commands.{command}.device_of", lambda *_: device)
-    monkeypatch.setattr("overlay.commands.verify.run_jobs", started)
-    monkeypatch.setattr("overlay.commands.verify_tiny.write_models", started)
+    monkeypatch.setattr("overlay.proof.commands.verify.run_jobs", started)
+    monkeypatch.setattr("overlay.proof.commands.verify_tiny.write_models", started)
     if device is ON_CPU and "--tiny" in words:
         words = (*words, "--mode", "step")
     assert run([*words]) == 2
@@ -125,7 +125,7 @@ def test_without_a_gpu_nothing_is_started(
 def served(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: dict[str, str], *options: str
 ) -> int:
-    monkeypatch.setattr("overlay.commands.verify.device_of", lambda *_: ON_CPU)
+    monkeypatch.setattr("overlay.proof.commands.verify.device_of", lambda *_: ON_CPU)
     for name, value in behaving({**RIGHT, **words}).items():
         monkeypatch.setenv(name, value)
     python = write_fake_python(tmp_path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from overlay.commands.stock_copy import make_stock_copy
+from overlay.proof.commands.stock_copy import make_stock_copy
 from tests.support.cli import ADDED, PROPOSER, Cli
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from overlay.commands.verify_failures import told_of
+from overlay.proof.commands.verify_failures import told_of
 from overlay.proof.engine_pool import Ended
 from overlay.proof.verify_engine import NOT_SERVED
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from overlay.errors import OverlayError
 from overlay.proof.repeats import Sample, Served, Timed, order, read, read_served
-from overlay.report.bench_page import page
-from overlay.report.benched import (
+from overlay.proof.reports.bench_page import page
+from overlay.proof.reports.benched import (
     OVERLAY,
     STOCK,
     V2,

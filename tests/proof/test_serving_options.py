@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from overlay.commands.bench_question import Question
 from overlay.package import KNOWN_RELEASES
+from overlay.proof.commands.question import Question
 from overlay.proof.serving import ServingSpec, client_arguments
 from overlay.targets.release_archive import CachedRelease
 from overlay.targets.resolution import resolve

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlay.proof.repeats import Sample
-from overlay.report.benched import OVERLAY, V2
+from overlay.proof.reports.benched import OVERLAY, V2
 from scripts.performance_serving import HEAD, cells_of, compared, newest, shown
 
 RUNS = st.lists(st.floats(100, 50_000), min_size=1, max_size=6)

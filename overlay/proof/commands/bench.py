@@ -11,18 +11,18 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from overlay.commands.bench_budget import Budget, Schedule
-from overlay.commands.bench_engines import Measured, Stage
-from overlay.commands.bench_question import Question
-from overlay.commands.bench_sharing import free_memory, sharing
-from overlay.commands.engine_device import device_of, expect_device
 from overlay.commands.output import write_output
 from overlay.commands.request import Request
-from overlay.commands.stock_copy import make_stock_copy
-from overlay.commands.verify import interpreter, refuse_unknown_models
 from overlay.errors import OverlayError, UsageError
+from overlay.proof.commands.budget import Budget, Schedule
+from overlay.proof.commands.device import device_of, expect_device
+from overlay.proof.commands.engines import Measured, Stage
+from overlay.proof.commands.question import Question
+from overlay.proof.commands.sharing import free_memory, sharing
+from overlay.proof.commands.stock_copy import make_stock_copy
+from overlay.proof.commands.verify import interpreter, refuse_unknown_models
 from overlay.proof.engine_launch import link_packages
-from overlay.report.benched import BenchReport, benched
+from overlay.proof.reports.benched import BenchReport, benched
 from overlay.results.invocation import command
 from overlay.untrusted import parse_json
 
@@ -127,7 +127,7 @@ def _measured(stage: Stage) -> Measured:
 
 
 def _write_pages(question: Question, report: BenchReport) -> None:
-    from overlay.report import bench_page
+    from overlay.proof.reports import bench_page
 
     if question.page is not None:
         write_output("--html", question.page, bench_page.page(report).encode())

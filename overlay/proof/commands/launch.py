@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from overlay.commands.bench_budget import Budget, Part, Sharing, Start
-from overlay.commands.bench_question import Question
-from overlay.commands.bench_sharing import cache_of
+from overlay.proof.commands.budget import Budget, Part, Sharing, Start
+from overlay.proof.commands.question import Question
+from overlay.proof.commands.sharing import cache_of
 from overlay.proof.engine_launch import append_path
 from overlay.proof.engine_pool import Job
+from overlay.proof.reports.benched import OVERLAY, V2
 from overlay.proof.serving import ServingSpec
 from overlay.proof.shape_memory import MAX_MODEL_LEN, MOST_SERVED
 from overlay.proof.shapes import write_configs, write_tokenizer
-from overlay.report.benched import OVERLAY, V2
 
 _RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 

@@ -12,15 +12,15 @@ import click
 from overlay.api.calls import about
 from overlay.cli.group import cli
 from overlay.cli.options import Answer
-from overlay.commands import bench as benching
-from overlay.commands import verify as verifying
-from overlay.commands.bench_budget import Part
-from overlay.commands.bench_question import Question as BenchQuestion
+from overlay.proof.commands import bench as benching
+from overlay.proof.commands import verify as verifying
+from overlay.proof.commands.budget import Part
+from overlay.proof.commands.question import Question as BenchQuestion
 from overlay.proof.verification import Mode
 from overlay.report.progress import Meter
 
 if TYPE_CHECKING:
-    from overlay.commands.bench_budget import Schedule
+    from overlay.proof.commands.budget import Schedule
 
 
 @cli.command(

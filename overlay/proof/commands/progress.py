@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from overlay.commands.bench_budget import Part
-from overlay.commands.bench_question import Question
+from overlay.proof.commands.budget import Part
+from overlay.proof.commands.question import Question
 from overlay.proof.serving_turns import AT_RATE, ServingTurn, round_of, serving_turns
 from overlay.proof.turns import Event, Step
 from overlay.report.words import count

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from overlay.untrusted import printable
 
 if TYPE_CHECKING:
-    from overlay.report.benched import BenchReport, Cell, Table
+    from overlay.proof.reports.benched import BenchReport, Cell, Table
 
 _COLOURS = ("#7f8c8d", "#2e86de", "#e67e22")
 #: So narrow that the letters can be read on a phone, too; the last is left of the numbers.

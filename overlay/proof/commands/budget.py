@@ -13,7 +13,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from overlay.proof.repeats import order
-from overlay.report.benched import OVERLAY, STOCK, V2
+from overlay.proof.reports.benched import OVERLAY, STOCK, V2
 from overlay.report.words import count, enumeration
 
 #: The last seconds of a budget, in which an engine only ends what it is measuring; and their share

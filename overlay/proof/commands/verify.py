@@ -17,15 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from overlay.commands.engine_device import Place, device_of, expect_device
-from overlay.commands.verify_failures import raised_by, usable
 from overlay.errors import OverlayError, TargetError, UsageError
+from overlay.proof.commands.device import Place, device_of, expect_device
+from overlay.proof.commands.verify_failures import raised_by, usable
 from overlay.proof.engine_compat import runner_environment
 from overlay.proof.engine_launch import append_path, link_packages
 from overlay.proof.engine_pool import Ended, Job, run_jobs
 from overlay.proof.engine_spec import Request
 from overlay.proof.oracle import Rule
 from overlay.proof.prompts import TEXTS
+from overlay.proof.reports.verified import VerifyReport, verified
 from overlay.proof.verification import (
     EngineRun,
     Mode,
@@ -36,7 +37,6 @@ from overlay.proof.verification import (
     without_graphs,
 )
 from overlay.proof.verify_engine import VerifySpec
-from overlay.report.verified import VerifyReport, verified
 from overlay.results import ModelRunner
 from overlay.untrusted import read_regular
 
@@ -268,7 +268,7 @@ def _tiny_sets(
     question: Question, python: Path, work: Path, *, on_cpu: bool = False
 ) -> list[ModelSet]:
     """The models that are made for this; see ``proof.tiny_models``."""
-    from overlay.commands.verify_tiny import tiny_sets
+    from overlay.proof.commands.verify_tiny import tiny_sets
 
     return [
         ModelSet(each.name, each.spec, (each.rule, each.spec.requests), each.modes)

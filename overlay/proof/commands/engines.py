@@ -15,17 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from overlay.commands.bench_budget import ONE_BY_ONE, Budget, Part, Sharing, Start
-from overlay.commands.bench_launch import Launch
-from overlay.commands.bench_progress import Progress
-from overlay.commands.bench_question import Question
-from overlay.commands.verify_failures import told_of
 from overlay.errors import OverlayError
+from overlay.proof.commands.budget import ONE_BY_ONE, Budget, Part, Sharing, Start
+from overlay.proof.commands.launch import Launch
+from overlay.proof.commands.progress import Progress
+from overlay.proof.commands.question import Question
+from overlay.proof.commands.verify_failures import told_of
 from overlay.proof.engine_pool import Ended, Job, read_result, run_jobs
 from overlay.proof.party import meeting_arguments, run_party
 from overlay.proof.repeats import Gap, Quantity, Served, Timed, read, read_served
+from overlay.proof.reports.benched import OVERLAY
 from overlay.proof.turns import Event, Step
-from overlay.report.benched import OVERLAY
 from overlay.report.words import count
 
 #: The share of a part's time in which engines side by side are to start: what is left then is for

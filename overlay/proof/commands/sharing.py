@@ -11,9 +11,9 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from overlay.commands.bench_budget import Part, Sharing
-from overlay.commands.bench_question import Question
 from overlay.errors import UsageError
+from overlay.proof.commands.budget import Part, Sharing
+from overlay.proof.commands.question import Question
 from overlay.proof.serving_runs import requests_at
 from overlay.proof.shape_memory import MOST_SERVED, engine_bytes, kv_cache_bytes
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from overlay.commands.bench_budget import AGAINST, ENGINES, Part, Schedule
+from overlay.proof.commands.budget import AGAINST, ENGINES, Part, Schedule
+from overlay.proof.reports.benched import OVERLAY
 from overlay.proof.shapes import DRAFTERS
-from overlay.report.benched import OVERLAY
 from overlay.untrusted import parse_json, read_regular
 
 

@@ -1,0 +1,1 @@
+"""The commands of the proof: from a question to a report; nothing here prints."""
