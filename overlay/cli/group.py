@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import click
 
-from overlay import __version__, wings
+from overlay import __version__
 from overlay.cli.options import patches_option
+from overlay.commands import wings
 
 
 class Entry(NamedTuple):

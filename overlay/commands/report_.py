@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import overlay
-from overlay import wings
+from overlay.commands import wings
 from overlay.commands.output import write_output
 from overlay.commands.request import Request
 from overlay.errors import OverlayError, UsageError

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from overlay import wings
+from overlay.commands import wings
 from overlay.commands.request import ended, refuse_release, root_of, writing_to_none
 from overlay.commands.status import of_files, with_next_process
 from overlay.commands.take_off import take_off
