@@ -25,7 +25,6 @@ from overlay.commands.request import Request, Scene, ended, writable, writing_to
 from overlay.commands.required import expect_known, with_requirements
 from overlay.commands.status import by_ledger
 from overlay.commands.target_report import notices, only, with_runner
-from overlay.errors import UsageError
 from overlay.on_disk import transaction as commit
 from overlay.report.changes import ApplyReport
 from overlay.report.codes import Verdict
@@ -39,11 +38,9 @@ from overlay.report.outcomes import (
     would_apply,
 )
 from overlay.report.wording import together, with_idle
-from overlay.results.invocation import NOTHING_NAMED, invoked
 
 if TYPE_CHECKING:
     from overlay.results import FeatureResult
-    from overlay.targets.target import Target
 
 
 @dataclass(frozen=True)
@@ -106,7 +103,6 @@ def _attempt(job: _Job, said: str | None) -> ApplyReport:
         if target.root is not None
     ]
     outcomes = commit.carry_out(works)
-    _keep_receipt(scene.targets)
     everything = [
         by_ledger(target, scene.features) or examine(target, scene.features).report
         for target in scene.targets
@@ -199,19 +195,6 @@ def _with_runner(job: _Job, reports: Sequence[TargetReport]) -> list[TargetRepor
 
 def _without(report: TargetReport, ids: Container[str]) -> list[FeatureResult]:
     return [entry for entry in report.features if entry.feature not in ids]
-
-
-def _keep_receipt(targets: Sequence[Target]) -> None:
-    """Let the next process of this environment read what it will find, and plan nothing."""
-    from overlay import settings
-    from overlay.on_disk.process_decision import keep_applied
-
-    try:
-        switches = settings.read()
-    except UsageError:
-        return  # no process would start with such a variable
-    with invoked(NOTHING_NAMED):  # what it writes is read by processes of this environment
-        keep_applied(targets, switches)
 
 
 def _overruled(target: TargetReport, verdict: Verdict) -> Verdict:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from overlay.results import Way
 
 if TYPE_CHECKING:
-    from overlay.on_disk.process_decision import FeatureDecision, Kept, SwitchRow
+    from overlay.on_disk.process_decision import FeatureDecision
 
 
 class Activation(NamedTuple):
@@ -22,8 +22,6 @@ class Activation(NamedTuple):
     :ivar impossible: why nothing at all could be patched or verified, or ``None``.
     :ivar off_summary: the phrase for logs and tables where the overlay was told to do nothing and
         patched code is on disk, or may be; ``None`` otherwise.
-    :ivar inputs: path -> sha256 of the files on which the decision rests, beside the ledger and the
-        patches folders; ``None`` where it rests on something else, too, and must not be kept.
     :ivar others: name and version of each package beside vLLM that has an active feature.
     """
 
@@ -38,7 +36,6 @@ class Activation(NamedTuple):
     required: bool = False
     impossible: str | None = None
     off_summary: str | None = None
-    inputs: Mapping[str, str | None] | None = None
     others: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -58,40 +55,3 @@ class Activation(NamedTuple):
             return "unpatched"
         way = "disk and memory" if self.way is Way.BOTH else self.way.value
         return f"{', '.join(active)} ({way})"
-
-    @classmethod
-    def of_receipt(cls, kept: Kept, variables: Mapping[str, str]) -> Activation:
-        """The activation of a process that read its decision from a receipt.
-
-        :param variables: every ``OVERLAY`` variable that is set.
-        """
-        from overlay.on_disk.process_decision import digest
-
-        return cls(
-            kept.way,
-            kept.vllm,
-            kept.root,
-            kept.features,
-            digest(kept.features, variables),
-            warnings=kept.warnings,
-            required=kept.required,
-            others=kept.others,
-        )
-
-    def to_receipt(self, switches: tuple[SwitchRow, ...]) -> Kept:
-        """What a receipt keeps of an activation that has ``inputs``.
-
-        :param switches: those that the features declare.
-        """
-        from overlay.on_disk.process_decision import Kept
-
-        return Kept(
-            self.way,
-            self.vllm,
-            self.root,
-            self.features,
-            self.warnings,
-            self.required,
-            switches,
-            self.others,
-        )

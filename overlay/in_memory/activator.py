@@ -74,12 +74,6 @@ def _together(
     if len(parts) == 1:
         return first
     features = tuple(feature for part in parts for feature in part.features)
-    inputs: dict[str, str | None] | None = {}
-    for part, target in zip(parts, targets, strict=True):
-        if part.inputs is None or inputs is None:
-            inputs = None
-        else:  # the paths of another package are below a root of its own
-            inputs |= {str(target.root) + "/" + path: each for path, each in part.inputs.items()}
     return first._replace(
         way=functools.reduce(Way.__or__, (part.way for part in parts)),
         features=features,
@@ -87,7 +81,6 @@ def _together(
         scopes={name: scopes for part in parts for name, scopes in part.scopes.items()},
         modules=tuple(sorted(name for part in parts for name in part.modules)),
         warnings=tuple(dict.fromkeys(text for part in parts for text in part.warnings)),
-        inputs=inputs,
         others=tuple(
             (target.package.title, target.vllm or "unknown")
             for part, target in zip(parts[1:], targets[1:], strict=True)
@@ -138,28 +131,15 @@ def _activated(
                 return activation._replace(
                     features=tuple(features), digest=digest(features, switches.all)
                 )
-    settled = ledger is None or not ledger.applied or activation.way is Way.DISK
-    entries = () if ledger is None or activation.way is not Way.DISK else ledger.entries
-    known = {entry.path: entry.after for entry in entries}
     if switches.mode is Mode.AUTO:
         rest = None
         if ledger is not None and activation.way is Way.DISK:
             rest = needless(target, ledger, switches)
         if rest is None:
-            activation, more = _in_memory(target, switches, wanted, observer, activation)
-            features += more
-            # Where the ledger is void, more than these files would have to be compared.
-            inputs = (
-                None if activation.inputs is None or not settled else {**activation.inputs, **known}
-            )
-            activation = activation._replace(inputs=inputs)
-        else:
-            features += rest
-            activation = activation._replace(inputs=known)
+            activation, rest = _in_memory(target, switches, wanted, observer, activation)
+        features += rest
     elif wanted - {feature.id for feature in features}:
         features += _not_on_disk(target, switches, {feature.id for feature in features})
-    elif settled:
-        activation = activation._replace(inputs=known)
     return activation._replace(features=tuple(features), digest=digest(features, switches.all))
 
 
@@ -212,8 +192,6 @@ def _in_memory(
             scopes=prepared.scopes,
             modules=_install(target, prepared, wanted, observer),
         )
-    elif not late and not prepared.warnings:
-        activation = activation._replace(inputs=prepared.read)
     others = tuple(
         _other_form(planned)
         for planned in prepared.features

@@ -17,9 +17,6 @@ from overlay.in_memory.running import RunningProcess
 from overlay.results import Way
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from overlay.on_disk.process_decision import Question, SwitchRow
     from overlay.targets.target import Target
 
     Environment = dict[str, str] | os._Environ[str]
@@ -89,56 +86,25 @@ def _decide(asked: settings.Switches, process: RunningProcess) -> Activation:
 
     :raises UsageError: for values that no feature accepts.
     """
-    question = _question(asked)
-    kept = None if question is None else question.answer()
-    if kept is not None:
-        warnings = _checked(asked, kept.switches)
-        activation = Activation.of_receipt(kept, asked.all)
-        return activation._replace(warnings=(*warnings, *activation.warnings))
-    from overlay.on_disk.process_decision import declared_switches
-
-    warnings = _checked(asked, declared_switches(asked) if asked.further else ())
-    evidence = None if question is None else question.evidence()
+    warnings = _checked(asked)
     activation = _activation(asked, process)
-    if question is not None and evidence is not None and activation.inputs is not None:
-        decision = activation.to_receipt(declared_switches(asked))
-        question.keep(decision, activation.inputs, evidence)
     return activation._replace(warnings=(*warnings, *activation.warnings))
 
 
-def _checked(asked: settings.Switches, switches: Iterable[SwitchRow]) -> tuple[str, ...]:
+def _checked(asked: settings.Switches) -> tuple[str, ...]:
     """The warnings about the variables that are set.
 
-    :param switches: those that features declare.
     :raises UsageError: for values that no feature accepts.
     """
     if not asked.further:
         return asked.warnings
-    from overlay.features.switches import Declaration, Switch, check_values
+    from overlay.features.switches import check_values, declarations
+    from overlay.on_disk.patch_folders import patches_folders
 
-    declared = Declaration("", "", tuple(Switch(*row) for row in switches), None, False)
-    checked = check_values(asked.all, [declared])
+    checked = check_values(asked.all, declarations(patches_folders(asked)))
     if checked.wrong:
         raise UsageError("vllm-overlay: " + "\n".join(checked.wrong))
     return (*asked.warnings, *checked.unknown, *checked.former)
-
-
-def _question(asked: settings.Switches) -> Question | None:
-    """What to ask a receipt about the vLLM that this process has imported.
-
-    :returns: ``None`` before it has imported one, and where there is no cache.
-    """
-    vllm = sys.modules.get("vllm")
-    file = getattr(vllm, "__file__", None)
-    if not isinstance(file, str) or not os.path.isfile(file):
-        return None
-    root = os.path.realpath(os.path.dirname(os.path.dirname(os.path.abspath(file))))
-    from overlay.on_disk.process_decision import Question
-
-    try:
-        return Question(asked, Path(root))
-    except (OverlayError, RuntimeError):  # no shipped patches, or no home folder
-        return None
 
 
 def _activation(asked: settings.Switches, process: RunningProcess) -> Activation:
