@@ -2,14 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from overlay.results import Way
+from overlay.results import State, Way
 
-if TYPE_CHECKING:
-    from overlay.on_disk.process_decision import FeatureDecision
+#: States of a feature that is not active and needs not be.
+HARMLESS = (State.UPSTREAMED, State.INAPPLICABLE)
+
+#: Why a feature is not patched that ``OVERLAY_FEATURES`` leaves out.
+NOT_ASKED = "OVERLAY_FEATURES does not name it"
+
+
+class FeatureDecision(NamedTuple):
+    """What became of one feature in a process.
+
+    :ivar state: its state before the process did anything; :ivar active: whether its code runs.
+    :ivar asked: whether ``OVERLAY_FEATURES`` allows it, or it is on disk.
+    """
+
+    id: str
+    digest: str
+    state: State
+    active: bool
+    why: str | None = None
+    asked: bool = True
+
+    @property
+    def harmless(self) -> bool:
+        """Whether it needs no attention, active or not."""
+        return self.state in HARMLESS
+
+    @property
+    def reason(self) -> str:
+        """Why it is not active, a line for everything that is in its way."""
+        return self.why or "not applied on disk"
+
+
+def digest(features: Iterable[FeatureDecision], variables: Mapping[str, str]) -> str:
+    """Hash what runs and every switch; equal wherever the same code runs, by whichever way."""
+    active = sorted((each.id, each.digest) for each in features if each.active)
+    settings = {name: value for name, value in variables.items() if name != "OVERLAY"}
+    return hashlib.sha256(json.dumps([active, settings], sort_keys=True).encode()).hexdigest()
 
 
 class Activation(NamedTuple):

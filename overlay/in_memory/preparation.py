@@ -23,9 +23,10 @@ import overlay
 from overlay.errors import OverlayError
 from overlay.features.sources import fingerprint, owner_problem
 from overlay.in_memory import module_cache as store
+from overlay.in_memory.activation import NOT_ASKED
 from overlay.in_memory.file_hashes import Named, Recording, as_it_stands
 from overlay.in_memory.module_cache import module_name
-from overlay.on_disk.patch_folders import NOT_ASKED, patches_folders
+from overlay.in_memory.patch_folders import patches_folders
 from overlay.package import VLLM
 from overlay.processes import records
 from overlay.results import State

@@ -14,9 +14,12 @@ from packaging.version import Version
 
 import overlay
 from overlay import settings
-from overlay.on_disk import process_decision as decisions
+from overlay.in_memory import decision as decisions
+from overlay.in_memory.activation import FeatureDecision, digest
+from overlay.in_memory.decision import settled_without_plan
+from overlay.in_memory.packages import root_of
+from overlay.in_memory.patch_folders import further_packages, patches_folders
 from overlay.on_disk.ledger import Ledger, load
-from overlay.on_disk.process_decision import FeatureDecision
 from overlay.results import Reason, State
 from overlay.targets.resolution import resolve
 from overlay.targets.target import Target
@@ -58,8 +61,7 @@ def demo(site: Path) -> FeatureDecision:
 def test_an_edited_file_is_told_and_nothing_is_active(site: Path) -> None:
     with (site / PROPOSER).open("ab") as file:
         file.write(b"# by hand\n")
-    features, blocked = decisions.from_disk(target(site), ledger(site))
-    assert blocked
+    features = decisions.on_disk(target(site), ledger(site))
     why = f"not as overlay apply left it: {PROPOSER}; run `overlay status`"
     assert features == [demo(site)._replace(active=False, why=why)]
     assert features[0].reason == why
@@ -73,42 +75,42 @@ def test_a_vllm_that_was_installed_again_has_nothing_on_disk(site: Path) -> None
     for path, data in kept.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
-    assert decisions.from_disk(target(site), old) == ([], False)
+    assert decisions.on_disk(target(site), old) == []
 
 
 def test_what_is_gone_counts_as_replaced_only_where_the_release_is_another_one(site: Path) -> None:
     old = ledger(site)
     (site / PROPOSER).unlink()
     (site / ADDED).unlink()
-    assert decisions.from_disk(target(site), old)[1]
-    unknown = dataclasses.replace(target(site), release=None)
-    assert decisions.from_disk(unknown, old)[1]
+    for release in (target(site).release, None):
+        (feature,) = decisions.on_disk(dataclasses.replace(target(site), release=release), old)
+        assert not feature.active
     other = dataclasses.replace(target(site), release=Version("0.27.0"))
-    assert decisions.from_disk(other, old) == ([], False)
+    assert decisions.on_disk(other, old) == []
 
 
-def test_needless_says_why_each_is_not_on_disk(site: Path) -> None:
-    old = ledger(site)
+def test_what_needs_no_plan_says_why_it_is_not_on_disk(site: Path) -> None:
+    def settled(ledger: Ledger, switches: settings.Switches) -> list[FeatureDecision]:
+        folders = patches_folders(switches)
+        decisions = settled_without_plan(ledger, "0.26.0", switches, folders)
+        assert decisions is not None
+        return decisions
+
+    plain, old = settings.read({}), ledger(site)
     upstreamed = old.applied[0]._replace(
         result=old.applied[0].result._replace(state=State.UPSTREAMED, files=())
     )
     changed = old._replace(features=(upstreamed,))
-    told = FeatureDecision("demo", upstreamed.digest, State.UPSTREAMED, False)
-    assert decisions.needless(target(site), changed, settings.read({})) == [told]
-    assert told.harmless
-    assert told.reason == "not applied on disk"
+    (decision,) = settled(changed, plain)
+    assert decision == FeatureDecision("demo", upstreamed.digest, State.UPSTREAMED, False)
+    assert decision.harmless
+    assert decision.reason == "not applied on disk"
     reason = Reason("it is in 0.25.0")
     explained = upstreamed._replace(result=upstreamed.result._replace(reason=reason))
-    (kept,) = (
-        decisions.needless(target(site), old._replace(features=(explained,)), settings.read({}))
-        or ()
-    )
-    assert kept.reason == str(reason)
-    names_others = settings.read({})._replace(features=frozenset())
-    (other,) = decisions.needless(target(site), changed, names_others) or ()
-    assert (other.why, other.asked) == ("OVERLAY_FEATURES does not name it", False)
-    unknown = dataclasses.replace(target(site), release=None)
-    assert decisions.needless(unknown, changed, settings.read({})) is None
+    (decision,) = settled(old._replace(features=(explained,)), plain)
+    assert decision.reason == str(reason)
+    (decision,) = settled(changed, plain._replace(features=frozenset()))
+    assert (decision.why, decision.asked) == ("OVERLAY_FEATURES does not name it", False)
 
 
 def test_packages_beside_vllm_are_found_without_importing_them(
@@ -127,9 +129,12 @@ def test_packages_beside_vllm_are_found_without_importing_them(
     loaded.__file__ = str(tmp_path / "loaded_beside" / "__init__.py")
     monkeypatch.setitem(sys.modules, "loaded_beside", loaded)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    assert decisions.further_roots([tmp_path / "patches"]) == {
+    packages = further_packages([tmp_path / "patches"])
+    assert {package.name: root_of(package) for package in packages} == {
         "beside_vllm": tmp_path.resolve(),
         "loaded_beside": tmp_path.resolve(),
+        "not_there": None,
+        "single_module": None,
     }
 
 
@@ -138,7 +143,7 @@ def test_the_digest_is_of_what_runs_and_of_every_switch() -> None:
     b = FeatureDecision("b", "2", State.PRISTINE, True)
 
     def of(features: Sequence[FeatureDecision], **variables: str) -> str:
-        return decisions.digest(features, variables)
+        return digest(features, variables)
 
     assert of([a, b]) == of([b, a]) == of([b._replace(state=State.APPLIED), a], OVERLAY="disk")
     assert of([a, b._replace(active=False)]) == of([a])
