@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from overlay.errors import LedgerError, OverlayError, TargetError, TransactionError, UsageError
+from overlay.errors import OverlayError, UsageError
 from overlay.results import FeatureResult, Reason, State
 from overlay.results.invocation import NOTHING_NAMED, Invocation, absolute, command
 from overlay.settings import in_home
@@ -261,22 +260,6 @@ def writable(request: Request, name: str | None, command: str) -> Scene:
     for target in scene.targets:
         root_of(target, command)
     return scene
-
-
-@contextmanager
-def writing_to_none(targets: Sequence[Target]) -> Iterator[None]:
-    """Say of an error about one of several packages that nothing was written to the others either.
-
-    :raises OverlayError: what was raised inside.
-    """
-    try:
-        yield
-    except (LedgerError, TransactionError, TargetError) as error:
-        if len(targets) > 1 and error.args:
-            names = " and ".join(f"{each.package.title} in {each.root}" for each in targets)
-            text = str(error.args[0]).removesuffix(".")
-            error.args = (f"{text}. Nothing was written to {names}", *error.args[1:])
-        raise
 
 
 def ended(targets: Sequence[Target]) -> str | None:

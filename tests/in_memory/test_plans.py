@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
+import overlay
 from overlay.features.folder import Loaded
 from overlay.features.model import Feature
 from overlay.in_memory import preparation
@@ -114,5 +115,24 @@ def test_another_build_of_the_overlay_makes_another_entry(
     plans = plans_of(tmp_path, FITS)
     first = preparation.prepare(plans).entry.folder
     assert preparation.prepare(plans).entry.folder == first
-    monkeypatch.setattr(preparation, "build", lambda folder: (folder, "another"))
+    monkeypatch.setattr(preparation, "_build", lambda folder: (folder, "another"))
     assert preparation.prepare(plans).entry.folder != first
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_builds_of_one_version_differ_by_what_they_are_made_of(
+    installed: bool, tmp_path: Path
+) -> None:
+    module = tmp_path / "overlay/planning/matching.py"
+    record = tmp_path / f"vllm_overlay-{overlay.__version__}.dist-info/RECORD"
+    for file in (module, record) if installed else (module,):
+        file.parent.mkdir(parents=True)
+        file.write_text("as it was")
+    folder = str(tmp_path / "overlay")
+    before = preparation._build(folder)
+    assert preparation._build(folder) == before
+    (record if installed else module).write_text("another build")
+    assert preparation._build(folder) != before
+    if not installed:
+        module.rename(module.with_name("renamed.py"))
+        assert preparation._build(folder)[1] != before[1]

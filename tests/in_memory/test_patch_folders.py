@@ -10,8 +10,9 @@ import pytest
 import overlay
 from overlay import settings
 from overlay.features.sources import source_of
+from overlay.in_memory.decision import settled_without_plan
+from overlay.in_memory.patch_folders import patches_folders, required_features
 from overlay.on_disk.ledger import Ledger, LedgerFeature
-from overlay.on_disk.patch_folders import needless, patches_folders, required_features
 from overlay.results import FeatureResult, FileResult, State
 from tests.support.patches import write_feature
 
@@ -29,6 +30,14 @@ def recorded(
 
 def ledger(*features: LedgerFeature, version: str = overlay.__version__) -> Ledger:
     return Ledger(version, RELEASE, features, (), (), None)
+
+
+def needless(
+    ledger: Ledger, release: str | None, switches: settings.Switches, folders: list[Path]
+) -> tuple[str, ...] | None:
+    """The ids of the features that are not on disk and need not be."""
+    decisions = settled_without_plan(ledger, release, switches, folders)
+    return None if decisions is None else tuple(each.id for each in decisions)
 
 
 @pytest.fixture
@@ -51,7 +60,7 @@ def of_all(patches: Path) -> tuple[LedgerFeature, ...]:
 
 def test_what_is_neither_applied_nor_wanted_is_told(patches: Path) -> None:
     features = of_all(patches)
-    assert needless(ledger(*features), RELEASE, PLAIN, [patches]) == (features[2], features[1])
+    assert needless(ledger(*features), RELEASE, PLAIN, [patches]) == ("elsewhere", "retired")
 
 
 def test_only_a_plan_knows_of_another_release_or_overlay(patches: Path) -> None:
@@ -108,7 +117,7 @@ def test_what_is_no_feature_is_not_looked_for_in_the_ledger(patches: Path) -> No
     for name in ("README.md", "__init__.py", "notes.toml~", ".DS_Store"):
         (patches / name).write_text("")
     (patches / "__pycache__").mkdir()
-    assert needless(ledger(*features), RELEASE, PLAIN, [patches]) == (features[2], features[1])
+    assert needless(ledger(*features), RELEASE, PLAIN, [patches]) == ("elsewhere", "retired")
 
 
 def test_a_plan_is_for_the_features_whose_shared_modules_changed(patches: Path) -> None:
@@ -119,7 +128,7 @@ def test_a_plan_is_for_the_features_whose_shared_modules_changed(patches: Path) 
     (patches / "shared/README.md").write_text("words")
     write_feature(patches, {}, id="applied", toml='shared = ["vllm/a.py"]')
     features = of_all(patches)
-    assert needless(ledger(*features), RELEASE, PLAIN, [patches]) == (features[2], features[1])
+    assert needless(ledger(*features), RELEASE, PLAIN, [patches]) == ("elsewhere", "retired")
     (patches / "shared/files/vllm/b.py").write_text("A = 2\n")  # which none of them names
     assert needless(ledger(*features), RELEASE, PLAIN, [patches]) is not None
     (patches / "shared/files/vllm/a.py").write_text("A = 2\n")

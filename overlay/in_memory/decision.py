@@ -1,4 +1,4 @@
-"""Decide what becomes of each feature in this process, and do it.
+"""Decide what becomes of each feature in this process, and do it: ``decide`` reads top-down.
 
 Applied on disk: the ledger's hashes are verified, nothing else.  Only where a feature is left over
 of which the ledger knows nothing, or another form, the same planner as ``overlay check`` decides,
@@ -11,16 +11,18 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from overlay.errors import OverlayError, TransactionError, UsageError
-from overlay.in_memory.activation import Activation
-from overlay.on_disk.process_decision import (
-    HARMLESS,
-    FeatureDecision,
-    digest,
-    from_disk,
-    needless,
+import overlay
+from overlay.errors import OverlayError, TargetError, TransactionError, UsageError
+from overlay.features.sources import source_of
+from overlay.in_memory.activation import HARMLESS, NOT_ASKED, Activation, FeatureDecision, digest
+from overlay.in_memory.packages import running_beside, running_vllm
+from overlay.in_memory.patch_folders import (
+    feature_paths,
+    package_in,
+    patches_folders,
+    required_features,
 )
-from overlay.results import Way
+from overlay.results import State, Way
 from overlay.settings import Mode
 
 if TYPE_CHECKING:
@@ -38,20 +40,54 @@ class RequiredMissing(OverlayError, RuntimeError):
     """A required feature cannot run in this process; it must not start."""
 
 
-def activate(targets: Sequence[Target], switches: Switches, observer: Observer) -> Activation:
+def decide(switches: Switches, observer: Observer) -> Activation:
     """Bring about what ``switches`` ask for in this process.
 
-    A feature that something prevents is left out as a whole, with the reason.
+    The variables that features declare are checked first, before a weight is read.  A feature that
+    something prevents is left out as a whole, with the reason.
+
+    :param observer: hears what the import hook executes, and what another hook loads in its place.
+    :raises RequiredMissing: if a required feature cannot run here.
+    :raises UsageError: for values that no feature accepts, and if a patches folder is not there.
+    """
+    warnings = _checked(switches)
+    vllm: Target | None = None
+    try:
+        vllm = running_vllm()
+        targets = (vllm, *running_beside(switches))
+    except TargetError as error:
+        # In an archive, frozen, or nothing that could be patched: half of what was asked for is
+        # not brought about.
+        activation = _impossible(str(error), switches, vllm)
+    else:
+        activation = _activated(targets, switches, observer)
+    return activation._replace(warnings=(*warnings, *activation.warnings))
+
+
+def _checked(switches: Switches) -> tuple[str, ...]:
+    """The warnings about the variables that are set.
+
+    :raises UsageError: for values that no feature accepts.
+    """
+    if not switches.further:
+        return switches.warnings
+    from overlay.features.switches import check_values, declarations
+
+    checked = check_values(switches.all, declarations(patches_folders(switches)))
+    if checked.wrong:
+        raise UsageError("vllm-overlay: " + "\n".join(checked.wrong))
+    return (*switches.warnings, *checked.unknown, *checked.former)
+
+
+def _activated(targets: Sequence[Target], switches: Switches, observer: Observer) -> Activation:
+    """Bring it about in every package, or in none.
 
     :param targets: the vLLM that is running, then the other packages that features are for; each
         has a root.
-    :param observer: hears what the import hook executes, and what another hook loads in its place.
-    :raises RequiredMissing: if a required feature cannot run here.
-    :raises UsageError: if a patches folder is not there.
     """
     wanted = _wanted(switches)
     try:
-        parts = [_activated(target, switches, wanted, observer) for target in targets]
+        parts = [_activated_in(target, switches, wanted, observer) for target in targets]
         activation = _together(parts, targets, switches)
     except UsageError:
         raise
@@ -60,7 +96,7 @@ def activate(targets: Sequence[Target], switches: Switches, observer: Observer) 
         hook = sys.modules.get("overlay.in_memory.import_hook")
         if hook is not None:
             hook.uninstall(sys.meta_path)
-        activation = impossible(str(error), switches, targets[0])
+        activation = _impossible(str(error), switches, targets[0])
     _refuse_missing(activation, wanted)
     active = {feature.id for feature in activation.features if feature.active}
     return activation._replace(required=bool(active and ("all" in wanted or active & wanted)))
@@ -74,12 +110,6 @@ def _together(
     if len(parts) == 1:
         return first
     features = tuple(feature for part in parts for feature in part.features)
-    inputs: dict[str, str | None] | None = {}
-    for part, target in zip(parts, targets, strict=True):
-        if part.inputs is None or inputs is None:
-            inputs = None
-        else:  # the paths of another package are below a root of its own
-            inputs |= {str(target.root) + "/" + path: each for path, each in part.inputs.items()}
     return first._replace(
         way=functools.reduce(Way.__or__, (part.way for part in parts)),
         features=features,
@@ -87,7 +117,6 @@ def _together(
         scopes={name: scopes for part in parts for name, scopes in part.scopes.items()},
         modules=tuple(sorted(name for part in parts for name in part.modules)),
         warnings=tuple(dict.fromkeys(text for part in parts for text in part.warnings)),
-        inputs=inputs,
         others=tuple(
             (target.package.title, target.vllm or "unknown")
             for part, target in zip(parts[1:], targets[1:], strict=True)
@@ -96,7 +125,7 @@ def _together(
     )
 
 
-def impossible(why: str, switches: Switches, target: Target | None = None) -> Activation:
+def _impossible(why: str, switches: Switches, target: Target | None = None) -> Activation:
     """What a process runs in which nothing can be patched or verified; patches on disk may run.
 
     :raises RequiredMissing: if a required feature cannot run for that reason.
@@ -115,55 +144,39 @@ def impossible(why: str, switches: Switches, target: Target | None = None) -> Ac
     return activation
 
 
-def _activated(
+def _activated_in(
     target: Target,
     switches: Switches,
     wanted: frozenset[str],
     observer: Observer,
 ) -> Activation:
+    """Bring it about in one package: what is on disk is verified, the rest planned if need be."""
     assert target.root is not None  # an importable vLLM lies in a folder
-    # What reads a ledger is imported only where the overlay has left something.
-    kept = (target.root / target.package.state_folder).exists()
-    ledger = _ledger(target.root, target.package) if kept else None
-    features: list[FeatureDecision] = []
     activation = Activation(Way.NONE, target.vllm or "unknown", str(target.root), (), "")
-    if ledger is not None and ledger.applied:
-        on_disk, blocked = from_disk(target, ledger)
-        if on_disk:
-            features += on_disk
-            activation = activation._replace(
-                way=Way.NONE if blocked else Way.DISK, features=tuple(features)
-            )
-            if blocked:  # a plan on top of files that somebody edited proves nothing
-                return activation._replace(
-                    features=tuple(features), digest=digest(features, switches.all)
-                )
-    settled = ledger is None or not ledger.applied or activation.way is Way.DISK
-    entries = () if ledger is None or activation.way is not Way.DISK else ledger.entries
-    known = {entry.path: entry.after for entry in entries}
+    ledger = _ledger(target.root, target.package)
+    features = [] if ledger is None else on_disk(target, ledger)
+    if any(not feature.active for feature in features):
+        # A plan on top of files that somebody edited proves nothing.
+        return activation._replace(features=tuple(features), digest=digest(features, switches.all))
+    if features:
+        activation = activation._replace(way=Way.DISK, features=tuple(features))
     if switches.mode is Mode.AUTO:
         rest = None
-        if ledger is not None and activation.way is Way.DISK:
-            rest = needless(target, ledger, switches)
+        if ledger is not None and features:
+            folders = patches_folders(switches)
+            rest = settled_without_plan(ledger, _release(target), switches, folders)
         if rest is None:
-            activation, more = _in_memory(target, switches, wanted, observer, activation)
-            features += more
-            # Where the ledger is void, more than these files would have to be compared.
-            inputs = (
-                None if activation.inputs is None or not settled else {**activation.inputs, **known}
-            )
-            activation = activation._replace(inputs=inputs)
-        else:
-            features += rest
-            activation = activation._replace(inputs=known)
+            activation, rest = _in_memory(target, switches, wanted, observer, activation)
+        features += rest
     elif wanted - {feature.id for feature in features}:
         features += _not_on_disk(target, switches, {feature.id for feature in features})
-    elif settled:
-        activation = activation._replace(inputs=known)
     return activation._replace(features=tuple(features), digest=digest(features, switches.all))
 
 
 def _ledger(root: Path, package: Package) -> Ledger | None:
+    """The ledger; what reads one is imported only where the overlay has left something."""
+    if not (root / package.state_folder).exists():
+        return None
     from overlay.on_disk import ledger as ledgers
 
     if (root / package.journal_path).exists():
@@ -172,6 +185,65 @@ def _ledger(root: Path, package: Package) -> Ledger | None:
             "`overlay revert`, either of which finishes or undoes it first, and start again"
         )
     return ledgers.load(root, package)
+
+
+def on_disk(target: Target, ledger: Ledger) -> list[FeatureDecision]:
+    """Judge the features on disk; none where vLLM was installed again: then nothing is applied.
+
+    All of them are active, or none is: where a file is not as the overlay left it.
+    """
+    if not ledger.applied:
+        return []
+    from overlay.on_disk.disk_state import Condition, conditions, void
+
+    states = conditions(ledger, target.read)
+    if void(ledger, states, _release(target)) is not None and all(
+        state in (Condition.PRISTINE, Condition.GONE) for state in states.values()
+    ):
+        return []
+    wrong = sorted(path for path, state in states.items() if state is not Condition.OURS)
+    why = None
+    if wrong:
+        why = f"not as overlay apply left it: {', '.join(wrong)}; run `overlay status`"
+    return [
+        FeatureDecision(each.result.feature, each.digest, State.APPLIED, why is None, why)
+        for each in ledger.applied
+    ]
+
+
+def settled_without_plan(
+    ledger: Ledger, release: str | None, switches: Switches, folders: Sequence[Path]
+) -> list[FeatureDecision] | None:
+    """The features that are not on disk and need not be; ``None`` where only a plan can tell.
+
+    :param ledger: its files are as the overlay wrote them; :param release: what is installed.
+    :param folders: the patches folders.
+    """
+    if ledger.overlay != overlay.__version__ or ledger.release != release:
+        return None
+    left = {each.result.feature: each for each in ledger.features}
+    decisions: list[FeatureDecision] = []
+    others: set[str] = set()
+    for name, path, folder in feature_paths(folders):
+        if name not in left and package_in(path) != ledger.package:
+            others.add(name)  # a feature for another package has a ledger of its own
+            continue
+        entry = left.pop(name, None)  # one that is found twice is an error, which a plan reports
+        if entry is None or entry.source != source_of(path, folder):
+            return None
+        result = entry.result
+        if result.state is State.APPLIED:
+            continue
+        # By its files a feature can change while the release stays.
+        if result.state not in HARMLESS or result.files:
+            return None
+        asked = switches.allows(name)
+        why = (str(result.reason) if result.reason else None) if asked else NOT_ASKED
+        decisions.append(FeatureDecision(name, entry.digest, result.state, False, why, asked))
+    known = {entry.result.feature for entry in ledger.features} - set(left) | others
+    if (switches.features or frozenset()) - known:
+        return None  # OVERLAY_FEATURES names an unknown one: an error, too
+    return decisions
 
 
 def _in_memory(
@@ -212,8 +284,6 @@ def _in_memory(
             scopes=prepared.scopes,
             modules=_install(target, prepared, wanted, observer),
         )
-    elif not late and not prepared.warnings:
-        activation = activation._replace(inputs=prepared.read)
     others = tuple(
         _other_form(planned)
         for planned in prepared.features
@@ -280,8 +350,6 @@ def _not_on_disk(target: Target, switches: Switches, on_disk: set[str]) -> list[
 
 def _wanted(switches: Switches) -> frozenset[str]:
     """The features without which vLLM must not start, by the environment or by themselves."""
-    from overlay.on_disk.patch_folders import required_features
-
     return switches.present | required_features(switches)
 
 
@@ -323,3 +391,7 @@ def _refusal(missing: Iterable[str]) -> str:
         + "\n  ".join(missing)
         + "\nRun `overlay check` for the whole report, or remove the requirement."
     )
+
+
+def _release(target: Target) -> str | None:
+    return None if target.release is None else str(target.release)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from overlay.on_disk.patch_folders import further_packages, package_in
+from overlay.in_memory.patch_folders import further_packages, package_in
+from overlay.package import VLLM
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -39,37 +40,26 @@ FORMS = {
     'Xpackage = "vllm_ascend"': "vllm",
 }
 
-#: Forms that every process tells without a TOML parser.
-PLAIN = (
-    'package = "vllm_ascend"',
-    '\tpackage="vllm_ascend"#why',
-    'package = "vllm_ascend"  # as in "a = b"',
-    'package = "vllm_ascend"\nwhy = """\na text\n"""',
-    "package = \"vllm_ascend\"\nwhy = '''\na text\n'''",
-    'package = "vllm_ascend"\n[[switches]]\nname = "OVERLAY_X"',
-)
-
 
 @pytest.mark.parametrize("text", FORMS)
 def test_the_package_of_a_feature(tmp_path: Path, text: str) -> None:
     feature = tmp_path / "demo"
     feature.mkdir()
     (feature / "feature.toml").write_text(f'id = "demo"\n{text}\n', encoding="utf-8")
-    assert package_in(feature) == FORMS[text]
-    further = () if FORMS[text] == "vllm" else (FORMS[text],)
-    assert further_packages([tmp_path, tmp_path]) == further
+    assert package_in(feature).name == FORMS[text]
+    further = [] if FORMS[text] == "vllm" else [FORMS[text]]
+    assert [package.name for package in further_packages([tmp_path, tmp_path])] == further
 
 
-@pytest.mark.parametrize("text", PLAIN)
-def test_a_plain_form_is_told_without_a_parser(
-    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+def test_a_form_without_the_key_is_told_without_a_parser(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(text: str) -> None:
         raise AssertionError(text)
 
     monkeypatch.setattr(tomllib, "loads", never)
-    (tmp_path / "feature.toml").write_text(f'id = "demo"\n{text}\n', encoding="utf-8")
-    assert package_in(tmp_path) == "vllm_ascend"
+    (tmp_path / "feature.toml").write_text('id = "demo"\npackaged = "vllm_ascend"\n')
+    assert package_in(tmp_path) == VLLM
 
 
 def test_what_cannot_be_read_is_for_vllm(tmp_path: Path) -> None:
@@ -82,5 +72,5 @@ def test_what_cannot_be_read_is_for_vllm(tmp_path: Path) -> None:
     (tmp_path / "elsewhere.txt").write_text('package = "vllm_ascend"\n')
     (tmp_path / "link/feature.toml").symlink_to("../elsewhere.txt")
     for name in ("empty", "folder", "bytes", "plain", "link"):
-        assert package_in(tmp_path / name) == "vllm"
+        assert package_in(tmp_path / name) == VLLM
     assert further_packages([tmp_path, tmp_path / "nowhere"]) == ()
