@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -164,8 +163,8 @@ def further_packages(asked: settings.Switches) -> tuple[Target, ...]:
     """
     from overlay.on_disk.patch_folders import further_packages, patches_folders
     from overlay.package import package_named
-    from overlay.targets.folder import build
-    from overlay.targets.installed import NotInstalled, editable_version, resolve_installed
+    from overlay.targets.environments import NotInstalled, resolve_installed
+    from overlay.targets.installations import target_at
 
     found = []
     for name in further_packages(patches_folders(asked)):
@@ -176,9 +175,8 @@ def further_packages(asked: settings.Switches) -> tuple[Target, ...]:
         file = getattr(sys.modules.get(name), "__file__", None)
         if isinstance(file, str) and os.path.isfile(file):
             place = Path(os.path.dirname(os.path.abspath(file)))
-            root = Path(os.path.realpath(place)).parent
-            version = partial(editable_version, root, sys.path, package)
-            found.append(build(place, str(root), fallback=version, package=package))
+            root = os.path.dirname(os.path.realpath(place))
+            found.append(target_at(place, root, package, path=sys.path))
             continue
         try:
             found.append(resolve_installed(package))
@@ -208,18 +206,17 @@ def running_vllm() -> Target:
     """
     vllm = sys.modules.get("vllm")
     file = getattr(vllm, "__file__", None)
+    from overlay.package import VLLM
+
     if not isinstance(file, str) or not os.path.isfile(file):
-        from overlay.targets.installed import resolve_installed
+        from overlay.targets.environments import resolve_installed
 
-        return resolve_installed()
-    from overlay.targets.folder import build
+        return resolve_installed(VLLM)
+    from overlay.targets.installations import target_at
 
-    package = Path(os.path.dirname(os.path.abspath(file)))
-    return build(
-        package,
-        os.path.dirname(os.path.realpath(package)),
-        fallback=lambda: getattr(vllm, "__version__", None),
-    )
+    place = Path(os.path.dirname(os.path.abspath(file)))
+    root = os.path.dirname(os.path.realpath(place))
+    return target_at(place, root, VLLM, stated=getattr(vllm, "__version__", None))
 
 
 def _identity() -> tuple[str, str]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from overlay.package import VLLM, Package
+from overlay.package import Package
 from overlay.untrusted import sha256
 
 _ALGORITHM = "sha256="
@@ -44,7 +44,7 @@ class Record(Mapping[str, str]):
     {'vllm/a.py': 'e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855'}
     """
 
-    def __init__(self, raw: bytes, package: Package = VLLM) -> None:
+    def __init__(self, raw: bytes, package: Package) -> None:
         self._raw = raw
         self._package = package
         self._known: dict[str, str] | None = None
@@ -88,7 +88,7 @@ class Record(Mapping[str, str]):
         return sum(1 for _ in self)
 
 
-def owns(raw: bytes, package: Package = VLLM) -> bool:
+def owns(raw: bytes, package: Package) -> bool:
     """Whether the distribution with this RECORD brought a package."""
     row = f"{package.initial},".encode()
     return raw.startswith(row) or b"\n" + row in raw
@@ -114,13 +114,13 @@ def packages_in(record: bytes) -> tuple[str, ...]:
     return tuple(sorted(path.partition("/")[0] for path in paths if path.count("/") == 1))
 
 
-def release_part(record: bytes, package: Package = VLLM) -> bytes:
+def release_part(record: bytes, package: Package) -> bytes:
     """RECORD without the overlay's block: what the installer wrote about the release."""
     start = _block(record, package)
     return record if start is None else record[:start]
 
 
-def our_rows(record: bytes, package: Package = VLLM) -> tuple[Row, ...]:
+def our_rows(record: bytes, package: Package) -> tuple[Row, ...]:
     """The rows of the overlay's block, the ledger's first; none where there is no block."""
     start = _block(record, package)
     return () if start is None else tuple(_rows(record[start:]))
@@ -169,7 +169,7 @@ def _size(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
 
-def with_rows(record: bytes, rows: Iterable[Row], package: Package = VLLM) -> bytes:
+def with_rows(record: bytes, rows: Iterable[Row], package: Package) -> bytes:
     """RECORD with the overlay's block in its place.
 
     :param rows: those that come after the ledger's, which has no hash.
@@ -187,7 +187,7 @@ def with_rows(record: bytes, rows: Iterable[Row], package: Package = VLLM) -> by
 
 
 def without_rows(
-    record: bytes, before: str | None, paths: Iterable[str], package: Package = VLLM
+    record: bytes, before: str | None, paths: Iterable[str], package: Package
 ) -> bytes:
     """RECORD as it was before the overlay.
 

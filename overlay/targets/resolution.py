@@ -14,7 +14,6 @@ from pathlib import Path
 from packaging.version import Version
 
 from overlay.errors import (
-    ArchiveError,
     PackageIndexError,
     ReleaseError,
     TargetError,
@@ -32,18 +31,17 @@ from overlay.package import (
     package_problem,
     parse_version,
 )
-from overlay.targets.archive import NotInArchive
 from overlay.targets.environments import (
+    NotInstalled,
     environment_at,
     is_environment,
     resolve_environment,
+    resolve_installed,
     resolve_interpreter,
 )
-from overlay.targets.folder import NotInFolder, resolve_folder
-from overlay.targets.installed import NotInstalled, resolve_installed
-from overlay.targets.metadata import unreadable
-from overlay.targets.target import Progress, Target, targets_of
-from overlay.untrusted import open_regular
+from overlay.targets.installations import NotInFolder, resolve_folder
+from overlay.targets.releases import resolve_release
+from overlay.targets.target import NotInArchive, Progress, Target, targets_of
 
 #: A release with the name of its distribution, as pip takes it; what may follow ``==`` in
 #: ``--releases`` is more than a version.
@@ -54,32 +52,6 @@ _NAMED = re.compile(r"(?P<name>[A-Za-z0-9](?:[-_.A-Za-z0-9]*[A-Za-z0-9])?)\s*==\
 ABSENT = (NotInstalled, NotInFolder, NotInArchive)
 
 _STATE = re.compile(r"\.(?P<name>[A-Za-z_][A-Za-z0-9_]*)-overlay")
-
-
-def resolve_archive(path: Path, name: str, package: Package = VLLM) -> Target:
-    """The read-only target in a wheel or an sdist file, which the user called ``name``.
-
-    :raises NotInArchive: if the package is not in it.
-    :raises ArchiveError: if it is neither, is damaged, dangerous or too large.
-    """
-    try:
-        with open_regular(path) as file:
-            magic = file.read(4)
-    except OSError as error:
-        raise ArchiveError(unreadable(path, error)) from error
-    if magic[:2] == b"PK":
-        from overlay.targets.wheel import resolve_wheel
-
-        return resolve_wheel(path, name, package)
-    if magic[:2] == b"\x1f\x8b":
-        from overlay.targets.sdist import resolve_sdist
-
-        return resolve_sdist(path, name, package)
-    found = "an empty file" if not magic else f"a file that begins with the bytes {magic.hex(' ')}"
-    raise ArchiveError(
-        f"{name}: expected a wheel (.whl, a zip archive) or an sdist (.tar.gz), found {found}. "
-        f"Download it again, or name a folder that holds {package.name}/"
-    )
 
 
 def resolve(
@@ -132,6 +104,7 @@ def _resolve_path(target: str, package: Package) -> Target:
         return resolve_environment(path, target, package)
     if is_folder:
         return resolve_folder(path, target, package)
+    from overlay.targets.archives import resolve_archive  # imports zipfile and tarfile
 
     return resolve_archive(path, target, package)
 
@@ -237,10 +210,8 @@ def _in_full(version: Version, package: Package) -> str:
 
 
 def _release(name: str, progress: Progress | None, version: Version, package: Package) -> Target:
-    from overlay.targets.release import resolve_release
-
     try:
-        return resolve_release(version, name, progress=progress, package=package)
+        return resolve_release(version, name, progress, package)
     except PackageIndexError as error:
         raise ReleaseError(name, str(error)) from error
 
@@ -320,12 +291,12 @@ def _meant(part: str, text: str, package: Package) -> tuple[Package, str]:
 
 def _new(pre: bool, package: Package) -> Iterable[Version]:
     """The releases on the index that are not known, without yanked ones."""
-    from overlay.targets.release import offered_releases
+    from overlay.targets.fetch import offered_releases  # imports the network
 
     known = [Version(release) for release in package.releases]
     return [
         entry.version
-        for entry in offered_releases(pre=pre, package=package)
+        for entry in offered_releases(package, pre=pre)
         if not entry.yanked
         and (not known or entry.version > known[0])
         and entry.version not in known
@@ -363,9 +334,9 @@ def _inside(span: ReleaseRange, text: str, package: Package) -> Sequence[Version
     candidates = [Version(release) for release in package.releases]
     asked = not candidates or span.first < candidates[0] or span.last > candidates[-1]
     if asked:
-        from overlay.targets.release import offered_releases
+        from overlay.targets.fetch import offered_releases  # imports the network
 
-        offered = offered_releases(package=package)
+        offered = offered_releases(package)
         candidates = sorted({*candidates, *(each.version for each in offered if not each.yanked)})
     ends = dict.fromkeys((span.first, span.last))
     if missing := [str(end) for end in ends if end not in candidates]:

@@ -19,7 +19,7 @@ DECIDES = {
     "overlay.in_memory.preparation",
     "overlay.on_disk.ledger",
     "overlay.planning.planner",
-    "overlay.targets.folder",
+    "overlay.targets.installations",
 }
 SHOW = f"""
 import vllm, json, logging, sys

@@ -10,7 +10,7 @@ import pytest
 from overlay.commands.bench_question import Question
 from overlay.package import KNOWN_RELEASES
 from overlay.proof.serving import ServingSpec, client_arguments
-from overlay.targets.release_archive import CachedRelease
+from overlay.targets.releases import CachedRelease
 from overlay.targets.resolution import resolve
 
 pytestmark = [pytest.mark.network]

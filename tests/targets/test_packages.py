@@ -12,7 +12,7 @@ import pytest
 
 from overlay.errors import TargetError
 from overlay.package import VLLM, Package, package_named
-from overlay.targets.installed import NotInstalled
+from overlay.targets.environments import NotInstalled
 from overlay.targets.record import owns, with_rows, without_rows
 from overlay.targets.resolution import patched_in, resolve, resolve_each
 from overlay.targets.target import Target
