@@ -163,8 +163,9 @@ def further_packages(asked: settings.Switches) -> tuple[Target, ...]:
     """
     from overlay.on_disk.patch_folders import further_packages, patches_folders
     from overlay.package import package_named
-    from overlay.targets.environments import NotInstalled, resolve_installed
+    from overlay.targets.environments import resolve_installed
     from overlay.targets.installations import target_at
+    from overlay.targets.target import Absent
 
     found = []
     for name in further_packages(patches_folders(asked)):
@@ -180,7 +181,7 @@ def further_packages(asked: settings.Switches) -> tuple[Target, ...]:
             continue
         try:
             found.append(resolve_installed(package))
-        except NotInstalled:
+        except Absent:
             continue
     return tuple(found)
 

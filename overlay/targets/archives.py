@@ -15,9 +15,9 @@ from typing import IO, cast
 
 from overlay.errors import ArchiveError
 from overlay.package import Package
-from overlay.targets.installations import header, unreadable, version_in_source
-from overlay.targets.record import Record, owns
-from overlay.targets.target import MAX_FILE_BYTES, NotInArchive, Sources, Target
+from overlay.targets.installations import unreadable
+from overlay.targets.record import Record, header, owns, version_in_source
+from overlay.targets.target import MAX_FILE_BYTES, Absent, Sources, Target
 from overlay.untrusted import open_regular
 
 #: The most members of an archive (vLLM 0.33.0 has 9629).
@@ -55,27 +55,36 @@ _SDIST_DAMAGE = (
 def resolve_archive(path: Path, name: str, package: Package) -> Target:
     """The read-only target in a wheel or an sdist file, which the user called ``name``.
 
-    :raises NotInArchive: if the package is not in it.
+    :raises Absent: if the package is not in it.
     :raises ArchiveError: if it is neither, is damaged, dangerous or too large.
     """
     try:
         with open_regular(path) as file:
             magic = file.read(4)
+            if magic[:2] == b"\x1f\x8b":
+                sources = read_sdist(file, name, package)
+                return Target.of(sources.version, name, package, sources.read, lister=sources.paths)
+        if magic[:2] == b"PK":
+            return _wheel(Wheel(path, name, package), path, name, package)
     except OSError as error:
         raise ArchiveError(unreadable(path, error)) from error
-    if magic[:2] == b"PK":
-        wheel = Wheel(path, name, package)
-        version, record = wheel.metadata()
-        listed = Record(record, package) if record else None
-        return Target.of(version, name, package, wheel.read, record=listed)
-    if magic[:2] == b"\x1f\x8b":
-        sources = read_sdist(path, name, package)
-        return Target.of(sources.version, name, package, sources.read, lister=sources.paths)
     content = f"a file that begins with the bytes {magic.hex(' ')}" if magic else "an empty file"
     raise ArchiveError(
         f"{name}: expected a wheel (.whl, a zip archive) or an sdist (.tar.gz), found {content}. "
         f"Download it again, or name a folder that holds {package.name}/"
     )
+
+
+def _wheel(wheel: Wheel, path: Path, name: str, package: Package) -> Target:
+    def read(member: str) -> bytes | None:
+        try:
+            return wheel.read(member)
+        except OSError as error:
+            raise ArchiveError(unreadable(path, error)) from error
+
+    version, record = wheel.metadata()
+    listed = Record(record, package) if record else None
+    return Target.of(version, name, package, read, record=listed)
 
 
 def _check_member(archive: str, member: str) -> None:
@@ -104,11 +113,17 @@ def _check_size(archive: str, member: str, size: int) -> None:
         )
 
 
-def _is_source(path: str, package: Package) -> bool:
+def _not_in(archive: str, package: Package) -> Absent:
+    return Absent(
+        f"{archive}: expected a wheel or sdist of {package.title}, which holds {package.initial}; "
+        f"this archive does not. Name an archive of {package.title}"
+    )
+
+
+def _is_text(path: str) -> bool:
     """Whether a file with this path is taken out of a release."""
     name = path.rsplit("/", 1)[-1]
-    suffix = name[name.rfind(".") :].lower() if "." in name else ""
-    return path.startswith(f"{package.name}/") and suffix in TEXT_SUFFIXES
+    return name[name.rfind(".") :].lower() in TEXT_SUFFIXES if "." in name else False
 
 
 class Wheel:
@@ -120,13 +135,11 @@ class Wheel:
     """
 
     def __init__(self, file: Path | IO[bytes], name: str, package: Package) -> None:
-        self._name, self._package = name, package
+        self._name, self._package, self._folder = name, package, f"{package.name}/"
         try:
             self._zip = zipfile.ZipFile(file)
         except _WHEEL_DAMAGE as error:
             raise self._damaged(str(error)) from error
-        except OSError as error:
-            raise ArchiveError(unreadable(Path(name), error)) from error
         self._members = self._index()
 
     def _index(self) -> dict[str, zipfile.ZipInfo]:
@@ -167,17 +180,15 @@ class Wheel:
                 return file.read(MAX_FILE_BYTES + 1)  # without a bound, a bomb goes off here
         except _WHEEL_DAMAGE as error:
             raise self._damaged(f"{member}: {error}") from error
-        except OSError as error:
-            raise ArchiveError(unreadable(Path(self._name), error)) from error
 
     def metadata(self) -> tuple[str | None, bytes]:
         """The version of the distribution with the package, and its RECORD (empty: there is none).
 
-        :raises NotInArchive: if the package is not in it.
+        :raises Absent: if the package is not in it.
         :raises ArchiveError: if several distributions in the archive own the package.
         """
         if self._package.initial not in self._members:
-            raise NotInArchive(self._name, self._package)
+            raise _not_in(self._name, self._package)
         infos = [
             member[: -len("/RECORD")]
             for member in self._members
@@ -189,12 +200,12 @@ class Wheel:
             if owns(raw := self.read(f"{info}/RECORD") or b"", self._package)
         ]
         if len(owning) > 1:
-            raise self._damaged(f"it holds several distributions that own {self._package.name}/")
+            raise self._damaged(f"it holds several distributions that own {self._folder}")
         if owning:
             info, record = owning[0]
             version = header(self.read(f"{info}/METADATA") or b"", "Version")
             return version or PurePosixPath(info).stem.rpartition("-")[2], record
-        return version_in_source(self.read(f"{self._package.name}/_version.py") or b""), b""
+        return version_in_source(self.read(f"{self._folder}_version.py") or b""), b""
 
     def extents(self) -> list[tuple[int, int]]:
         """The extents of the source files in the file, as ``(start, end)``, headers and all."""
@@ -203,7 +214,7 @@ class Wheel:
         return [
             (info.header_offset, ends[info.header_offset])
             for member, info in self._members.items()
-            if _is_source(member, self._package)
+            if member.startswith(self._folder) and _is_text(member)
         ]
 
     def sources(self) -> Sources:
@@ -217,9 +228,9 @@ class Wheel:
         others: set[str] = set()
         total = 0
         for member, info in self._members.items():
-            if not member.startswith(f"{self._package.name}/"):
+            if not member.startswith(self._folder):
                 continue
-            if not _is_source(member, self._package):
+            if not _is_text(member):
                 others.add(member)
                 continue
             _check_size(self._name, member, info.file_size)
@@ -246,43 +257,32 @@ class Wheel:
         )
 
 
-def read_wheel(file: Path | IO[bytes], name: str, package: Package) -> Sources:
+def read_wheel(file: IO[bytes], name: str, package: Package) -> Sources:
     """Read the source files of a whole wheel; parameters and errors as of ``Wheel``."""
     return Wheel(file, name, package).sources()
 
 
-def read_sdist(file: Path | IO[bytes], name: str, package: Package) -> Sources:
+def read_sdist(file: IO[bytes], name: str, package: Package) -> Sources:
     """Read the source files of an sdist, in one pass over the compressed tar.
 
-    :param file: its path, or itself, open.
     :param name: what messages call it.
-    :raises NotInArchive: if the package is not in it.
+    :raises Absent: if the package is not in it.
     :raises ArchiveError: if it is damaged, dangerous or too large.
     """
     try:
-        if not isinstance(file, Path):
-            return _unpack(file, name, package)
-        with open_regular(file) as compressed:
-            return _unpack(compressed, name, package)
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        with gzip.GzipFile(fileobj=file) as plain:
+            bounded = cast(IO[bytes], _Bounded(plain, name, size))
+            with tarfile.open(fileobj=bounded, mode="r|", encoding="utf-8") as archive:
+                sources = _collect(archive, name, package)
+            while bounded.read(_CHUNK_BYTES):
+                pass  # the checksum of the whole follows the last byte
+            return sources
     except _SDIST_DAMAGE as error:
         raise ArchiveError(
             f"{name}: expected a whole sdist, it is cut off or damaged ({error}). Download it again"
         ) from error
-    except OSError as error:
-        place = file if isinstance(file, Path) else Path(name)
-        raise ArchiveError(unreadable(place, error)) from error
-
-
-def _unpack(compressed: IO[bytes], name: str, package: Package) -> Sources:
-    size = compressed.seek(0, os.SEEK_END)
-    compressed.seek(0)
-    with gzip.GzipFile(fileobj=compressed) as plain:
-        bounded = cast(IO[bytes], _Bounded(plain, name, size))
-        with tarfile.open(fileobj=bounded, mode="r|", encoding="utf-8") as archive:
-            sources = _collect(archive, name, package)
-        while bounded.read(_CHUNK_BYTES):
-            pass  # the checksum of the whole follows the last byte
-        return sources
 
 
 def _collect(archive: tarfile.TarFile, name: str, package: Package) -> Sources:
@@ -293,7 +293,8 @@ def _collect(archive: tarfile.TarFile, name: str, package: Package) -> Sources:
         top, path = _inner(member.name, package)
         tops.add(top)
         content = None
-        if path == "PKG-INFO" or _is_source(path, package):
+        inside = path.startswith(f"{package.name}/")
+        if path == "PKG-INFO" or (inside and _is_text(path)):
             _check_size(name, member.name, member.size)
             file = archive.extractfile(member)
             content = file.read() if file is not None else b""
@@ -303,10 +304,10 @@ def _collect(archive: tarfile.TarFile, name: str, package: Package) -> Sources:
             )
         if content is not None:
             files[path] = content
-        elif path.startswith(f"{package.name}/"):
+        elif inside:
             others.add(path)
     if package.initial not in files:
-        raise NotInArchive(name, package)
+        raise _not_in(name, package)
     if len(tops) > 1:
         folders = ", ".join(sorted(tops)[:4])
         raise ArchiveError(

@@ -23,15 +23,11 @@ from typing import Any, NamedTuple
 from overlay.errors import TargetError
 from overlay.package import VLLM, Package
 from overlay.targets.installations import read_bytes, target_at, unreadable
-from overlay.targets.target import Target, targets_of
+from overlay.targets.target import Absent, Target, targets_of
 from overlay.untrusted import open_regular
 
 #: A script names its interpreter in its first bytes; a program does not begin so.
 _SCRIPT = b"#!"
-
-
-class NotInstalled(TargetError):
-    """A package that a Python could not import, because nothing of that name is on its path."""
 
 
 class Environment(NamedTuple):
@@ -50,7 +46,7 @@ class Environment(NamedTuple):
 def resolve_installed(package: Package) -> Target:
     """The target that this Python would import as a package.
 
-    :raises NotInstalled: if there is none.
+    :raises Absent: if there is none.
     :raises TargetError: if it lies in an archive, or two distributions own it.
     """
     folder, shadowed = find(sys.path, sys.meta_path, package)
@@ -69,7 +65,7 @@ def resolve_environment(place: Path, name: str, package: Package) -> Target:
 
     :param place: a virtual environment, or an interpreter, such as ``.venv/bin/python``.
     :param name: what the user called it.
-    :raises NotInstalled: if it does not have the package.
+    :raises Absent: if it does not have the package.
     :raises TargetError: if it is not an environment, or the package cannot be patched there.
     """
     environment = environment_at(place, name)
@@ -88,7 +84,7 @@ def resolve_interpreter(text: str, package: Package) -> Target:
 
     A bare name such as ``python3.12`` is looked up on ``PATH``.
 
-    :raises NotInstalled: if it does not have the package.
+    :raises Absent: if it does not have the package.
     :raises TargetError: if there is no such interpreter, or the package cannot be patched there.
     """
     return resolve_environment(named_interpreter(text), text, package)
@@ -108,7 +104,7 @@ def find(
 
     :param also: folders of packages of that name that editable installations lead to, asked last.
     :param python: what to call the Python that would import it; default: this one.
-    :raises NotInstalled: if no such package is there.
+    :raises Absent: if no such package is there.
     :raises TargetError: if the first one is not a plain folder.
     """
     specs = [spec for entry in path if (spec := PathFinder.find_spec(package.name, [entry]))]
@@ -124,7 +120,7 @@ def find(
     if packages:
         return packages[0], packages[1:]
     leftovers = [str(place) for spec in specs for place in spec.submodule_search_locations or ()]
-    raise NotInstalled(_nothing(path, leftovers, python or sys.executable, package))
+    raise Absent(_nothing(path, leftovers, python or sys.executable, package))
 
 
 def _is_package(spec: ModuleSpec) -> bool:
@@ -199,38 +195,48 @@ def named_interpreter(text: str) -> Path:
     return place
 
 
+class _NoEnvironment(TargetError):
+    """What was named is no environment; the message does not say yet what was named."""
+
+
 def environment_at(place: Path, name: str) -> Environment:
     """The environment that a folder or an interpreter belongs to.
 
     :raises TargetError: if there is none there.
     """
-    prefix = place if place.is_dir() else _prefix(place, name)
-    if not (prefix / "pyvenv.cfg").is_file():
-        if place.is_dir():
-            raise TargetError(
-                f"{name}: expected a virtual environment (a folder with pyvenv.cfg) or an "
-                "interpreter such as .venv/bin/python, found another folder; name the interpreter "
-                "itself"
+    try:
+        prefix = place if place.is_dir() else _prefix(place)
+        if (prefix / "pyvenv.cfg").is_file():
+            folders = _folders_of(prefix)
+        elif place.is_dir():
+            raise _NoEnvironment(
+                "expected a virtual environment (a folder with pyvenv.cfg) or an interpreter such "
+                "as .venv/bin/python, found another folder; name the interpreter itself"
             )
-        folders = list(_base_folders(prefix, _version_of(place)))
-        return Environment(name, prefix, _with_path_files(folders, name))
+        else:
+            folders = [*_base_folders(prefix, _version_of(place))]
+        return Environment(name, prefix, _with_path_files(folders))
+    except _NoEnvironment as error:
+        raise TargetError(f"{name}: {error}") from error
+
+
+def _folders_of(prefix: Path) -> list[str]:
+    """The folders from which a virtual environment imports packages."""
     settings = _settings(prefix / "pyvenv.cfg")
-    version = settings.get("version") or settings.get("version_info") or ""
-    folders = list(_site_packages(prefix, _major_minor(version)))
+    version = _major_minor(settings.get("version") or settings.get("version_info") or "")
+    folders = [*_site_packages(prefix, version)]
     if not folders:
-        raise TargetError(
-            f"{name}: expected site-packages in the virtual environment {prefix}, found none; "
-            "create it again (python -m venv), or name another"
+        raise _NoEnvironment(
+            f"expected site-packages in the virtual environment {prefix}, found none; create it "
+            "again (python -m venv), or name another"
         )
-    if settings.get("include-system-site-packages", "").lower() == "true":
-        home = settings.get("home", "")
-        if home:
-            base = Path(home).parent
-            folders += _base_folders(base, _major_minor(version))
-    return Environment(name, prefix, _with_path_files(folders, name))
+    home = settings.get("home")
+    if home and settings.get("include-system-site-packages", "").lower() == "true":
+        folders += _base_folders(Path(home).parent, version)
+    return folders
 
 
-def _prefix(place: Path, name: str) -> Path:
+def _prefix(place: Path) -> Path:
     """The folder that an interpreter is installed in, by CPython's rules.
 
     A link is followed one step at a time: a virtual environment's interpreter is a link to its
@@ -246,20 +252,16 @@ def _prefix(place: Path, name: str) -> Path:
         if not here.is_symlink():
             break
         here = Path(os.path.abspath(here.parent / os.readlink(here)))
-    _require_program(here, name)
-    real = Path(os.path.realpath(here))
-    return real.parent.parent
+    _require_program(here)
+    return Path(os.path.realpath(here)).parent.parent
 
 
-def _require_program(place: Path, name: str) -> None:
-    """Refuse what is not a program.
-
-    :raises TargetError: where nothing, a folder or a script is found in its place.
-    """
+def _require_program(place: Path) -> None:
+    """Refuse what is not a program: where nothing, a folder or a script is found in its place."""
     try:
         if not place.is_file():
-            raise TargetError(
-                f"{name}: expected an interpreter or a virtual environment, found "
+            raise _NoEnvironment(
+                "expected an interpreter or a virtual environment, found "
                 f"{'something else' if os.path.lexists(place) else 'nothing'} at {place}"
             )
         with open_regular(place) as file:
@@ -267,9 +269,9 @@ def _require_program(place: Path, name: str) -> None:
     except OSError as error:
         raise TargetError(unreadable(place, error)) from error
     if magic == _SCRIPT:
-        raise TargetError(
-            f"{name}: expected an interpreter, found a script (a shim of pyenv or asdf, perhaps), "
-            "which is not run to find out what it starts; name the interpreter itself, which "
+        raise _NoEnvironment(
+            "expected an interpreter, found a script (a shim of pyenv or asdf, perhaps), which is "
+            "not run to find out what it starts; name the interpreter itself, which "
             "`python -c 'import sys; print(sys.executable)'` prints"
         )
 
@@ -320,12 +322,12 @@ def _base_folders(prefix: Path, version: str | None) -> Iterator[str]:
                 yield str(folder)
 
 
-def _with_path_files(folders: list[str], name: str) -> tuple[str, ...]:
+def _with_path_files(folders: Sequence[str]) -> tuple[str, ...]:
     """The folders, each followed by those that the ``.pth`` files in it name."""
     path: dict[str, None] = {}
     for folder in folders:
         path[folder] = None
-        for file in _entries(folder, name, ".pth"):
+        for file in _entries(folder, ".pth"):
             for line in _lines(Path(folder) / file):
                 if line.startswith(("#", "import ", "import\t")) or not line.strip():
                     continue
@@ -343,7 +345,7 @@ def _editable_packages(path: tuple[str, ...], package: Package) -> list[Path]:
     """
     packages = []
     for folder in path:
-        for file in _entries(folder, folder, "_finder.py"):
+        for file in _entries(folder, "_finder.py"):
             if not file.startswith("__editable__"):
                 continue
             place = _mapping("\n".join(_lines(Path(folder) / file))).get(package.name)
@@ -374,13 +376,13 @@ def _mapping(text: str) -> dict[str, str]:
     return {}
 
 
-def _entries(folder: str, name: str, ending: str) -> list[str]:
+def _entries(folder: str, ending: str) -> list[str]:
     try:
         return sorted(entry for entry in os.listdir(folder) if entry.endswith(ending))
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise TargetError(f"{name}: {unreadable(Path(folder), error)}") from error
+        raise _NoEnvironment(unreadable(Path(folder), error)) from error
 
 
 def _lines(file: Path) -> list[str]:

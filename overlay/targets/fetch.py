@@ -10,7 +10,7 @@ from typing import IO, cast
 from packaging.version import Version
 
 from overlay.errors import PackageIndexError, without_secrets
-from overlay.package import Package, parse_release
+from overlay.package import Package, parse_version
 from overlay.targets.archives import Wheel, read_sdist, read_wheel
 from overlay.targets.http import Session
 from overlay.targets.http_errors import local_path
@@ -70,8 +70,14 @@ def fetch(wanted: Version, progress: Progress | None, package: Package) -> Fetch
     offered = listed.of(wanted)
     if not offered:
         raise unknown_release(wanted, listed, package)
-    sources, origin = _take(session, offered[0], f"{package.title} {wanted}", progress, package)
-    _expect_version(sources, wanted, offered[0], package)
+    chosen = offered[0]
+    sources, origin = _take(session, chosen, f"{package.title} {wanted}", progress, package)
+    version = parse_version(sources.version or "")
+    if version is None or Version(version.public) != Version(wanted.public):
+        raise PackageIndexError(
+            f"{chosen.index}: expected {chosen.filename} to hold {package.title} {wanted}, it says "
+            f"that it is {sources.version}. Ask whoever runs the index"
+        )
     return Fetched(sources, origin, listed.problems)
 
 
@@ -91,18 +97,6 @@ def _take(
         "of it. Each one matches the wheel's RECORD; the hash of the whole could not be checked"
     )
     return wheel.sources(), _origin(chosen, None, [*_doubts(chosen, what), partly])
-
-
-def _expect_version(sources: Sources, wanted: Version, chosen: Candidate, package: Package) -> None:
-    try:
-        right = parse_release(sources.version or "") == Version(wanted.public)
-    except ValueError:
-        right = False
-    if not right:
-        raise PackageIndexError(
-            f"{chosen.index}: expected {chosen.filename} to hold {package.title} {wanted}, it says "
-            f"that it is {sources.version}. Ask whoever runs the index"
-        )
 
 
 def _doubts(chosen: Candidate, what: str) -> list[str]:
@@ -132,11 +126,11 @@ def _whole(
         try:
             with open_regular(path) as file:
                 _check_hash(file, chosen)
+                return read(file, chosen.filename, package)
         except OSError as error:
             raise PackageIndexError(
                 f"{chosen.index} offers {path}, which cannot be read: {error.strerror}"
             ) from error
-        return read(path, chosen.filename, package)
     try:
         # A file without a name: whatever ends this process, nothing of it stays behind.
         with tempfile.TemporaryFile() as file:

@@ -6,7 +6,6 @@ The folder may be site-packages, a checkout or an unpacked sdist; nothing in it 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -15,21 +14,19 @@ from typing import NamedTuple
 
 from overlay.errors import TargetError
 from overlay.package import Package, distribution_name, parse_release
-from overlay.targets.record import Record, may_list_packages, owns, packages_in
-from overlay.targets.target import MAX_FILE_BYTES, Target, targets_of
+from overlay.targets.record import (
+    Record,
+    header,
+    may_list_packages,
+    owns,
+    packages_in,
+    version_in_source,
+)
+from overlay.targets.target import MAX_FILE_BYTES, Absent, Target, targets_of
 from overlay.untrusted import UnfitFile, parse_json, read_below, read_regular, way_out
 
 #: The most files and folders of a package that are listed; vLLM 0.32.0 has 3,663 on a CPU.
 MOST_ENTRIES = 50_000
-
-_VERSION_PY = re.compile(
-    r"^(?:__version__|version)\s*(?:=\s*(?:__version__|version)\s*)?=\s*(['\"])([^'\"\n]+)\1",
-    re.MULTILINE,
-)
-
-
-class NotInFolder(TargetError):
-    """A folder that does not hold a package."""
 
 
 class Distribution(NamedTuple):
@@ -47,7 +44,7 @@ class Distribution(NamedTuple):
 def resolve_folder(folder: Path, name: str, package: Package) -> Target:
     """The target in ``folder``, which the user called ``name``.
 
-    :raises NotInFolder: if it does not hold the package.
+    :raises Absent: if it does not hold the package.
     :raises TargetError: if it cannot be looked into, or two distributions own the package.
     """
     _expect(folder, name, package)
@@ -210,7 +207,7 @@ def _expect(folder: Path, name: str, package: Package) -> None:
             f"found a folder {package.name}/ without __init__.py, as an uninstalled "
             f"{package.title} leaves behind"
         )
-    raise NotInFolder(
+    raise Absent(
         f"{name}: expected a folder that holds {package.initial} (site-packages, a checkout or an "
         f"unpacked sdist), {found}.{_suggestion(folder, package)}"
     )
@@ -252,23 +249,6 @@ def unreadable(path: Path, error: OSError) -> str:
     if isinstance(error, PermissionError):
         advice = "; run overlay as a user who may read it"
     return f"{path}: expected to read it, the system says: {what}{advice}"
-
-
-def header(metadata: bytes, name: str) -> str | None:
-    """A header's value from METADATA or PKG-INFO, such as that of ``Version``."""
-    head = metadata.replace(b"\r\n", b"\n").split(b"\n\n", 1)[0].decode("utf-8", "replace")
-    # No regular expression: compiling one would take each process of vLLM longer than the rest.
-    for line in head.split("\n"):
-        key, _, value = line.partition(":")
-        if key.lower() == name.lower() and len(value.split()) == 1:
-            return value.strip()
-    return None
-
-
-def version_in_source(content: bytes) -> str | None:
-    """The version that a package's ``_version.py`` states."""
-    match = _VERSION_PY.search(content.decode("utf-8", "replace"))
-    return match[2] if match else None
 
 
 def _infos(folder: Path) -> list[str]:

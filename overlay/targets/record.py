@@ -1,4 +1,4 @@
-"""Read and write RECORD: the files and hashes of a distribution, and the overlay's own rows."""
+"""Read what a distribution says of itself, and write the overlay's own rows into its RECORD."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ _ALGORITHM = "sha256="
 
 #: The end of the path of a package's first module.
 _INITIAL = re.compile(rb'/__init__\.py"?(?=[,\r\n]|$)')
+
+_VERSION_PY = re.compile(
+    r"^(?:__version__|version)\s*(?:=\s*(?:__version__|version)\s*)?=\s*(['\"])([^'\"\n]+)\1",
+    re.MULTILINE,
+)
 
 
 class Row(NamedTuple):
@@ -40,7 +45,9 @@ class Record(Mapping[str, str]):
     Rows without a sha256, such as those of bytecode, are left out: nothing can be compared.  So
     are the overlay's own rows, for they tell nothing about the release.
 
-    >>> dict(Record(b"vllm/a.py,sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU,0\\r\\n"))
+    >>> from overlay.package import VLLM
+    >>> row = b"vllm/a.py,sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU,0\\r\\n"
+    >>> dict(Record(row, VLLM))
     {'vllm/a.py': 'e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855'}
     """
 
@@ -86,6 +93,23 @@ class Record(Mapping[str, str]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+
+def header(metadata: bytes, name: str) -> str | None:
+    """A header's value from METADATA or PKG-INFO, such as that of ``Version``."""
+    head = metadata.replace(b"\r\n", b"\n").split(b"\n\n", 1)[0].decode("utf-8", "replace")
+    # No regular expression: compiling one would take each process of vLLM longer than the rest.
+    for line in head.split("\n"):
+        key, _, value = line.partition(":")
+        if key.lower() == name.lower() and len(value.split()) == 1:
+            return value.strip()
+    return None
+
+
+def version_in_source(content: bytes) -> str | None:
+    """The version that a package's ``_version.py`` states."""
+    match = _VERSION_PY.search(content.decode("utf-8", "replace"))
+    return match[2] if match else None
 
 
 def owns(raw: bytes, package: Package) -> bool:

@@ -27,7 +27,7 @@ from packaging.version import Version
 
 from overlay.cache import PrivateFolder, cache_folder
 from overlay.errors import PackageIndexError
-from overlay.package import VLLM, Package, same_release
+from overlay.package import VLLM, Package
 from overlay.targets.target import Origin, Progress, Sources, Target, left_out
 from overlay.untrusted import NotPrivate, parse_json
 
@@ -55,13 +55,15 @@ def resolve_release(
 ) -> Target:
     """The read-only target of one release.
 
+    :param wanted: in its one spelling, as of ``same_release``.
+
     A release in the cache needs no network.  Every file is checked by its hash when it is read;
     a damaged archive is made again.
 
     :raises PackageIndexError: if it is not in the cache and cannot be fetched.
     :raises ArchiveError: if what the index serves is dangerous or too large.
     """
-    stored, notes = _stored(same_release(wanted), progress, package)
+    stored, notes = _stored(wanted, progress, package)
     archive = stored.archive
     trouble = (stored.trouble,) if stored.trouble else ()
     warnings = (*notes, *stored.warnings, *trouble, *archive.origin.warnings)

@@ -30,26 +30,23 @@ from overlay.package import (
     package_of_distribution,
     package_problem,
     parse_version,
+    same_release,
 )
 from overlay.targets.environments import (
-    NotInstalled,
     environment_at,
     is_environment,
     resolve_environment,
     resolve_installed,
     resolve_interpreter,
 )
-from overlay.targets.installations import NotInFolder, resolve_folder
+from overlay.targets.installations import resolve_folder
 from overlay.targets.releases import resolve_release
-from overlay.targets.target import NotInArchive, Progress, Target, targets_of
+from overlay.targets.target import Absent, Progress, Target, targets_of
 
 #: A release with the name of its distribution, as pip takes it; what may follow ``==`` in
 #: ``--releases`` is more than a version.
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9](?:[-_.A-Za-z0-9]*[A-Za-z0-9])?)\s*==\s*(?P<rest>\S+)")
 
-
-#: What is raised where a package is not in a Python, a folder or an archive at all.
-ABSENT = (NotInstalled, NotInFolder, NotInArchive)
 
 _STATE = re.compile(r"\.(?P<name>[A-Za-z_][A-Za-z0-9_]*)-overlay")
 
@@ -65,8 +62,7 @@ def resolve(
 
     :param progress: called while a release is fetched.
     :param package: the one that is meant where ``target`` does not say it.
-    :raises NotInstalled: if a Python does not have the package.
-    :raises NotInFolder, NotInArchive: if a folder, or a wheel or sdist, does not hold it.
+    :raises Absent: if a Python, a folder, a wheel or an sdist does not have the package.
     :raises TargetError: if there is no such target, or the package cannot be patched there.
     :raises ArchiveError: if a wheel or sdist is damaged, dangerous or too large.
     :raises PackageIndexError: if a release cannot be fetched.
@@ -142,7 +138,7 @@ def resolve_each(
                 resolved.append(resolve_interpreter(python, package))
             else:
                 resolved.append(resolve(target, package=package))
-        except ABSENT as error:
+        except Absent as error:
             missing = missing or error
     if not resolved and missing is not None:
         raise missing
@@ -194,8 +190,10 @@ def target_release(text: str, package: Package = VLLM) -> tuple[Version, Package
 
     :param package: whose release a mere version number is.
     """
-    is_place = _NAMED.fullmatch(text.strip()) is None and os.path.lexists(text)
-    return None if is_place else release_named(text, package)
+    named = release_named(text, package)
+    if named is None or (_NAMED.fullmatch(text.strip()) is None and os.path.lexists(text)):
+        return None
+    return same_release(named[0]), named[1]
 
 
 def spelt(release: str, package: Package) -> str:

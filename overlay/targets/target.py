@@ -8,13 +8,17 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from overlay.errors import ArchiveError
+from overlay.errors import ArchiveError, TargetError
 from overlay.package import VLLM, Package, check_path, parse_release
 
 
 def public(target: Target) -> str | None:
     """The release of a target as the ledger writes it; ``None`` where it is unknown."""
     return None if target.release is None else str(target.release)
+
+
+class Absent(TargetError):
+    """A package that is not in a Python, a folder or an archive at all."""
 
 
 #: What a TARGET may be, for messages.
@@ -112,19 +116,6 @@ class Target:
         """
         check_path(path, self.package)
         return self.reader(path)
-
-
-class NotInArchive(ArchiveError):
-    """An archive that does not hold a package.
-
-    :param name: what the user called the archive.
-    """
-
-    def __init__(self, name: str, package: Package) -> None:
-        super().__init__(
-            f"{name}: expected a wheel or sdist of {package.title}, which holds {package.initial}; "
-            f"this archive does not. Name an archive of {package.title}"
-        )
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlay.errors import ArchiveError
+from overlay.errors import ArchiveError, TargetError
 from overlay.package import VLLM
 from overlay.targets import archives
 from overlay.targets.resolution import resolve
@@ -84,7 +84,7 @@ def test_archives_of_something_else(tmp_path: Path) -> None:
         file.writestr("other/__init__.py", "")
 
     for path in (wheel, _tar(tmp_path, {"other-1.0/other/__init__.py": b""})):
-        with pytest.raises(ArchiveError, match=r"holds vllm/__init__\.py; this archive does not"):
+        with pytest.raises(TargetError, match=r"holds vllm/__init__\.py; this archive does not"):
             resolve(str(path))
 
 
@@ -131,7 +131,7 @@ def test_a_damaged_byte_never_gives_other_text(
         path.write_bytes(content)
         try:
             found = _all_files(path)
-        except ArchiveError:
+        except TargetError:
             return
 
     # A damaged name in a wheel's list hides a file; what is read is still right.
@@ -322,9 +322,9 @@ def test_an_sdist_that_the_system_refuses_to_read_is_named(tmp_path: Path) -> No
     folder = tmp_path / "vllm-0.32.0.tar.gz"
     folder.mkdir()
     with pytest.raises(ArchiveError, match="expected a plain file, found a folder"):
-        archives.read_sdist(folder, str(folder), VLLM)
+        archives.resolve_archive(folder, str(folder), VLLM)
     with pytest.raises(ArchiveError, match=r"gone\.tar\.gz: expected to read it, the system says"):
-        archives.read_sdist(tmp_path / "gone.tar.gz", "gone", VLLM)
+        archives.resolve_archive(tmp_path / "gone.tar.gz", "gone", VLLM)
 
 
 def test_an_sdist_may_have_as_many_members_as_the_limit_says(
@@ -332,7 +332,7 @@ def test_an_sdist_may_have_as_many_members_as_the_limit_says(
 ) -> None:
     path = _tar(tmp_path, {f"x/vllm/{name}.py": b"" for name in ("__init__", "a", "b", "c")})
     monkeypatch.setattr(archives, "MAX_MEMBERS", 4)
-    assert len(archives.read_sdist(path, "x", VLLM).files) == 4
+    assert len(archives.resolve_archive(path, "x", VLLM).paths()) == 4
     monkeypatch.setattr(archives, "MAX_MEMBERS", 3)
     with pytest.raises(ArchiveError, match="at most 3 members"):
-        archives.read_sdist(path, "x", VLLM)
+        archives.resolve_archive(path, "x", VLLM)
