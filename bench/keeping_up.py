@@ -42,7 +42,7 @@ from overlay.features.sources import shipped_folder
 from overlay.package import KNOWN_RELEASES, VLLM, ReleaseRange
 from overlay.planning.scope_cache import Memo
 from overlay.results import Outcome, State
-from overlay.targets.release_archive import CachedRelease
+from overlay.targets.releases import CachedRelease
 from overlay.targets.resolution import resolve
 
 #: How many releases after the first one that has a change it is asked again.

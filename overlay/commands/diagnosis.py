@@ -257,13 +257,13 @@ def model_runner(
 
 def installed(elsewhere: Environment | None = None) -> tuple[Target | None, str | None]:
     """The vLLM of this Python or of another environment, or why there is none."""
-    from overlay.targets.environments import resolve_environment
-    from overlay.targets.installed import resolve_installed
+    from overlay.package import VLLM
+    from overlay.targets.environments import resolve_environment, resolve_installed
 
     try:
         if elsewhere is not None:
-            return resolve_environment(Path(elsewhere.name), elsewhere.name), None
-        return resolve_installed(), None
+            return resolve_environment(Path(elsewhere.name), elsewhere.name, VLLM), None
+        return resolve_installed(VLLM), None
     except OverlayError as error:
         return None, str(error)
 

@@ -70,7 +70,8 @@ def _installed(
     from overlay.commands.status import of_files
     from overlay.features.model import packages_of
     from overlay.package import VLLM
-    from overlay.targets.resolution import ABSENT, resolve_each
+    from overlay.targets.resolution import resolve_each
+    from overlay.targets.target import Absent
 
     answers: list[TargetReport] = []
     try:
@@ -79,7 +80,7 @@ def _installed(
         further = [package for package in packages_of(features) if package != VLLM]
         if further:
             answers += [of_files(each, features) for each in resolve_each(elsewhere, further)]
-    except ABSENT:
+    except Absent:
         pass  # features for a package that is not installed have nothing to do
     except OverlayError as error:
         problems.append(str(error))

@@ -65,11 +65,11 @@ def _offered(pre: bool, package: Package) -> tuple[ReleaseEntry, ...]:
     from packaging.version import Version
 
     from overlay.errors import PackageIndexError
-    from overlay.targets.release import offered_releases
+    from overlay.targets.fetch import offered_releases
 
     known = package.releases
     try:
-        offered = offered_releases(pre=pre, package=package)
+        offered = offered_releases(package, pre=pre)
     except PackageIndexError as error:
         if not known:
             raise

@@ -120,7 +120,8 @@ class Request(NamedTuple):
         self, name: str | None, packages: Sequence[Package], progress: Progress | None
     ) -> tuple[Target, ...]:
         from overlay.package import VLLM
-        from overlay.targets.resolution import ABSENT, resolve_each
+        from overlay.targets.resolution import resolve_each
+        from overlay.targets.target import Absent
 
         def each(packages: Sequence[Package]) -> tuple[Target, ...]:
             return resolve_each(
@@ -133,7 +134,7 @@ class Request(NamedTuple):
 
         try:
             return each(packages)
-        except ABSENT:
+        except Absent:
             if VLLM in packages:
                 raise
             return each((VLLM,))  # where features for something else have nothing to do

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlay.in_memory.patch_folders import further_packages, patches_folders
-from overlay.package import Package
+from overlay.package import VLLM, Package
 
 if TYPE_CHECKING:
     from overlay.settings import Switches
@@ -23,16 +22,13 @@ def running_vllm() -> Target:
     """
     place = _imported("vllm")
     if place is None:
-        from overlay.targets.installed import resolve_installed
+        from overlay.targets.environments import resolve_installed
 
-        return resolve_installed()
-    from overlay.targets.folder import build
+        return resolve_installed(VLLM)
+    from overlay.targets.installations import target_at
 
-    return build(
-        place,
-        os.path.dirname(os.path.realpath(place)),
-        fallback=lambda: getattr(sys.modules["vllm"], "__version__", None),
-    )
+    root = os.path.dirname(os.path.realpath(place))
+    return target_at(place, root, VLLM, stated=getattr(sys.modules["vllm"], "__version__", None))
 
 
 def running_beside(switches: Switches) -> tuple[Target, ...]:
@@ -42,18 +38,18 @@ def running_beside(switches: Switches) -> tuple[Target, ...]:
     """
     targets = []
     for package in further_packages(patches_folders(switches)):
-        from overlay.targets.folder import build
-        from overlay.targets.installed import NotInstalled, editable_version, resolve_installed
+        from overlay.targets.environments import resolve_installed
+        from overlay.targets.installations import target_at
+        from overlay.targets.target import Absent
 
         place = _imported(package.name)
         if place is not None:
-            root = Path(os.path.realpath(place)).parent
-            version = partial(editable_version, root, sys.path, package)
-            targets.append(build(place, str(root), fallback=version, package=package))
+            root = os.path.dirname(os.path.realpath(place))
+            targets.append(target_at(place, root, package, path=sys.path))
             continue
         try:
             targets.append(resolve_installed(package))
-        except NotInstalled:
+        except Absent:
             continue
     return tuple(targets)
 

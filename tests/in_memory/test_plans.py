@@ -14,10 +14,11 @@ from overlay.features.folder import Loaded
 from overlay.features.model import Feature
 from overlay.in_memory import preparation
 from overlay.in_memory.preparation import Plans
+from overlay.package import VLLM
 from overlay.planning import planner
 from overlay.results import Notice, Plan, State
 from overlay.settings import read
-from overlay.targets.folder import resolve_folder
+from overlay.targets.installations import resolve_folder
 from tests.support import fake_vllm
 from tests.support.patches import feature, hunk
 
@@ -63,7 +64,7 @@ def plans_of(tmp_path: Path, *features: Feature, only: str | None = None) -> Pla
     with (site / RUNNER).open("a") as file:
         file.write("# edited\n")
     environment = {} if only is None else {"OVERLAY_FEATURES": only}
-    plans = Plans(resolve_folder(site, str(site)), read(environment))
+    plans = Plans(resolve_folder(site, str(site), VLLM), read(environment))
     plans.__dict__["loaded"] = Loaded(features, ())  # as if a folder had held them
     return plans
 

@@ -1,8 +1,8 @@
-"""Releases that were fetched before, one zip archive each, in the user's cache.
+"""Releases of a package: from the user's cache, or fetched from the configured package index.
 
-The archive is an ordinary zip.  Its comment says where its index lies (a member that is stored
-uncompressed), and the index says where each file lies and what its sha256 is, so that reading one
-file needs neither the list of members nor anything else of the archive.
+Each is one archive in the cache, an ordinary zip.  Its comment says where its index lies (a member
+that is stored uncompressed), and the index says where each file lies and what its sha256 is, so
+that reading one file needs neither the list of members nor anything else of the archive.
 
 ``zipfile`` is not used for reading, for two reasons.  It parses a central directory of 2600 members
 before it reads the first one: 12 ms a release, against 2 ms for the index, and 0.25 s against 0.1 s
@@ -20,18 +20,24 @@ import os
 import weakref
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import ExitStack
 from typing import IO, TYPE_CHECKING, Any
 
+from packaging.version import Version
+
 from overlay.cache import PrivateFolder, cache_folder
+from overlay.errors import PackageIndexError
 from overlay.package import VLLM, Package
-from overlay.targets.archive import Sources, left_out
-from overlay.untrusted import parse_json
+from overlay.targets.target import Origin, Progress, Sources, Target, left_out
+from overlay.untrusted import NotPrivate, parse_json
 
 if TYPE_CHECKING:
     import zipfile
 
+    from overlay.targets.fetch import Fetched
+
+#: How long one process waits for another one that fetches the same release.
+LOCK_SECONDS = 900
 
 _SCHEMA = 1
 
@@ -44,23 +50,128 @@ _LEVEL = 5
 _DAMAGE = (ValueError, KeyError, TypeError, zlib.error, UnicodeDecodeError)
 
 
-class DamagedError(Exception):
-    """The archive is not what was written; it has to be made again."""
+def resolve_release(
+    wanted: Version, name: str, progress: Progress | None, package: Package
+) -> Target:
+    """The read-only target of one release.
+
+    :param wanted: in its one spelling, as of ``same_release``.
+
+    A release in the cache needs no network.  Every file is checked by its hash when it is read;
+    a damaged archive is made again.
+
+    :raises PackageIndexError: if it is not in the cache and cannot be fetched.
+    :raises ArchiveError: if what the index serves is dangerous or too large.
+    """
+    stored, notes = _stored(wanted, progress, package)
+    archive = stored.archive
+    trouble = (stored.trouble,) if stored.trouble else ()
+    warnings = (*notes, *stored.warnings, *trouble, *archive.origin.warnings)
+    return Target.of(
+        archive.version, name, package, stored.read, warnings=warnings, lister=archive.paths
+    )
 
 
-@dataclass(frozen=True)
-class Origin:
-    """The origin of a release.
+def _stored(
+    wanted: Version, progress: Progress | None, package: Package
+) -> tuple[_StoredRelease, tuple[str, ...]]:
+    """The release, and a warning where its local label had to be dropped."""
+    try:
+        return _StoredRelease(wanted, progress, package), ()
+    except PackageIndexError as error:
+        if wanted.local is None:
+            raise
+        plain = Version(wanted.public)
+        stored = _StoredRelease(plain, progress, package)
+        return stored, (f"{package.title} {plain} was taken for {wanted}: {error}",)
 
-    :ivar file: the file's name; :ivar index: the page that offered it; :ivar digest: the hash that
-        the whole file was checked against (``sha256=...``), ``None`` where it could not be.
-    :ivar warnings: what the user has to know about it, every time.
+
+class _StoredRelease:
+    """A release in the cache, fetched where it is missing or damaged.
+
+    :ivar archive: the release; :ivar warnings: of this fetch, if there was one.
+    :ivar trouble: why the cache could not be used, or ``None``.
     """
 
-    file: str
-    index: str
-    digest: str | None
-    warnings: tuple[str, ...]
+    def __init__(self, wanted: Version, progress: Progress | None, package: Package) -> None:
+        self._wanted, self._progress, self._package = wanted, progress, package
+        self._name = str(wanted)
+        self._archive = archive_name(self._name, package)
+        self._folder = releases_folder()
+        self.warnings: tuple[str, ...] = ()
+        self.trouble: str | None = None
+        self.archive = self._open() or self._obtain(reopen=True)
+
+    @property
+    def _what(self) -> str:
+        return f"{self._package.title} {self._wanted}"
+
+    def read(self, path: str) -> bytes | None:
+        """The bytes of ``path``; the release is fetched again where its archive is damaged."""
+        try:
+            return self.archive.read(path)
+        except DamagedError:
+            self.archive = self._obtain(reopen=False)
+            return self.archive.read(path)
+
+    def _open(self) -> CachedRelease | None:
+        try:
+            return CachedRelease.open(self._name, self._package)
+        except (FileNotFoundError, DamagedError):
+            return None
+        except (OSError, NotPrivate) as error:
+            self._warn(error)
+            return None
+
+    def _obtain(self, reopen: bool) -> CachedRelease:
+        """Fetch the release, one process at a time.
+
+        :param reopen: take what another process has fetched while this one waited.
+        """
+        import filelock
+
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(self._folder.lock(self._archive, LOCK_SECONDS))
+            except filelock.Timeout as error:
+                raise PackageIndexError(
+                    f"{self._what}: another process has been fetching it for more than "
+                    f"{LOCK_SECONDS} seconds (it holds {error.lock_file}). End it, then try again"
+                ) from error
+            except (OSError, NotImplementedError, NotPrivate) as error:
+                self._warn(error)
+                fetched = self._fetch()
+                return CachedRelease.in_memory(fetched.sources, fetched.origin)
+            return (self._open() if reopen else None) or self._store(self._fetch())
+
+    def _fetch(self) -> Fetched:
+        from overlay.targets.fetch import fetch  # imports the network: only where it is needed
+
+        fetched = fetch(self._wanted, self._progress, self._package)
+        self.warnings = fetched.warnings
+        return fetched
+
+    def _store(self, fetched: Fetched) -> CachedRelease:
+        try:
+            return write(self._name, fetched.sources, fetched.origin, self._package)
+        except (OSError, NotPrivate) as error:
+            self._warn(error)
+            return CachedRelease.in_memory(fetched.sources, fetched.origin)
+
+    def _warn(self, error: Exception) -> None:
+        """Keep why the cache is not used: of all releases in the same words, to be told once."""
+        if isinstance(error, NotPrivate):
+            why = str(error)
+        else:
+            why = f"{getattr(error, 'strerror', None) or error}; make it writable for yourself"
+        self.trouble = (
+            f"the cache {self._folder.path} was not used, so the release was fetched for this "
+            f"command alone: {why}; or set OVERLAY_CACHE to a folder of your own"
+        )
+
+
+class DamagedError(Exception):
+    """The archive is not what was written; it has to be made again."""
 
 
 class CachedRelease:
@@ -164,17 +275,12 @@ def releases_folder() -> PrivateFolder:
     return PrivateFolder(cache_folder() / "releases", mode=0o755, allow_group=True)
 
 
-def archive_name(release: str, package: Package = VLLM) -> str:
+def archive_name(release: str, package: Package) -> str:
     """The name of a release's archive in ``releases_folder``."""
     return f"{package.name}-{release}.zip"
 
 
-def archive_path(release: str, package: Package = VLLM) -> Path:
-    """The path of a release's archive, whether it is there or not."""
-    return releases_folder().path / archive_name(release, package)
-
-
-def write(release: str, sources: Sources, origin: Origin, package: Package = VLLM) -> CachedRelease:
+def write(release: str, sources: Sources, origin: Origin, package: Package) -> CachedRelease:
     """Put a release into the cache, whole or not at all, and open it.
 
     :raises OSError: if the folder cannot be written to.
