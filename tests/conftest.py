@@ -56,7 +56,7 @@ LONGEST = {
             "in_memory/test_hazards.py",
             "draft_graphs/test_verify_engine.py",
             "draft_graphs/test_unequal_ranks.py",
-            "commands/test_port_killed.py",
+            "authoring/commands/test_port_killed.py",
             "draft_graphs/test_facts_releases.py",
             "test_packaging.py",
             "commands/test_verify.py",

@@ -11,7 +11,7 @@ import pytest
 from overlay.targets import fetch as fetching
 from overlay.targets import http
 from overlay.targets.pip_config import IndexConfig
-from tests.commands.test_import import SCHEMA
+from tests.authoring.commands.test_import import SCHEMA
 from tests.commands.test_packages import feature_for
 from tests.support import fake_vllm
 from tests.support.cli import Cli, Result

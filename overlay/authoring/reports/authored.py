@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from overlay.authoring.reports.imported import landings, on_disk_only
+from overlay.authoring.triage import FileFate
+from overlay.features.model import Hunk
 from overlay.report.base import Report
 from overlay.report.changes import beside_lines
 from overlay.report.codes import Code, Verdict
@@ -121,6 +123,24 @@ class EditReport(Report):
     def own_data(self) -> dict[str, Any]:
         """The report's own part of the JSON."""
         return {"edit": data(self)}
+
+
+def authored(
+    fates: Iterable[FileFate],
+    hunks: Mapping[str, Sequence[Hunk]],
+    stacks: Mapping[str, tuple[str, ...]] | None = None,
+) -> tuple[AuthoredFile, ...]:
+    """The files of a feature, by path.
+
+    :param hunks: path -> those of the file; :param stacks: path -> ids of the features below.
+    """
+    files = []
+    for fate in fates:
+        scopes = [hunk.scope for hunk in hunks.get(fate.path, ())]
+        counts = tuple(AuthoredHunks(each, scopes.count(each)) for each in dict.fromkeys(scopes))
+        below = (stacks or {}).get(fate.path, ())
+        files.append(AuthoredFile(fate.path, fate.fate, counts, below, fate.problem))
+    return tuple(sorted(files, key=lambda file: file.path))
 
 
 # Verdicts

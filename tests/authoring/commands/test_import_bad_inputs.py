@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.authoring.commands.test_import import releases
 from tests.authoring.test_importing import BASE, CHANGE, MODE, PATH, RENAME, diff
-from tests.commands.test_import import releases
 from tests.support.cli import Cli, digest
 
 __all__ = ["releases"]  # the fixture

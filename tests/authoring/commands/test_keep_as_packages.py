@@ -11,7 +11,7 @@ from overlay.errors import PackageIndexError
 from overlay.features.folder import load
 from overlay.package import package_named
 from overlay.targets import resolution
-from tests.commands.test_import import SCHEMA
+from tests.authoring.commands.test_import import SCHEMA
 from tests.commands.test_packages import (
     ASCEND,
     ASCEND_PROPOSER,

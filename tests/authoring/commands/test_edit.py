@@ -317,7 +317,7 @@ def test_the_session_of_a_killed_commit_ends_with_the_next_commit(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("overlay.authoring.commands.edit.remove", killed)
+        patch.setattr("overlay.authoring.commands.edit.finish", killed)
         assert team("edit", "--commit", folder).exit == 130
     assert folder.exists()
     result = team("edit", "--commit", folder, "--json")

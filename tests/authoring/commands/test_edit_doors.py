@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.test_edit import index, snapshot, team
+from tests.authoring.commands.test_edit import index, snapshot, team
 from tests.support.cli import RUNNER, Cli, edit
 
 __all__ = ["index", "team"]  # the fixtures

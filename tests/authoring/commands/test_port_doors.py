@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.test_port import files, ours, releases
+from tests.authoring.commands.test_port import files, ours, releases
 from tests.support import port_world as world
 from tests.support.cli import Cli
 

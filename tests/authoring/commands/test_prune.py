@@ -11,8 +11,8 @@ import pytest
 
 from overlay.authoring import disk
 from overlay.features.folder import load
+from tests.authoring.commands.test_import import SCHEMA
 from tests.authoring.test_pruning import NAMES, TYPICAL, Tree
-from tests.commands.test_import import SCHEMA
 from tests.support.cli import Cli, digest
 from tests.support.faults import FaultyOs, faulty, in_child, killing
 from tests.support.releases import serve

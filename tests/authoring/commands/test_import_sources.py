@@ -16,8 +16,8 @@ from overlay.authoring import urls
 from overlay.authoring.urls import page_of
 from overlay.errors import UsageError
 from overlay.features.folder import load
+from tests.authoring.commands.test_import import SCHEMA, releases
 from tests.authoring.test_importing import BASE, CHANGE, PATCHED, PATH, diff
-from tests.commands.test_import import SCHEMA, releases
 from tests.support.cli import Cli
 from tests.support.git_repository import Repository, needs_git
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from overlay.errors import PackageIndexError
-from tests.commands.test_port import files, ours, releases
+from tests.authoring.commands.test_port import files, ours, releases
 from tests.support import port_world as world
 from tests.support.cli import Cli
 
@@ -98,7 +98,7 @@ def test_a_session_that_was_carried_out_and_killed_is_over_with_the_next_continu
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("overlay.authoring.port_session.end", killed)
+        patch.setattr("overlay.authoring.commands.port_session.finish", killed)
         assert cli("port", "--continue", "--patches", ours).exit == 130
     written = files(ours)
     assert Path("port-0.24.0").exists()

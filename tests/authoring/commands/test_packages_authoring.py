@@ -15,7 +15,7 @@ from overlay.features.model import Feature
 from overlay.package import package_named
 from overlay.targets import resolution
 from overlay.targets.target import Target
-from tests.commands.test_import import SCHEMA
+from tests.authoring.commands.test_import import SCHEMA
 from tests.commands.test_packages import ASCEND, ASCEND_PROPOSER, RELEASE, feature_for, install
 from tests.support import fake_vllm
 from tests.support.cli import Cli, edit

@@ -10,8 +10,8 @@ import pytest
 
 from overlay.package import KNOWN_RELEASES
 from overlay.targets import resolution
+from tests.authoring.commands.test_import import SCHEMA
 from tests.authoring.test_importing import BASE, PATCHED, PATH, RELEASES, diff
-from tests.commands.test_import import SCHEMA
 from tests.support import fake_vllm
 from tests.support.cli import CAPTURE, Cli
 from tests.support.git_repository import Repository, needs_git
