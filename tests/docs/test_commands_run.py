@@ -25,7 +25,7 @@ RENDERED = ("README.md", "docs/your-first-patch.md")
 #: What a call begins with -> why it is not run here, and what runs it.
 ELSEWHERE = {
     "verify": "needs an engine: tests/draft_graphs/test_verify_engine.py",
-    "bench": "needs an engine: tests/commands/test_bench.py",
+    "bench": "needs an engine: tests/proof/commands/test_bench.py",
     "new": "has an editor in its story: tests/docs/test_tutorial.py, tests/commands/test_new.py",
     "edit": "goes on with a session: tests/docs/test_tutorial.py, tests/commands/test_edit.py",
     "import": "needs a change: tests/docs/test_tutorial.py, tests/commands/test_import.py",
