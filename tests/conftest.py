@@ -59,7 +59,7 @@ LONGEST = {
             "authoring/commands/test_port_killed.py",
             "draft_graphs/test_facts_releases.py",
             "test_packaging.py",
-            "commands/test_verify.py",
+            "proof/commands/test_verify.py",
             "features/test_shipped_features.py",
             "commands/test_every_call.py",
             "engine/test_first_drafts.py",

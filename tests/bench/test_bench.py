@@ -21,7 +21,7 @@ from overlay.proof.children import last_result, run_child
 from overlay.proof.measuring import percentile, summary
 from overlay.proof.meeting import Meeting, leave
 from overlay.proof.shapes import DRAFTERS, SHAPES, write_configs
-from tests.support.sittings import sitting
+from tests.bench.sittings import sitting
 
 FUNCTION = "/x/site-packages/vllm/v1/worker/runner.py"
 

@@ -19,7 +19,7 @@ from bench import compare
 from bench.plan import Cell, Party, Place
 from overlay.proof.measuring import in_turns
 from overlay.proof.meeting import Meeting
-from tests.support.sittings import sitting
+from tests.bench.sittings import sitting
 
 ENGINE_IN_TURN = """
 import json, os, sys, time

@@ -27,7 +27,7 @@ LIFE = "tests/authoring/commands"
 #: What a call begins with -> why it is not run here, and what runs it.
 ELSEWHERE = {
     "verify": "needs an engine: tests/draft_graphs/test_verify_engine.py",
-    "bench": "needs an engine: tests/commands/test_bench.py",
+    "bench": "needs an engine: tests/proof/commands/test_bench.py",
     "new": f"has an editor in its story: tests/docs/test_tutorial.py, {LIFE}/test_new.py",
     "edit": f"goes on with a session: tests/docs/test_tutorial.py, {LIFE}/test_edit.py",
     "import": f"needs a change: tests/docs/test_tutorial.py, {LIFE}/test_import.py",

@@ -18,11 +18,12 @@ import pytest
 
 from overlay.proof import meeting, turns
 from overlay.proof.reports.benched import OVERLAY, STOCK, V2
-from tests.commands.test_verify import expect_gone, pids_of
+from tests.proof.commands.test_verify import expect_gone, pids_of
+from tests.proof.support import traces
+from tests.proof.support.fake_engine import behaving, write_fake_python
 from tests.report.test_schema import DOCUMENT
-from tests.support import fake_vllm, traces
+from tests.support import fake_vllm
 from tests.support.cli import Cli
-from tests.support.fake_engine import behaving, write_fake_python
 
 TIMES: dict[str, object] = {
     STOCK: [4.0],
@@ -275,7 +276,7 @@ def test_no_stopped_server_outlives_the_command(
             *OPTIONS,
             *("--only", "serving", "--python", python),
         ],
-        cwd=Path(__file__).resolve().parents[2],
+        cwd=Path(__file__).resolve().parents[3],
         env={**os.environ, **words, "FAKE_PIDS": str(pids), "TMPDIR": str(tmp_path)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -1,6 +1,6 @@
 """An engine without a model that takes turns as ``overlay.proof.step_time`` does.
 
-It is measured by the real ``measuring.in_turns``, and writes down when (``tests.support.traces``).
+It is measured by the real ``measuring.in_turns``, and writes down when (:mod:`traces`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from overlay.proof import measuring
 from overlay.proof.meeting import Meeting
-from tests.support import traces
+from tests.proof.support import traces
 
 #: Tokens of what is measured: other than those of the first call, which is made at any time.
 _TOKENS = 192

@@ -15,10 +15,10 @@ import jsonschema
 import pytest
 
 from overlay.cli.run import run
+from tests.proof.support.fake_engine import behaving, write_fake_python
 from tests.report.test_schema import DOCUMENT
-from tests.support.fake_engine import behaving, write_fake_python
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TINY = ("--tiny", "--draft", "eagle3hid")
 OWN = ("--model", "a/target", "--draft", "a/draft")
 RIGHT = {"off": "right", "step": "right", "loop": "right", "whole": "right", "again": "right"}

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.support.fake_serving import write_fake_serving
+from tests.proof.support.fake_serving import write_fake_serving
 
 _PROGRAM = """#!{python}
 import json, os, signal, subprocess, sys, time
@@ -35,7 +35,7 @@ if sys.argv[2] == "overlay.proof.step_time":
     out = Path(sys.argv[sys.argv.index("--out") + 1])
     if "--meet" in sys.argv:
         sys.path[:0] = [{root!r}, {modules!r}]
-        from tests.support.fake_step_time import take_turns
+        from tests.proof.support.fake_step_time import take_turns
         take_turns(sys.argv, engine, words, result, out)
         os._exit(0)
     result["batch1"] = {{"repeats_ms_per_step": words}}
@@ -109,7 +109,7 @@ out.write_text(json.dumps(result))
 
 def write_fake_python(folder: Path) -> Path:
     """Write the interpreter; its path."""
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(__file__).resolve().parents[3])
     program = folder / "python"
     modules = str(write_fake_serving(folder / "fake_serving"))
     text = _PROGRAM.format(python=sys.executable, root=root, modules=modules)

@@ -12,8 +12,8 @@ from overlay.cli.run import run
 from overlay.errors import UsageError
 from overlay.proof.commands.device import Device, Place, device_of
 from overlay.proof.commands.verify_tiny import tiny_sets
+from tests.proof.support.fake_engine import behaving, write_fake_python
 from tests.support import fake_vllm
-from tests.support.fake_engine import behaving, write_fake_python
 
 TORCH = {
     "cuda": "cuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n",
@@ -110,7 +110,7 @@ def test_without_a_gpu_nothing_is_started(
         raise AssertionError("an engine was started")
 
     for command in ("verify", "bench"):
-        monkeypatch.setattr(f"overlay.commands.{command}.device_of", lambda *_: device)
+        monkeypatch.setattr(f"overlay.proof.commands.{command}.device_of", lambda *_: device)
     monkeypatch.setattr("overlay.proof.commands.verify.run_jobs", started)
     monkeypatch.setattr("overlay.proof.commands.verify_tiny.write_models", started)
     if device is ON_CPU and "--tiny" in words:

@@ -63,7 +63,7 @@ _CLIENT = """
 import json, os, time, urllib.request
 from pathlib import Path
 from vllm.behaviour import engine, word
-from tests.support import traces
+from tests.proof.support import traces
 
 RUNS = []
 
@@ -105,7 +105,7 @@ from argparse import ArgumentParser as FlexibleArgumentParser
 def write_fake_serving(folder: Path) -> Path:
     """Write the modules into a new folder for an import path; the folder."""
     modules = {
-        "behaviour": _BEHAVIOUR.format(root=str(Path(__file__).resolve().parents[2])),
+        "behaviour": _BEHAVIOUR.format(root=str(Path(__file__).resolve().parents[3])),
         "entrypoints/openai/api_server": _SERVER,
         "benchmarks/serve": _CLIENT,
         "utils/argparse_utils": _PARSER,

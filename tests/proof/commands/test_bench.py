@@ -18,11 +18,11 @@ import pytest
 
 from overlay.proof.commands.launch import as_arguments
 from overlay.proof.commands.question import Question, method_of
-from tests.commands.test_verify import expect_gone, pids_of
+from tests.proof.commands.test_verify import expect_gone, pids_of
+from tests.proof.support.fake_engine import behaving, write_fake_python
 from tests.report.test_schema import DOCUMENT
 from tests.support import fake_vllm
 from tests.support.cli import Cli
-from tests.support.fake_engine import behaving, write_fake_python
 
 TIMES: dict[str, object] = {
     "stock V1": [4.0, 4.2],
@@ -232,7 +232,7 @@ def test_a_server_ends_with_the_command_when_that_is_killed(python: Path, tmp_pa
     words = behaving({**TIMES, "stock V1 serving": "hangs"})
     command = subprocess.Popen(
         [sys.executable, "-m", "overlay", "bench", *SERVING, "--python", str(python)],
-        cwd=Path(__file__).resolve().parents[2],
+        cwd=Path(__file__).resolve().parents[3],
         env={**os.environ, **words, "FAKE_PIDS": str(pids), "TMPDIR": str(tmp_path)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
