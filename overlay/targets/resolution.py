@@ -267,7 +267,7 @@ def releases(text: str, *, pre: bool = False, package: Package = VLLM) -> tuple[
     )
 
 
-def packages_meant(text: str, package: Package = VLLM) -> tuple[Package, ...]:
+def packages_meant(text: str, package: Package) -> tuple[Package, ...]:
     """The packages whose releases ``--releases`` names, even where it names none of them.
 
     :param package: the one that is meant where a part does not say it.
