@@ -63,14 +63,9 @@ class Request(NamedTuple):
         :raises PackageIndexError: if a release cannot be fetched.
         """
         from overlay.package import VLLM
-
-        if name is None and self.python is not None:
-            from overlay.targets.environments import resolve_interpreter
-
-            return resolve_interpreter(self.python, package or VLLM)
         from overlay.targets.resolution import resolve
 
-        return resolve(name, progress=progress, package=package or VLLM)
+        return resolve(name, python=self.python, progress=progress, package=package or VLLM)
 
     def survey(self, name: str | None, progress: Progress | None = None) -> Scene:
         """The features, and the packages of a target that they are for.

@@ -79,17 +79,6 @@ def resolve_environment(place: Path, name: str, package: Package) -> Target:
     return target_at(folder, name, package, path=environment.path)
 
 
-def resolve_interpreter(text: str, package: Package) -> Target:
-    """The package of the interpreter or virtual environment that ``--python`` names.
-
-    A bare name such as ``python3.12`` is looked up on ``PATH``.
-
-    :raises Absent: if it does not have the package.
-    :raises TargetError: if there is no such interpreter, or the package cannot be patched there.
-    """
-    return resolve_environment(named_interpreter(text), text, package)
-
-
 def find(
     path: Sequence[str],
     meta_path: Sequence[Any],
@@ -178,6 +167,8 @@ def is_environment(place: Path, packages: Iterable[Package] = (VLLM,)) -> bool:
 
 def named_interpreter(text: str) -> Path:
     """The place of the interpreter or virtual environment that ``--python`` names.
+
+    A bare name such as ``python3.12`` is looked up on ``PATH``.
 
     :raises TargetError: if it is a program that is not on ``PATH``.
     """

@@ -35,9 +35,9 @@ from overlay.package import (
 from overlay.targets.environments import (
     environment_at,
     is_environment,
+    named_interpreter,
     resolve_environment,
     resolve_installed,
-    resolve_interpreter,
 )
 from overlay.targets.installations import resolve_folder
 from overlay.targets.releases import resolve_release
@@ -52,14 +52,20 @@ _STATE = re.compile(r"\.(?P<name>[A-Za-z_][A-Za-z0-9_]*)-overlay")
 
 
 def resolve(
-    target: str | None, *, progress: Progress | None = None, package: Package = VLLM
+    target: str | None,
+    *,
+    python: str | None = None,
+    progress: Progress | None = None,
+    package: Package = VLLM,
 ) -> Target:
-    """The target that ``target`` names; ``None`` is the package that this Python would import.
+    """The target that ``target`` names; ``None`` is the package that a Python would import.
 
     What reads as a version number is a release, unless a file or folder of that name is there: then
     that is meant, and a warning names the release.  With its name (``vllm==0.26.0``) a release is
     always one.
 
+    :param python: the interpreter or virtual environment that is meant where ``target`` is
+        ``None``; ``None``: this one.
     :param progress: called while a release is fetched.
     :param package: the one that is meant where ``target`` does not say it.
     :raises Absent: if a Python, a folder, a wheel or an sdist does not have the package.
@@ -72,6 +78,8 @@ def resolve(
             f"TARGET is empty: omit it to mean the installed {package.title}, or name "
             f"{targets_of(package)}"
         )
+    if target is None and python is not None:
+        return resolve_environment(named_interpreter(python), python, package)
     if target is None:
         return resolve_installed(package)
     if (named := target_release(target, package)) is not None:
@@ -121,8 +129,7 @@ def resolve_each(
     :param packages: those that are asked for, at least one; the first is the one that is missed
         where there is none.  Those that the overlay has patched there come behind them, if
         ``patched`` says so.
-    :param python: the interpreter or virtual environment that is meant where ``target`` is
-        ``None``; ``None``: this one.
+    :param python: as of ``resolve``.
     :raises TargetError: as ``resolve``, and if a release is one of a package that is not asked for.
     """
     if target is not None and (named := target_release(target, packages[0])) is not None:
@@ -134,10 +141,7 @@ def resolve_each(
     further = patched_in(_folders(target, python)) if patched else ()
     for package in dict.fromkeys((*packages, *further)):
         try:
-            if target is None and python is not None:
-                resolved.append(resolve_interpreter(python, package))
-            else:
-                resolved.append(resolve(target, package=package))
+            resolved.append(resolve(target, python=python, package=package))
         except Absent as error:
             missing = missing or error
     if not resolved and missing is not None:
@@ -267,7 +271,7 @@ def releases(text: str, *, pre: bool = False, package: Package = VLLM) -> tuple[
     )
 
 
-def packages_meant(text: str, package: Package = VLLM) -> tuple[Package, ...]:
+def packages_meant(text: str, package: Package) -> tuple[Package, ...]:
     """The packages whose releases ``--releases`` names, even where it names none of them.
 
     :param package: the one that is meant where a part does not say it.

@@ -73,7 +73,7 @@ class Target:
     record_file: Path | None
     warnings: tuple[str, ...]
     reader: Callable[[str], bytes | None] = field(repr=False, compare=False)
-    package: Package = VLLM
+    package: Package
     lister: Callable[[], Iterable[str]] | None = field(default=None, repr=False, compare=False)
 
     @classmethod

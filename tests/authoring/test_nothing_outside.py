@@ -27,7 +27,7 @@ from overlay.authoring.session import (
 )
 from overlay.authoring.writing import FeatureFolder, FeatureText, check_files, check_folder
 from overlay.errors import OverlayError, UsageError
-from overlay.package import ReleaseRange, id_problem
+from overlay.package import VLLM, ReleaseRange, id_problem
 from overlay.untrusted import UnfitFile
 
 PATH = "vllm/v1/a.py"
@@ -134,7 +134,7 @@ def test_an_id_that_is_not_one_lays_nothing_anywhere(id_: str) -> None:
                 replace_features(patches, new, gone)
         with pytest.raises(UsageError):
             check_files(id_, {"feature.toml": b""})
-        text = FeatureText(id_, "t", "w", ReleaseRange.parse("0.20.0..0.21.0"))
+        text = FeatureText(id_, "t", "w", ReleaseRange.parse("0.20.0..0.21.0", VLLM))
         with pytest.raises(UsageError):
             check_folder(FeatureFolder(text))
         assert os.listdir(scratch) == []

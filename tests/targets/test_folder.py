@@ -186,7 +186,7 @@ def test_a_path_is_read_only_where_it_plainly_lies_inside_vllm(path: str) -> Non
         and "\0" not in path
     )
     try:
-        check_path(path)
+        check_path(path, VLLM)
     except TargetError:
         assert not plain
     else:
