@@ -84,4 +84,5 @@ def _may_set(document: Path, key: bytes) -> bool:
         data = read_regular(document, follow=False) or b""
     except OSError:
         return False
-    return any(line.partition(b"=")[0].strip(b" \t\"'") == key for line in data.splitlines())
+    lines = data.splitlines() if key in data else []
+    return any(line.partition(b"=")[0].strip(b" \t\"'") == key for line in lines)
