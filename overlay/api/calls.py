@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -45,15 +46,19 @@ def request(
     require: Collection[str] = (),
     without: Collection[str] = (),
 ) -> Request:
-    """Gather what every command takes, as texts."""
+    """Gather what every command takes, as texts, and warn of former ids."""
     from overlay.commands.request import Request
+    from overlay.settings import current_ids
+
+    def note(text: str) -> None:
+        warnings.warn(text, FutureWarning, stacklevel=4)
 
     return Request(
         patches=tuple(str(folder) for folder in patches),
-        features=tuple(only),
+        features=current_ids(only, note),
         python=None if python is None else str(python),
-        require=tuple(require),
-        without=tuple(without),
+        require=current_ids(require, note),
+        without=current_ids(without, note),
     )
 
 

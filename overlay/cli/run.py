@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from contextvars import copy_context
@@ -27,10 +28,16 @@ def run(arguments: Sequence[str]) -> int:
 def _run(arguments: Sequence[str]) -> int:
     try:
         _open_streams()
-        answer = _answer(list(arguments))
+        with warnings.catch_warnings():
+            warnings.showwarning = _note  # type: ignore[assignment]  # it needs the text alone
+            answer = _answer(list(arguments))
         return answer if isinstance(answer, int) else _deliver(answer)
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
+
+
+def _note(message: Warning | str, *_: object) -> None:
+    sys.stderr.write(f"note: {message}\n")
 
 
 def _answer(arguments: list[str]) -> Answer | str | int:

@@ -23,7 +23,7 @@ from tests.support.beside_vllm import put_beside_vllm
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("vllm")  # in the environment of the engine
 
-put_beside_vllm("dbo-eagle3")
+put_beside_vllm("dbo")
 
 # The feature's modules lie beside vLLM's own from here on.
 # isort: split
@@ -120,7 +120,7 @@ def test_the_switch_leaves_it_to_upstream(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def patched(release: str, path: str = WRAPPER) -> ast.Module:
-    features = [each for each in load([shipped_folder()]) if each.id == FEATURE]
+    features = [each for each in load([shipped_folder()]) if each.id == "dbo"]
     target = resolve(release)
     changes = plan(features, target, target.release, target.record, Syntax()).changes
     (after,) = [change.after for change in changes if change.path == path]

@@ -22,7 +22,7 @@ from tests.support.beside_vllm import put_beside_vllm
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("vllm")  # in the environment of the engine
 
-put_beside_vllm("dbo-lengths")
+put_beside_vllm("dbo")
 
 # The feature's modules lie beside vLLM's own from here on.
 # isort: split
@@ -120,7 +120,7 @@ def test_lengths_that_nothing_cuts_are_left_where_they_are() -> None:
 @pytest.mark.network
 @pytest.mark.parametrize("release", KNOWN_RELEASES)
 def test_every_release_keeps_them_before_it_builds_the_metadata(release: str) -> None:
-    features = [each for each in load([shipped_folder()]) if each.id == "dbo-lengths"]
+    features = [each for each in load([shipped_folder()]) if each.id == "dbo"]
     target = resolve(release)
     changes = plan(features, target, target.release, target.record, Syntax()).changes
     (after,) = [change.after for change in changes if change.path == RUNNER]

@@ -20,7 +20,7 @@ from tests.support.beside_vllm import put_beside_vllm
 
 pytest.importorskip("vllm")  # in the environment of the engine
 
-put_beside_vllm("dbo-drafts")
+put_beside_vllm("dbo")
 
 # The feature's modules lie beside vLLM's own from here on.
 # isort: split
@@ -126,7 +126,7 @@ class Changed:
 @functools.cache
 def patched_methods(release: str) -> dict[str, ast.FunctionDef]:
     """The methods of a release's patched model runner that tests look at, by name."""
-    features = [each for each in load([shipped_folder()]) if each.id == FEATURE]
+    features = [each for each in load([shipped_folder()]) if each.id == "dbo"]
     target = resolve(release)
     changes = plan(features, target, target.release, target.record, Syntax()).changes
     (after,) = [change.after for change in changes if change.path == RUNNER]
@@ -245,12 +245,13 @@ KEY = (
 
 @pytest.mark.network
 @pytest.mark.parametrize(
-    ("changes", "state"),
-    [((SLOTS,), State.PRISTINE), ((SLOTS, KEY), State.UPSTREAMED)],
-    ids=["one", "both"],
+    ("changes", "retired"), [((SLOTS,), False), ((SLOTS, KEY), True)], ids=["one", "both"]
 )
-def test_it_retires_where_vllm_has_mended_both(changes: Any, state: State) -> None:
-    features = [each for each in load([shipped_folder()]) if each.id == FEATURE]
+def test_its_topic_retires_where_vllm_has_mended_both(changes: Any, retired: bool) -> None:
+    features = [each for each in load([shipped_folder()]) if each.id == "dbo"]
     merged: Any = Changed("0.33.0", *changes)
     (result,) = plan(features, merged, merged.target.release, None, Syntax()).features
-    assert result.state is state
+    assert result.state is State.PRISTINE
+    topics = {file.patch.split("/")[1] for file in result.files if file.patch}
+    assert topics == {"20-eagle3", "30-lengths"} | (set() if retired else {"10-drafts"})
+    assert ("upstream has 10-drafts (" in str(result.reason)) == retired
