@@ -18,21 +18,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm.v1.overlay_effects import active, count, idle
+from vllm.v1.overlay_switches import is_on
 
 #: The feature's name in `vllm.v1.overlay_effects`.
 FEATURE = "dbo-drafts"
 VARIABLE = "OVERLAY_DBO_DRAFTS"
-
-
-def wanted(environ: Mapping[str, str]) -> bool:
-    """Whether the environment asks for it; it does where the variable is unset or empty.
-
-    Raises ValueError for anything but on and off.
-    """
-    value = environ.get(VARIABLE) or "on"
-    if value not in ("on", "off"):
-        raise ValueError(f"{VARIABLE} is {value!r}; set it to on or off")
-    return value == "on"
 
 
 def drafter_slot_mappings(runner: Any, slot_mappings: Any) -> Any:
@@ -42,7 +32,7 @@ def drafter_slot_mappings(runner: Any, slot_mappings: Any) -> Any:
     where the run was split; None where there is no KV cache yet.
 
     Returns the first of a list, and anything else as it is. Reports the feature's effect. Raises
-    ValueError as `wanted` does.
+    ValueError if the switch is neither on nor off.
     """
     reason = idle_reason(runner, os.environ)
     if reason is not None:
@@ -61,17 +51,17 @@ def metadata_key(kind: tuple[Any, ...], micro_batch: int) -> tuple[Any, ...]:
     kind: upstream's key, of the KV-cache group's specification and the builder's class.
     micro_batch: its number, from 0.
 
-    Raises ValueError as `wanted` does.
+    Raises ValueError if the switch is neither on nor off.
     """
-    return (*kind, micro_batch) if wanted(os.environ) else kind
+    return (*kind, micro_batch) if is_on(VARIABLE) else kind
 
 
 def idle_reason(runner: Any, environ: Mapping[str, str]) -> str | None:
     """Why nothing is to be done for `runner`; None where its dummy runs may be split.
 
-    Raises ValueError as `wanted` does.
+    Raises ValueError if the switch is neither on nor off.
     """
-    if not wanted(environ):
+    if not is_on(VARIABLE, environ):
         return f"{VARIABLE}=off"
     if not runner.parallel_config.use_ubatching:
         return "micro-batching is off (enable_dbo, ubatch_size)"

@@ -9,28 +9,16 @@ captured reads the copy of its capture for ever.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from typing import Any
 
 from vllm.v1.overlay_effects import active, count, idle
+from vllm.v1.overlay_switches import is_on
 
 #: The feature's name in `vllm.v1.overlay_effects`.
 FEATURE = "dbo-lengths"
 VARIABLE = "OVERLAY_DBO_LENGTHS"
 #: The runner's attribute: number of the micro-batch -> [requests] lengths.
 BUFFERS = "dbo_lengths"
-
-
-def wanted(environ: Mapping[str, str]) -> bool:
-    """Whether the environment asks for it; it does where the variable is unset or empty.
-
-    Raises ValueError for anything but on and off.
-    """
-    value = environ.get(VARIABLE) or "on"
-    if value not in ("on", "off"):
-        raise ValueError(f"{VARIABLE} is {value!r}; set it to on or off")
-    return value == "on"
 
 
 def keep_lengths(runner: Any, micro_batch: int, metadata: Any, whole: Any) -> None:
@@ -42,9 +30,9 @@ def keep_lengths(runner: Any, micro_batch: int, metadata: Any, whole: Any) -> No
     part of the buffer, with the same values, if they are a copy.
     whole: that of the batch. Lengths that are a view of its seq_lens are at the same place always.
 
-    Reports the feature's effect. Raises ValueError as `wanted` does.
+    Reports the feature's effect. Raises ValueError if the switch is neither on nor off.
     """
-    if not wanted(os.environ):
+    if not is_on(VARIABLE):
         idle(FEATURE, f"{VARIABLE}=off")
         return
     active(FEATURE, "graphs of micro-batches read the sequence lengths of the step")

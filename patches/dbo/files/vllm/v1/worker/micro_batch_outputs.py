@@ -7,27 +7,16 @@ single tensors, and from 0.22 on tuples of tensors, but no tuple with a list in 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from vllm.v1.overlay_effects import active, count, idle
+from vllm.v1.overlay_switches import is_on
 
 #: The feature's name in `vllm.v1.overlay_effects`.
 FEATURE = "dbo-eagle3"
 VARIABLE = "OVERLAY_DBO_EAGLE3"
-
-
-def wanted(environ: Mapping[str, str]) -> bool:
-    """Whether the environment asks for it; it does where the variable is unset or empty.
-
-    Raises ValueError for anything but on and off.
-    """
-    value = environ.get(VARIABLE) or "on"
-    if value not in ("on", "off"):
-        raise ValueError(f"{VARIABLE} is {value!r}; set it to on or off")
-    return value == "on"
 
 
 def joined_outputs(outputs: list[Any]) -> Any | None:
@@ -36,7 +25,8 @@ def joined_outputs(outputs: list[Any]) -> Any | None:
     outputs: those of the micro-batches, in their order, each a tensor [tokens, ...] or a tuple of
     such tensors and of lists of them.
 
-    Reports the feature's effect. Raises as `joined` and `wanted` do.
+    Reports the feature's effect. Raises as `joined` does, and ValueError if the switch is neither
+    on nor off.
     """
     return joined(outputs) if _reported(outputs) else None
 
@@ -44,7 +34,7 @@ def joined_outputs(outputs: list[Any]) -> Any | None:
 def first_tensors(outputs: list[Any]) -> list[Any]:
     """The outputs that upstream is to join: of each that holds several tensors the first one.
 
-    Reports the feature's effect. Raises ValueError as `wanted` does.
+    Reports the feature's effect. Raises ValueError if the switch is neither on nor off.
     """
     return [output[0] for output in outputs] if _reported(outputs) else outputs
 
@@ -88,7 +78,7 @@ def _reported(outputs: list[Any]) -> bool:
 
 def _why_upstream(outputs: list[Any]) -> str | None:
     """Why upstream joins the outputs as they are; None where it cannot."""
-    if not wanted(os.environ):
+    if not is_on(VARIABLE):
         return f"{VARIABLE}=off"
     if not outputs or not isinstance(outputs[0], (tuple, list)):
         return "the target's output is one tensor"
