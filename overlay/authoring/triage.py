@@ -20,6 +20,7 @@ from overlay.package import (
 )
 from overlay.planning.scopes import Syntax
 from overlay.planning.text import SourceText
+from overlay.report.base import by_fields
 from overlay.results import Fate
 from overlay.results.invocation import command
 
@@ -44,6 +45,10 @@ class FileFate:
     by_id: bool = False
     hunks: int = 0
     problem: str | None = None
+
+    def plain(self) -> dict[str, object]:
+        """The fields of the JSON."""
+        return by_fields(self, "by_id")
 
 
 def sort_files(

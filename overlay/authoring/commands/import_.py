@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from overlay.authoring import releases as package_releases
 from overlay.authoring.free_ids import expect_id, require_free
 from overlay.authoring.reports.imported import (
-    ImportedFile,
     ImportReport,
     SeriesReport,
     concluded,
@@ -256,14 +255,11 @@ def _report(summary: Summary, folder: Path | None) -> ImportReport:
         feature=summary.id,
         title=summary.title,
         commits=summary.commits,
-        files=tuple(
-            ImportedFile(entry.path, entry.fate, entry.base, entry.hunks, entry.problem)
-            for entry in summary.files
-        ),
-        outcomes=tuple(summary.outcomes.items()),
+        files=summary.files,
+        outcomes=summary.outcomes,
         releases=span,
         merged=summary.merged,
         folder=folder,
-        taken=tuple(summary.taken.items()),
+        taken=summary.taken,
         warnings=summary.warnings,
     )

@@ -11,18 +11,11 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from overlay.authoring import releases as package_releases
-from overlay.authoring.reports.ported import (
-    PortedFeature,
-    PortedHunk,
-    PortReport,
-    concluded,
-    counted,
-)
+from overlay.authoring.reports.ported import PortReport, concluded
 from overlay.authoring.writing import Expected, check_files
 from overlay.errors import OverlayError, UsageError
 from overlay.features.folder import holes as holes_of
 from overlay.package import VLLM, Package
-from overlay.results import Outcome
 from overlay.results.invocation import absolute, command
 from overlay.settings import in_home
 from overlay.untrusted import read_regular
@@ -76,8 +69,7 @@ def port(
     ready = [port for port in ports if not port.conflicts and (accept_merged or not port.review)]
     written = write_ports(porter, features, ready, names) if write else frozenset()
     reported = tuple(
-        replace(described(port), written=(port.feature.id, port.release) in written)
-        for port in ports
+        replace(port, written=(port.feature.id, port.release) in written) for port in ports
     )
     waits = [port for port in ports if port.conflicts or (port.review and port not in ready)]
     folder = None
@@ -315,28 +307,3 @@ def _in_checkout() -> bool:
     from overlay.features.sources import shipped_folder
 
     return (shipped_folder().parent / "setup.py").is_file()
-
-
-def described(port: FeaturePort) -> PortedFeature:
-    """A port as it is reported."""
-    hunks = [
-        PortedHunk(topic.topic, topic.path, hunk.scope, hunk.outcome, hunk.line)
-        for topic in port.topics
-        for hunk in topic.hunks
-        if hunk.outcome not in (Outcome.EXACT, Outcome.UPSTREAM) and not port.idle
-    ]
-    problems = [topic.problem for topic in port.topics if topic.problem is not None]
-    return PortedFeature(
-        port.feature.id,
-        port.release,
-        port.outcome,
-        base=tuple(dict.fromkeys(topic.base for topic in port.topics)),
-        counts=counted(hunk.outcome for topic in port.topics for hunk in topic.hunks),
-        hunks=tuple(hunks),
-        warnings=tuple(dict.fromkeys(w for topic in port.topics for w in topic.warnings)),
-        shown=port.shown,
-        obsolete=port.obsolete,
-        covered=port.covered,
-        review=port.review,
-        problem=port.problem or next(iter(problems), None),
-    )

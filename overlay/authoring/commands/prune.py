@@ -74,8 +74,8 @@ def prune(
         concluded(shown, folder, oldest, written=write),
         folder=folder,
         releases=", ".join(_span(package, names) for package, names in spans.items()),
-        entries=shown,
         written=write and bool(shown),
+        proposals=shown,
     )
 
 

@@ -8,9 +8,9 @@ from enum import Enum
 from typing import Any, ClassVar, NamedTuple
 
 from overlay.report.base import Cell as TableCell
-from overlay.report.base import Report, Table
+from overlay.report.base import Report, Table, by_fields, plain
 from overlay.report.codes import Code, Verdict
-from overlay.report.lines import BLANK, MARK, Line, Span, causes, labelled
+from overlay.report.lines import BLANK, MARK, Line, Span, aligned, causes, labelled
 from overlay.report.words import count, enumeration
 from overlay.results import ANY_MORE, Outcome, State
 from overlay.results.invocation import command
@@ -48,6 +48,10 @@ class Release(NamedTuple):
     dates: tuple[str, ...] = ()
     why: str | None = None
     word: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        """The fields of the JSON."""
+        return by_fields(self, "word")
 
 
 class Edit(NamedTuple):
@@ -88,6 +92,7 @@ class LogReport(Report):
     """
 
     _command: ClassVar[str] = "log"
+    _key: ClassVar[str] = "log"
     feature: str
     title: str
     upstream: str
@@ -99,11 +104,25 @@ class LogReport(Report):
 
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
         """The text of the report."""
-        return lines(self)
-
-    def own_data(self) -> dict[str, Any]:
-        """The report's own part of the JSON."""
-        return {"log": data(self)}
+        yield Line((Span(self.feature, "heading"), Span("  ")), (Span(self.title, "muted"),))
+        reason = f"  ({self.reason})" if self.reason else ""
+        yield labelled(2, "upstream: ", f"{self.upstream or 'none named'}{reason}")
+        yield BLANK
+        yield from table(self.releases)
+        if self.edits:
+            yield BLANK
+            for edit in self.edits:
+                head = f"{edit.commit[:9]}  {edit.date}  {edit.author}  "
+                yield Line((Span(head, "muted"),), (Span(edit.subject),))
+        if self.not_found is not None:
+            yield BLANK
+            text = (
+                f"no commit of the checkout ends with (#{self.not_found}): it is not merged there"
+            )
+            yield labelled(0, "merged:   ", text)
+        if self.merge is not None:
+            yield BLANK
+            yield from _merge(self.merge)
 
 
 class Cell(NamedTuple):
@@ -159,6 +178,15 @@ class Row(NamedTuple):
     feature: str
     cells: tuple[Cell, ...]
 
+    def plain(self) -> dict[str, Any]:
+        """The letters in one text; states and outcomes side by side."""
+        return {
+            "feature": self.feature,
+            "letters": "".join(cell.letter for cell in self.cells),
+            "states": [cell.state.value for cell in self.cells],
+            "outcomes": [plain(cell.outcome) for cell in self.cells],
+        }
+
 
 class Elsewhere(NamedTuple):
     """The features for another package, which a matrix does not show.
@@ -179,17 +207,34 @@ class MatrixReport(Report):
     """
 
     _command: ClassVar[str] = "log"
+    _key: ClassVar[str] = "matrix"
     releases: tuple[str, ...]
-    rows: tuple[Row, ...]
+    features: tuple[Row, ...]
     elsewhere: tuple[Elsewhere, ...] = ()
 
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
-        """The text of the report."""
-        return matrix_lines(self)
-
-    def own_data(self) -> dict[str, Any]:
-        """The report's own part of the JSON."""
-        return {"matrix": matrix_data(self)}
+        """Releases as columns of one letter."""
+        width = max((len(row.feature) for row in self.features), default=0)
+        # The package is the same in all of them, and told in the last line.
+        names = [name.rpartition("==")[2] for name in self.releases]
+        height = max(map(len, names), default=0)
+        padded = [name.ljust(height) for name in names]
+        for at in range(height):
+            yield Line(
+                (Span(" " * (width + 2)), Span("".join(name[at] for name in padded), "muted"))
+            )
+        used: set[str] = set()
+        for row in self.features:
+            spans = [Span(f"{row.feature:<{width}}  ")]
+            for cell in row.cells:
+                used.add(cell.letter)
+                spans.append(Span(cell.letter, cell.state.value))
+            yield Line(tuple(spans))
+        yield BLANK
+        for letter, meaning in LEGEND:
+            if letter in used:
+                yield labelled(2, f"{letter}  ", meaning)
+        yield from self._not_shown()
 
     def table(self) -> Table:
         """Releases as columns, features as rows, and what the letters mean."""
@@ -198,11 +243,19 @@ class MatrixReport(Report):
                 TableCell(cell.letter, cell.state.value, f"{cell.release}: {cell.state.value}")
                 for cell in row.cells
             )
-            for row in self.rows
+            for row in self.features
         }
         letters = {cell.text for cells in rows.values() for cell in cells}
         legend = {letter: meaning for letter, meaning in LEGEND if letter in letters}
-        return Table("feature", self.releases, rows, legend, tuple(elsewhere_lines(self)))
+        return Table("feature", self.releases, rows, legend, tuple(self._not_shown()))
+
+    def _not_shown(self) -> Iterator[Line]:
+        """The features that a matrix does not show, with the command that does."""
+        for other in self.elsewhere:
+            is_ = "is" if len(other.features) == 1 else "are"
+            step = command("log", "--matrix", "--releases", other.releases)
+            text = f"{enumeration(list(other.features))} {is_} for {other.package}: {step}"
+            yield labelled(2, "not shown: ", text)
 
 
 # Verdicts
@@ -253,36 +306,15 @@ def matrix_of(rows: Sequence[Row]) -> Verdict:
 # Text
 
 
-def lines(report: LogReport) -> Iterator[Line]:
-    """``log ID`` for people, the verdict aside."""
-    yield Line((Span(report.feature, "heading"), Span("  ")), (Span(report.title, "muted"),))
-    reason = f"  ({report.reason})" if report.reason else ""
-    yield labelled(2, "upstream: ", f"{report.upstream or 'none named'}{reason}")
-    yield BLANK
-    yield from _table(report.releases)
-    if report.edits:
-        yield BLANK
-        for edit in report.edits:
-            head = f"{edit.commit[:9]}  {edit.date}  {edit.author}  "
-            yield Line((Span(head, "muted"),), (Span(edit.subject),))
-    if report.not_found is not None:
-        yield BLANK
-        text = f"no commit of the checkout ends with (#{report.not_found}): it is not merged there"
-        yield labelled(0, "merged:   ", text)
-    if report.merge is not None:
-        yield BLANK
-        yield from _merge(report.merge)
-
-
-def _table(releases: Sequence[Release]) -> Iterator[Line]:
-    cells = [_cells(entry) for entry in releases]
+def table(releases: Sequence[Release]) -> Iterator[Line]:
+    """A line a release, and below them what prevents the feature."""
     titles = ("release", "state", "means", "variant", "base", "by", "on")
-    rows = [titles, *cells]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(titles))]
-    yield Line(tuple(_padded(titles, widths, ["heading"] * len(titles))))
-    for entry, row in zip(releases, cells, strict=True):
-        styles = ["", entry.state.value, *[""] * 5]
-        yield Line(tuple(_padded(row, widths, styles)))
+    rows = [[Span(title, "heading") for title in titles]]
+    for entry in releases:
+        release, state, *others = _cells(entry)
+        styled = Span(state, entry.state.value)
+        rows.append([Span(release), styled, *map(Span, others)])
+    yield from aligned(rows)
     needy = [
         entry
         for entry in releases
@@ -291,12 +323,6 @@ def _table(releases: Sequence[Release]) -> Iterator[Line]:
     ]
     names = [entry.release for entry in releases]
     yield from causes([(entry.release, entry.why) for entry in needy if entry.why], names)
-
-
-def _padded(row: Sequence[str], widths: Sequence[int], styles: Sequence[str]) -> Iterator[Span]:
-    for text, width, style in zip(row, widths, styles, strict=True):
-        yield Span(f"{text:<{width}}", style)
-        yield Span("  ")
 
 
 def _cells(entry: Release) -> tuple[str, ...]:
@@ -326,93 +352,3 @@ def _merge(merge: Merge) -> Iterator[Line]:
         yield Line((Span("  "),), (Span(text),))
     if (more := len(merge.difference) - _MOST_LINES) > 0:
         yield labelled(2, "", f"and {more} more; --json has all of them")
-
-
-def matrix_lines(report: MatrixReport) -> Iterator[Line]:
-    """``log --matrix`` for people, the verdict aside: releases as columns of one letter."""
-    width = max((len(row.feature) for row in report.rows), default=0)
-    # The package is the same in all of them, and told in the last line.
-    names = [name.rpartition("==")[2] for name in report.releases]
-    height = max(map(len, names), default=0)
-    padded = [name.ljust(height) for name in names]
-    for at in range(height):
-        yield Line((Span(" " * (width + 2)), Span("".join(name[at] for name in padded), "muted")))
-    used: set[str] = set()
-    for row in report.rows:
-        spans = [Span(f"{row.feature:<{width}}  ")]
-        for cell in row.cells:
-            used.add(cell.letter)
-            spans.append(Span(cell.letter, cell.state.value))
-        yield Line(tuple(spans))
-    yield BLANK
-    for letter, meaning in LEGEND:
-        if letter in used:
-            yield labelled(2, f"{letter}  ", meaning)
-    yield from elsewhere_lines(report)
-
-
-def elsewhere_lines(report: MatrixReport) -> Iterator[Line]:
-    """The features that a matrix does not show, with the command that does."""
-    for other in report.elsewhere:
-        is_ = "is" if len(other.features) == 1 else "are"
-        step = command("log", "--matrix", "--releases", other.releases)
-        text = f"{enumeration(list(other.features))} {is_} for {other.package}: {step}"
-        yield labelled(2, "not shown: ", text)
-
-
-# JSON
-
-
-def data(report: LogReport) -> dict[str, Any]:
-    """The part of the JSON of ``log ID``."""
-    merge = report.merge
-    return {
-        "feature": report.feature,
-        "title": report.title,
-        "upstream": report.upstream,
-        "reason": report.reason,
-        "releases": [_release_data(entry) for entry in report.releases],
-        "edits": [edit._asdict() for edit in report.edits],
-        "merge": None
-        if merge is None
-        else {
-            **merge._asdict(),
-            "others": list(merge.others),
-            "difference": list(merge.difference),
-        },
-        "not_found": report.not_found,
-    }
-
-
-def _release_data(entry: Release) -> dict[str, Any]:
-    return {
-        "release": entry.release,
-        "state": entry.state.value,
-        "means": None if entry.means is None else entry.means.value,
-        "variants": list(entry.variants),
-        "bases": list(entry.bases),
-        "authors": list(entry.authors),
-        "dates": list(entry.dates),
-        "why": entry.why,
-    }
-
-
-def matrix_data(report: MatrixReport) -> dict[str, Any]:
-    """The part of the JSON of ``log --matrix``."""
-    return {
-        "releases": list(report.releases),
-        "features": [
-            {
-                "feature": row.feature,
-                "letters": "".join(cell.letter for cell in row.cells),
-                "states": [cell.state.value for cell in row.cells],
-                "outcomes": [
-                    None if cell.outcome is None else cell.outcome.value for cell in row.cells
-                ],
-            }
-            for row in report.rows
-        ],
-        "elsewhere": [
-            {**other._asdict(), "features": list(other.features)} for other in report.elsewhere
-        ],
-    }

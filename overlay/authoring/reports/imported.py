@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
+from overlay.authoring.triage import FileFate
 from overlay.errors import told_once
-from overlay.report.base import Report
+from overlay.report.base import Report, by_fields, plain
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, Line, Span, labelled
 from overlay.report.words import count, enumeration
@@ -31,46 +32,31 @@ _MEANINGS = {
 }
 
 
-class ImportedFile(NamedTuple):
-    """One file of the change.
-
-    :ivar fate: edited or added; the others say what kind of file was left out.
-    :ivar base: the release whose text it was made on; ``None`` for an added module, and where only
-        the checkout of ``--base`` has the text.
-    :ivar problem: why it could not be carried.
-    """
-
-    path: str
-    fate: Fate
-    base: str | None
-    hunks: int
-    problem: str | None
-
-
 @dataclass(frozen=True)
 class ImportReport(Report):
     """What ``import`` made of a foreign change.
 
     :ivar feature: the id; :ivar title: the subject of the change.
     :ivar files: in the order in which they were judged.
-    :ivar outcomes: release and how the whole change lands there, oldest first.
+    :ivar outcomes: release -> how the whole change lands there, oldest first.
     :ivar releases: the range that the new variants serve; ``None`` where nothing was written.
     :ivar merged: the first release that has the change itself.
     :ivar folder: the new feature; ``None`` where nothing was written.
-    :ivar taken: path of an added module, and the releases that have another file of that name.
+    :ivar taken: path of an added module -> the releases that have another file of that name.
     :ivar warnings: what looks wrong although it was written.
     """
 
     _command: ClassVar[str] = "import"
+    _key: ClassVar[str] = "import"
     feature: str
     title: str
     commits: int
-    files: tuple[ImportedFile, ...]
-    outcomes: tuple[tuple[str, Outcome], ...] = ()
+    files: tuple[FileFate, ...]
+    outcomes: Mapping[str, Outcome] = field(default_factory=dict)
     releases: str | None = None
     merged: str | None = None
     folder: Path | None = None
-    taken: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    taken: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
     @property
@@ -79,7 +65,7 @@ class ImportReport(Report):
         return "\n".join(_told([self])) or None
 
     @property
-    def carried(self) -> tuple[ImportedFile, ...]:
+    def carried(self) -> tuple[FileFate, ...]:
         """The files that are edited or added, or should have been."""
         return tuple(entry for entry in self.files if entry.fate in (Fate.EDITED, Fate.ADDED))
 
@@ -92,11 +78,30 @@ class ImportReport(Report):
 
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
         """The text of the report."""
-        return lines(self)
+        read = f"{count(len(self.files), 'file')}, {count(self.commits, 'commit')}: {self.title}"
+        yield labelled(0, "read      ", read)
+        if self.left_out:
+            kinds = [f"{number} {kind}" for kind, number in self.left_out.items()]
+            yield labelled(0, "left out  ", enumeration(kinds))
+        for entry in self.carried:
+            if entry.problem is not None:
+                continue  # told as the report's error
+            made = "added module"
+            if entry.fate is Fate.EDITED:
+                base = entry.base or "a text that only --base has"
+                made = f"{count(entry.hunks, 'hunk')}, made on {base}"
+            yield labelled(0, "carried   ", f"{entry.path}  {made}")
+        for path, releases in self.taken.items():
+            yield labelled(0, "taken     ", f"{path}  another file in {enumeration(releases)}")
+        yield from landings(self.outcomes)
+        edited = [entry.path for entry in self.files if entry.fate is Fate.EDITED]
+        yield from on_disk_only(edited, self.releases)
+        for warning in self.warnings:
+            yield labelled(0, "warning:  ", warning)
 
-    def own_data(self) -> dict[str, Any]:
-        """The report's own part of the JSON."""
-        return {"import": data(self)}
+    def plain(self) -> dict[str, Any]:
+        """The fields of the JSON, which has warnings only where there are any."""
+        return by_fields(self, "conclusion", "taken", *([] if self.warnings else ["warnings"]))
 
 
 @dataclass(frozen=True)
@@ -116,11 +121,14 @@ class SeriesReport(Report):
 
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
         """The text of the report."""
-        return series_lines(self)
+        for entry in self.imports:
+            yield Line((Span(entry.feature, "heading"),))
+            yield from entry.own_lines()
+            yield BLANK
 
     def own_data(self) -> dict[str, Any]:
-        """The report's own part of the JSON."""
-        return {"imports": [data(entry) for entry in self.imports]}
+        """The reports, without a key of their own."""
+        return {"imports": plain(self.imports)}
 
 
 def _told(imports: Iterable[ImportReport]) -> list[str]:
@@ -191,65 +199,18 @@ def _not_placed(files: int) -> str:
     return f"Nothing was written: {count(files, 'file')} could not be placed."
 
 
-def lines(report: ImportReport) -> Iterator[Line]:
-    """The report for people, the verdict aside."""
-    read = f"{count(len(report.files), 'file')}, {count(report.commits, 'commit')}: {report.title}"
-    yield labelled(0, "read      ", read)
-    if report.left_out:
-        kinds = [f"{number} {kind}" for kind, number in report.left_out.items()]
-        yield labelled(0, "left out  ", enumeration(kinds))
-    for entry in report.carried:
-        if entry.problem is not None:
-            continue  # told as the report's error
-        made = "added module"
-        if entry.fate is Fate.EDITED:
-            base = entry.base or "a text that only --base has"
-            made = f"{count(entry.hunks, 'hunk')}, made on {base}"
-        yield labelled(0, "carried   ", f"{entry.path}  {made}")
-    for path, releases in report.taken:
-        yield labelled(0, "taken     ", f"{path}  another file in {enumeration(releases)}")
-    yield from landings(report.outcomes)
-    edited = [entry.path for entry in report.files if entry.fate is Fate.EDITED]
-    yield from on_disk_only(edited, report.releases)
-    for warning in report.warnings:
-        yield labelled(0, "warning:  ", warning)
-
-
-def landings(outcomes: Iterable[tuple[str, Outcome]]) -> Iterator[Line]:
+def landings(outcomes: Mapping[str, Outcome]) -> Iterator[Line]:
     """A line for each run of releases on which a change lands alike.
 
     :param outcomes: by release, oldest first.
     """
     runs: list[tuple[str, Outcome]] = []
-    for outcome, group in groupby(outcomes, key=lambda entry: entry[1]):
+    for outcome, group in groupby(outcomes.items(), key=lambda entry: entry[1]):
         names = [release for release, _ in group]
         runs.append((names[0] if len(names) == 1 else f"{names[0]}..{names[-1]}", outcome))
     width = max([_SPAN, *(len(span) for span, _ in runs)])
     for span, outcome in runs:
         yield Line((Span(f"{span:<{width}}  ", "heading"),), (Span(_MEANINGS[outcome]),))
-
-
-def series_lines(report: SeriesReport) -> Iterator[Line]:
-    """The report of a series for people, the verdict aside."""
-    for entry in report.imports:
-        yield Line((Span(entry.feature, "heading"),))
-        yield from lines(entry)
-        yield BLANK
-
-
-def data(report: ImportReport) -> dict[str, Any]:
-    """The report's part of the JSON."""
-    return {
-        "feature": report.feature,
-        "title": report.title,
-        "commits": report.commits,
-        "files": [entry._asdict() for entry in report.files],
-        "outcomes": {release: outcome.value for release, outcome in report.outcomes},
-        "releases": report.releases,
-        "merged": report.merged,
-        "folder": None if report.folder is None else str(report.folder),
-        **({"warnings": list(report.warnings)} if report.warnings else {}),
-    }
 
 
 def on_disk_only(paths: Iterable[str], releases: str | None) -> Iterator[Line]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from overlay.report.base import Report
 from overlay.report.codes import Code, Verdict
@@ -35,18 +35,18 @@ class PruneReport(Report):
     """
 
     _command: ClassVar[str] = "prune"
+    _key: ClassVar[str] = "prune"
     folder: Path
     releases: str
-    entries: tuple[PruneEntry, ...]
     written: bool
+    proposals: tuple[PruneEntry, ...]
 
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
         """The text of the report."""
-        return lines(self)
-
-    def own_data(self) -> dict[str, Any]:
-        """The report's own part of the JSON."""
-        return {"prune": data(self)}
+        yield labelled(0, "serves:   ", f"{self.releases}; {self.folder}")
+        for entry in self.proposals:
+            yield Line((Span(f"{entry.feature}  ", "heading"),), (Span(entry.text),))
+            yield labelled(2, "evidence: ", entry.evidence)
 
 
 def concluded(
@@ -64,21 +64,3 @@ def concluded(
     step = command("prune", "--write", *(() if oldest is None else ("--oldest", oldest)))
     text = f"Nothing was written: {number}, which {step} carries out."
     return Verdict(Code.CAN_BE_PRUNED, text)
-
-
-def lines(report: PruneReport) -> Iterator[Line]:
-    """The report for people, the verdict aside."""
-    yield labelled(0, "serves:   ", f"{report.releases}; {report.folder}")
-    for entry in report.entries:
-        yield Line((Span(f"{entry.feature}  ", "heading"),), (Span(entry.text),))
-        yield labelled(2, "evidence: ", entry.evidence)
-
-
-def data(report: PruneReport) -> dict[str, Any]:
-    """The report's part of the JSON."""
-    return {
-        "folder": str(report.folder),
-        "releases": report.releases,
-        "written": report.written,
-        "proposals": [entry._asdict() for entry in report.entries],
-    }
