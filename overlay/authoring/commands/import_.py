@@ -10,25 +10,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlay.authoring import releases as package_releases
+from overlay.authoring.building import Prepared, texts_with
+from overlay.authoring.disk import NewFolder, replace_features
 from overlay.authoring.free_ids import expect_id, require_free
+from overlay.authoring.git import Checkout
+from overlay.authoring.importing import prepare
+from overlay.authoring.incoming import Commit
+from overlay.authoring.landing import Summary
+from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.reports.imported import (
     ImportReport,
     SeriesReport,
     concluded,
     series,
 )
+from overlay.authoring.sources import Source, read_source
+from overlay.authoring.writing import check_folder, write_folder
 from overlay.errors import UsageError
 from overlay.package import VLLM, Package, known_package
+from overlay.planning.scope_cache import Memo
+from overlay.planning.scopes import Syntax
 from overlay.report.words import enumeration
+from overlay.results import Fate
 
 if TYPE_CHECKING:
-    from overlay.authoring.building import Prepared
-    from overlay.authoring.incoming import Commit
-    from overlay.authoring.landing import Summary
-    from overlay.authoring.locating import ReleaseTexts
-    from overlay.authoring.sources import Source
     from overlay.features.model import Feature
-    from overlay.planning.scopes import Syntax
     from overlay.targets.target import Progress
 
 #: The most letters of a subject that an id of ``--each`` takes.
@@ -61,10 +67,6 @@ def import_change(
         one would (only tests and documentation).
     :raises OverlayError: if a source or a release cannot be read, or the folder not be written.
     """
-    from overlay.authoring.sources import read_source
-    from overlay.authoring.writing import write_folder
-    from overlay.planning.scope_cache import Memo
-
     if each:
         expect_id(id_, "--id")
     else:
@@ -94,8 +96,6 @@ def _expect_checkout(folder: Path, package: Package) -> None:
 
     :raises UsageError: if neither the package nor a history of git is there.
     """
-    from overlay.authoring.git import Checkout
-
     if (folder / package.name).is_dir():
         return
     try:
@@ -137,8 +137,6 @@ class _Importer:
         texts: ReleaseTexts,
     ) -> Prepared:
         """The feature that commits of sources make; nothing is written."""
-        from overlay.authoring.importing import prepare
-
         pages = list(dict.fromkeys(source.upstream for source in sources if source.upstream))
         return prepare(
             commits,
@@ -171,9 +169,6 @@ def _each(
 
     :raises UsageError: if one of their ids exists and ``update`` is not set.
     """
-    from overlay.authoring.building import texts_with
-    from overlay.authoring.writing import check_folder
-
     prepared: list[Prepared] = []
     features: list[Feature] = []
     commits = [(source, commit) for source in sources for commit in source.commits]
@@ -195,8 +190,6 @@ def _each(
 
 def _write_all(prepared: Sequence[Prepared], patches: Path) -> dict[str, Path]:
     """Write every feature, all of them or none; ids to their folders."""
-    from overlay.authoring.disk import NewFolder, replace_features
-
     folders = [entry.folder for entry in prepared if entry.folder is not None]
     new = [NewFolder(folder.text.id, folder.all_files()) for folder in folders]
     replace_features(patches, new)
@@ -216,8 +209,6 @@ def _id(prefix: str, number: int, count: int, commit: Commit) -> str:
 
 def _carried(summary: Summary) -> int:
     """How many files are edited or added, or should have been."""
-    from overlay.results import Fate
-
     return sum(entry.fate in (Fate.EDITED, Fate.ADDED) for entry in summary.files)
 
 

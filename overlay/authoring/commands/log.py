@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packaging.version import InvalidVersion, Version
 
+from overlay.authoring.git import Checkout
+from overlay.authoring.incoming import IncomingFile, read_changes
 from overlay.authoring.reports.history import Edit, LogReport, Means, Merge, Release, logged
 from overlay.commands.check import every_target
 from overlay.commands.request import Request
@@ -21,8 +24,6 @@ from overlay.results import FeatureResult, State
 from overlay.targets.resolution import releases
 
 if TYPE_CHECKING:
-    from overlay.authoring.git import Checkout
-    from overlay.authoring.incoming import IncomingFile
     from overlay.features.model import Feature, Patch, Variant
     from overlay.report.progress import Meter
 
@@ -145,8 +146,6 @@ def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
 
 def _edits(feature: Feature) -> tuple[Edit, ...]:
     """The commits that changed a feature's folder, where git and a history are there."""
-    from overlay.authoring.git import Checkout
-
     if feature.shipped:
         return ()
     try:
@@ -179,9 +178,6 @@ def _merged(feature: Feature, pull: int, folder: Path) -> Merge | None:
 
     :raises UsageError: if the checkout cannot be asked.
     """
-    from overlay.authoring.git import Checkout
-    from overlay.authoring.incoming import read_changes
-
     checkout = Checkout(folder)
     named = checkout.naming(f"(#{pull})")
     merges = [entry for entry in named if entry.subject.endswith(f"(#{pull})")]
@@ -239,8 +235,6 @@ def _difference(carried: Sequence[tuple[str, str]], merged: Sequence[tuple[str, 
     Each line begins with ``-`` where only the feature carries it, with ``+`` where only upstream
     merged it; the line's own sign follows.
     """
-    from collections import Counter
-
     ours, theirs = Counter(carried), Counter(merged)
     only = [("-", *entry) for entry in (ours - theirs).elements()]
     only += [("+", *entry) for entry in (theirs - ours).elements()]

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
+from overlay.authoring.carry import carry
+from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.releases import package_of
 from overlay.authoring.reports.history import Cell, Elsewhere, MatrixReport, Row, matrix_of
 from overlay.commands.assess import examine
@@ -18,14 +20,14 @@ from overlay.commands.request import Request
 from overlay.features.model import of_package, packages_of
 from overlay.package import VLLM, Package
 from overlay.planning.obsolete import obsolete_by
+from overlay.planning.scope_cache import Memo
+from overlay.planning.scopes import Syntax
 from overlay.planning.upstream import module_outcome
 from overlay.results import Outcome, State, whole_outcome
 from overlay.targets.resolution import release_named, releases, resolve, spelt
 
 if TYPE_CHECKING:
-    from overlay.authoring.locating import ReleaseTexts
     from overlay.features.model import Feature, Topic, Variant
-    from overlay.planning.scopes import Syntax
     from overlay.report.progress import Meter
 
 #: The states in which it is of interest how a port would land.
@@ -39,9 +41,6 @@ def matrix(request: Request, span: str | None = None, meter: Meter | None = None
     :param meter: shown how far this is.
     :raises OverlayError: if a release cannot be read.
     """
-    from overlay.authoring.locating import ReleaseTexts
-    from overlay.planning.scope_cache import Memo
-
     names = releases("all" if span is None else span)
     package = package_of(names)
     every = request.at_hand()
@@ -117,8 +116,6 @@ class _Column:
         return whole_outcome(known) if known and len(known) == len(outcomes) else None
 
     def _carried(self, topic: Topic, release: str) -> Outcome | None:
-        from overlay.authoring.carry import carry
-
         named = release_named(release)
         variant = _nearest(topic.variants, named[0] if named else Version(release))
         patch = variant.patch

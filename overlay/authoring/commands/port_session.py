@@ -24,6 +24,7 @@ from overlay.authoring.port_session import (
     retired,
 )
 from overlay.authoring.port_views import (
+    Conflict,
     conflict,
     hunk_view,
     marker_lines,
@@ -31,17 +32,15 @@ from overlay.authoring.port_views import (
     placed_before,
     upstream_view,
 )
+from overlay.authoring.porting import Porter
+from overlay.authoring.ports import FeaturePort, TopicPort
 from overlay.authoring.reports.ported import OpenFile, PortReport, ScopeViews, ended, waiting
 from overlay.authoring.resolvers import merge_tool, propose
-from overlay.authoring.session import Kind, finish, read, without
+from overlay.authoring.session import Kind, Session, Waiting, finish, read, without
 from overlay.features.folder import holes as holes_of
 from overlay.results import Outcome
 
 if TYPE_CHECKING:
-    from overlay.authoring.port_views import Conflict
-    from overlay.authoring.porting import Porter
-    from overlay.authoring.ports import FeaturePort, TopicPort
-    from overlay.authoring.session import Session, Waiting
     from overlay.commands.request import Request
     from overlay.features.model import Feature
     from overlay.targets.target import Progress

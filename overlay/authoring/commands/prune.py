@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from overlay.authoring import releases as package_releases
+from overlay.authoring.disk import NewFolder, replace_features, settle
+from overlay.authoring.pruning import Proposal, Pruner, Served
 from overlay.authoring.reports.pruned import PruneEntry, PruneReport, concluded
 from overlay.commands.request import Request
 from overlay.errors import OverlayError, UsageError
 from overlay.features.model import of_package, packages_of
 from overlay.features.sources import entries, left_behind, stray
 from overlay.package import VLLM, Package
+from overlay.planning.scope_cache import Memo
+from overlay.targets.resolution import release_named
 from overlay.untrusted import read_regular
 
 if TYPE_CHECKING:
-    from overlay.authoring.pruning import Proposal, Served
     from overlay.features.model import Feature
     from overlay.targets.target import Progress
 
@@ -43,10 +46,6 @@ def prune(
     :raises OverlayError: if the features or a release cannot be read, the folder not be written, or
         it was changed while the proposals were made.
     """
-    from overlay.authoring.disk import settle
-    from overlay.authoring.pruning import Pruner
-    from overlay.planning.scope_cache import Memo
-
     if not request.patches:
         raise UsageError(
             "expected a folder of patches to prune, found none: name one with --patches DIR, or in "
@@ -111,8 +110,6 @@ def _first(oldest: str, package: Package) -> tuple[Package, Version]:
 
     :raises UsageError: if it is not a release.
     """
-    from overlay.targets.resolution import release_named
-
     named = release_named(oldest, package)
     if named is None:
         raise UsageError(f"--oldest: {oldest!r} is not a release number, such as 0.26.0")
@@ -132,8 +129,6 @@ def _lies_in(feature: Feature, folder: Path) -> bool:
 
 def _with_files(feature: Feature, folder: Path) -> Served:
     """A feature with the files of its folder, if that is the one to be pruned."""
-    from overlay.authoring.pruning import Served
-
     if not _lies_in(feature, folder):
         return Served(feature)
     place = entries(folder)[feature.id]
@@ -149,8 +144,6 @@ def _with_files(feature: Feature, folder: Path) -> Served:
 
 def _carry_out(folder: Path, proposals: Sequence[Proposal]) -> None:
     """Carry out proposals by one switch of the folder."""
-    from overlay.authoring.disk import NewFolder, replace_features
-
     changed: dict[str, dict[str, bytes | None]] = {}
     gone: list[str] = []
     for proposal in proposals:
