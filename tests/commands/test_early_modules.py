@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
+from overlay.authoring.commands.import_ import ImportReport
 from overlay.authoring.reports.authored import AuthoredFile, AuthoredHunks, NewReport
-from overlay.authoring.reports.imported import ImportReport
 from overlay.authoring.triage import FileFate
 from overlay.features.early_modules import early_among, early_modules
 from overlay.features.folder import load

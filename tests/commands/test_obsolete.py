@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from overlay.authoring.commands.log import Release, table
 from overlay.authoring.commands.matrix import _Column
-from overlay.authoring.reports.history import Release, table
 from overlay.cli.run import run
 from overlay.features.feature_toml import read_document, read_fields
 from overlay.features.folder import load

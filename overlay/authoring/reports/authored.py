@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from overlay.authoring.reports.imported import landings, on_disk_only
+from overlay.authoring.landing import landings, on_disk_only
 from overlay.authoring.triage import FileFate
 from overlay.features.model import Hunk
 from overlay.on_disk.beside import Beside
