@@ -15,7 +15,7 @@ from overlay.features.model import AddedFile
 from overlay.package import ReleaseRange, hiding
 from overlay.planning.upstream import module_in
 from overlay.report.lines import Line, Span, labelled
-from overlay.results import Fate, Outcome
+from overlay.results import Outcome
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,6 @@ class Summary:
     review: tuple[str, ...] = ()
     taken: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-
-    @property
-    def left_out(self) -> dict[Fate, int]:
-        """How many files were left out, by kind."""
-        kinds = (Fate.TESTS, Fate.DOCS)
-        counts = {kind: sum(one.fate is kind for one in self.files) for kind in kinds}
-        return {kind: count for kind, count in counts.items() if count}
 
     @property
     def problems(self) -> tuple[FileFate, ...]:

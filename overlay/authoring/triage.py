@@ -236,7 +236,7 @@ def _laid_on(first: IncomingFile, then: IncomingFile) -> IncomingFile:
     text = SourceText.from_bytes(after)
     lines = tuple(("+", line) for line in text.lines)
     hunk = Hunk(MODULE_SCOPE, lines, 1, then.line, post_unfinished=not text.final_newline)
-    return replace(first, hunks=(hunk,), new_blob=then.new_blob)
+    return replace(first, hunks=(hunk,))
 
 
 def added_content(file: IncomingFile) -> bytes:

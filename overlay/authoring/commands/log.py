@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
-from overlay.authoring.git import Checkout
+from overlay.authoring.git import Checkout, LogEntry
 from overlay.authoring.incoming import IncomingFile, read_changes
 from overlay.commands.check import every_target
 from overlay.commands.request import Request
@@ -149,15 +149,14 @@ def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
 # History
 
 
-def _edits(feature: Feature) -> tuple[Edit, ...]:
+def _edits(feature: Feature) -> tuple[LogEntry, ...]:
     """The commits that changed a feature's folder, where git and a history are there."""
     if feature.shipped:
         return ()
     try:
-        entries = Checkout(Path(feature.origin)).history(feature.id)
+        return Checkout(Path(feature.origin)).history(feature.id)
     except UsageError:
         return ()  # not a repository, or no git: the headers tell who and when
-    return tuple(Edit(entry.commit, entry.date, entry.author, entry.subject) for entry in entries)
 
 
 # Upstream
@@ -304,15 +303,6 @@ class Release(NamedTuple):
         return by_fields(self, "word")
 
 
-class Edit(NamedTuple):
-    """A commit that changed the feature's folder."""
-
-    commit: str
-    date: str
-    author: str
-    subject: str
-
-
 class Merge(NamedTuple):
     """What a checkout of vLLM knows of the upstream change.
 
@@ -348,7 +338,7 @@ class LogReport(Report):
     upstream: str
     reason: str | None
     releases: tuple[Release, ...]
-    edits: tuple[Edit, ...] = ()
+    edits: tuple[LogEntry, ...] = ()
     merge: Merge | None = None
     not_found: int | None = None
 

@@ -21,7 +21,7 @@ from overlay.package import VLLM, Package
 from overlay.planning.obsolete import obsolete_by
 from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax
-from overlay.planning.upstream import module_outcome
+from overlay.planning.upstream import by_distance, module_outcome
 from overlay.report.base import Cell as TableCell
 from overlay.report.base import Report, Table, plain
 from overlay.report.codes import Code, Verdict
@@ -32,7 +32,7 @@ from overlay.results.invocation import command
 from overlay.targets.resolution import release_named, releases, resolve, spelt
 
 if TYPE_CHECKING:
-    from overlay.features.model import Feature, Topic, Variant
+    from overlay.features.model import Feature, Topic
     from overlay.report.progress import Meter
 
 #: The states in which it is of interest how a port would land.
@@ -122,7 +122,7 @@ class _Column:
 
     def _carried(self, topic: Topic, release: str) -> Outcome | None:
         named = release_named(release)
-        variant = _nearest(topic.variants, named[0] if named else Version(release))
+        variant = by_distance(topic.variants, named[0] if named else Version(release))[0]
         patch = variant.patch
         if patch.retired:
             return Outcome.UPSTREAM
@@ -136,14 +136,6 @@ class _Column:
             return None
         there = self.texts.read(release, patch.path)
         return carry(before, patch.hunks, there, self.syntax).outcome
-
-
-def _nearest(variants: Sequence[Variant], release: Version) -> Variant:
-    """The variant whose range is nearest: the newest that is not newer, else the oldest."""
-    older = [variant for variant in variants if variant.releases.first <= release]
-    if older:
-        return max(older, key=lambda variant: variant.releases)
-    return min(variants, key=lambda variant: variant.releases)
 
 
 # The report
