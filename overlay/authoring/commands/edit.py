@@ -168,7 +168,7 @@ def _report(
     (id_,) = session.features
     releases, left = more.get("releases"), more.get("left", ())
     verdict = edited(action, id_, session.folder, releases, left, emptied=emptied)
-    return EditReport(verdict, id_, action, session.release, session.folder, **more)
+    return EditReport(verdict, id_, session.release, action=action, session=session.folder, **more)
 
 
 def _named(features: Sequence[Feature], id_: str) -> Feature:
@@ -389,7 +389,7 @@ def _made(
         "folder": write_folder(prepared.folder, session.patches[0]),
         "files": authored(summary.files, prepared.hunks),
         "releases": str(summary.releases),
-        "unread": tuple(unread.items()),
+        "unread": unread,
         "merged": summary.merged,
     }
 
@@ -426,7 +426,7 @@ def _changed(
         "files": authored(fates, form.hunks),
         "releases": str(form.releases),
         "left": form.left,
-        "unread": tuple(trees.unread.items()),
+        "unread": trees.unread,
         "merged": None if feature.merged is None else str(feature.merged),
     }
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from packaging.version import Version
 
 from overlay.authoring import releases as package_releases
-from overlay.authoring.building import Words, build, texts_with
+from overlay.authoring.building import Prepared, Words, build, texts_with
 from overlay.authoring.from_texts import TwoTexts, change_of
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.writing import check_folder
@@ -22,6 +22,7 @@ from overlay.on_disk.beside import Beside, beside
 from overlay.on_disk.disk_state import conditions, void
 from overlay.on_disk.edits import Edit, PristineFiles, find, unhashed
 from overlay.on_disk.journal import reading
+from overlay.on_disk.ledger import Ledger
 from overlay.package import VLLM, Package, path_problem
 from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
@@ -31,10 +32,8 @@ from overlay.targets.target import public
 from overlay.untrusted import sha256
 
 if TYPE_CHECKING:
-    from overlay.authoring.building import Prepared
     from overlay.commands.request import Request
     from overlay.features.model import Feature
-    from overlay.on_disk.ledger import Ledger
     from overlay.package import Tree
     from overlay.targets.target import Progress, Target
 

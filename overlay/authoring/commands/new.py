@@ -78,17 +78,17 @@ def written(surveyed: Workshop, made: Made, patches: Path, *, update: bool = Fal
     span = None if folder is None else str(summary.releases)
     files = authored(summary.files, prepared.hunks, surveyed.stacks)
     return NewReport(
-        made_new(summary.id, files, folder, span, _beside(surveyed)),
+        made_new(summary.id, files, folder, span, surveyed.others or ()),
         feature=summary.id,
         target=surveyed.target.name,
         release=str(surveyed.release),
         files=files,
-        outcomes=tuple(summary.outcomes.items()),
+        outcomes=summary.outcomes,
         releases=span,
         merged=summary.merged,
-        unread=tuple(made.unread.items()),
+        unread=made.unread,
         folder=folder,
-        beside=_beside(surveyed),
+        beside=surveyed.others or (),
     )
 
 
@@ -108,17 +108,12 @@ def found(surveyed: Workshop, feature: Feature) -> NewReport:
     files = authored(fates, hunks, surveyed.stacks)
     folder = Path(feature.origin) / feature.id
     return NewReport(
-        made_new(feature.id, files, folder, str(feature.releases), _beside(surveyed)),
+        made_new(feature.id, files, folder, str(feature.releases), surveyed.others or ()),
         feature=feature.id,
         target=surveyed.target.name,
         release=str(surveyed.release),
         files=files,
         releases=str(feature.releases),
         folder=folder,
-        beside=_beside(surveyed),
+        beside=surveyed.others or (),
     )
-
-
-def _beside(surveyed: Workshop) -> tuple[tuple[str, str], ...]:
-    """What was changed beside modules: path, and what was done."""
-    return tuple((each.path, each.what) for each in surveyed.others or ())

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from overlay.authoring import disk
 from overlay.authoring import session as sessions
 from overlay.authoring.commands.port import (
-    described,
     folder_of,
     known_names,
     make_porter,
@@ -25,6 +24,7 @@ from overlay.authoring.port_session import (
     retired,
 )
 from overlay.authoring.port_views import (
+    Conflict,
     conflict,
     hunk_view,
     marker_lines,
@@ -32,17 +32,15 @@ from overlay.authoring.port_views import (
     placed_before,
     upstream_view,
 )
-from overlay.authoring.reports.ported import OpenFile, PortReport, ended, waiting
+from overlay.authoring.porting import Porter
+from overlay.authoring.ports import FeaturePort, TopicPort
+from overlay.authoring.reports.ported import OpenFile, PortReport, ScopeViews, ended, waiting
 from overlay.authoring.resolvers import merge_tool, propose
-from overlay.authoring.session import Kind, finish, read, without
+from overlay.authoring.session import Kind, Session, Waiting, finish, read, without
 from overlay.features.folder import holes as holes_of
 from overlay.results import Outcome
 
 if TYPE_CHECKING:
-    from overlay.authoring.port_views import Conflict
-    from overlay.authoring.porting import Porter
-    from overlay.authoring.ports import FeaturePort, TopicPort
-    from overlay.authoring.session import Session, Waiting
     from overlay.commands.request import Request
     from overlay.features.model import Feature
     from overlay.targets.target import Progress
@@ -133,7 +131,7 @@ class Resolving:
             None if data is None else self.session.folder / entry.name,
             () if data is None else tuple(marker_lines(data)),
             tuple(
-                (hunk.scope, hunk_view(hunk.hunk), upstream_view(topic, hunk.hunk))
+                ScopeViews(hunk.scope, hunk_view(hunk.hunk), upstream_view(topic, hunk.hunk))
                 for hunk in hunks
                 if topic is not None
             ),
@@ -145,7 +143,7 @@ class Resolving:
         files = tuple(map(self.open_file, self.session.waiting))
         return PortReport(
             waiting(self.session.folder, files),
-            tuple(map(described, self.ports)),
+            self.ports,
             self.session.folder,
             files,
         )
@@ -232,7 +230,7 @@ def _ended(resolving: Resolving, ports: Sequence[FeaturePort]) -> PortReport:
 
     Nothing is read behind its end: the working folder may be the session's, and gone then.
     """
-    entries = tuple(replace(described(port), written=True) for port in ports)
+    entries = tuple(replace(port, written=True) for port in ports)
     ids = {port.feature.id for port in ports}
     now = resolving.request.authored(resolving.session.package)
     holes = [
@@ -356,5 +354,5 @@ def _settled(resolving: Resolving, entry: Waiting, key: Key) -> bool:
     if key is Key.UPSTREAM:
         return resolving.take_upstream(entry)
     if key in (Key.EDITED, Key.KEEP):
-        return not resolving.open_file(entry).marked
+        return not resolving.open_file(entry).markers
     return True

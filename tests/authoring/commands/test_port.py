@@ -405,8 +405,8 @@ def test_in_a_terminal_each_conflict_is_asked_about(
     report = ask(Request((str(ours),)), waiting, question)
     assert (report.code is Code.HOLES) is (state_there is State.PRISTINE)
     assert len(shown) == len(keys)
-    assert shown[0].marked
-    assert shown[0].views[0][0] == "Runner.capture"
+    assert shown[0].markers
+    assert shown[0].scopes[0].scope == "Runner.capture"
     assert not Path("port-0.24.0").exists()
     assert state(ours, "0.24.0") is state_there
 
