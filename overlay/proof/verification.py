@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from overlay.errors import OverlayError
 from overlay.proof import oracle
-from overlay.proof.engine_spec import Request
 from overlay.proof.oracle import Rule, Step
+from overlay.proof.prompts import Request
 
 
 class Mode(str, Enum):

@@ -15,14 +15,14 @@ import sys
 import time
 import traceback
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from overlay.proof import engine_compat, oracle
-from overlay.proof.engine_spec import Request
-from overlay.proof.run_engine import serve
+from overlay.proof.prompts import Request
 from overlay.results import ModelRunner
 
 NOT_PATCHED = "not patched"
@@ -146,6 +146,42 @@ def tokenized(engine: Any, spec: VerifySpec) -> tuple[Request, ...]:
     )
 
 
+def serve(
+    llm: Any,
+    requests: tuple[Request, ...],
+    options_of: Callable[[Request], dict[str, Any]] = lambda _: {},
+) -> tuple[dict[str, Any], int]:
+    """Add each request at its step and step the engine until all are done.
+
+    :param options_of: further arguments with which vLLM's engine is given a request.
+    :returns: the finished outputs by request id, and the number of engine steps.
+    """
+    from vllm import SamplingParams
+
+    waiting = sorted(enumerate(requests), key=lambda pair: pair[1].arrival)
+    outputs: dict[str, Any] = {}
+    step = 0
+    while waiting or llm.llm_engine.has_unfinished_requests():
+        while waiting and waiting[0][1].arrival <= step:
+            index, request = waiting.pop(0)
+            parameters = SamplingParams(
+                temperature=request.temperature,
+                max_tokens=request.tokens,
+                prompt_logprobs=request.prompt_logprobs,
+                ignore_eos=True,
+                # No seed of its own: on CPU vLLM cannot rewind a request's generator.
+                detokenize=False,
+            )
+            prompt = {"prompt_token_ids": list(request.prompt)}
+            options = options_of(request)
+            llm.llm_engine.add_request(str(index), prompt, parameters, **options)
+        for output in llm.llm_engine.step():
+            if output.finished:
+                outputs[engine_compat.external_id(output.request_id)] = output
+        step += 1
+    return outputs, step
+
+
 def run(spec: VerifySpec) -> dict[str, Any]:
     """Start the engine, serve the requests, tell what was served and what the graphs did.
 
@@ -168,7 +204,7 @@ def run(spec: VerifySpec) -> dict[str, Any]:
     requests = tokenized(engine, spec)
     started = time.monotonic()
     llm = SimpleNamespace(llm_engine=engine)
-    outputs, _ = serve(llm, requests, "")
+    outputs, _ = serve(llm, requests)
     served = time.monotonic()
     speculative = engine.vllm_config.speculative_config
     on_gpu = torch.cuda.is_available()

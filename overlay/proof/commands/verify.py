@@ -23,9 +23,8 @@ from overlay.proof.commands.verify_failures import raised_by, usable
 from overlay.proof.engine_compat import runner_environment
 from overlay.proof.engine_launch import append_path, link_packages
 from overlay.proof.engine_pool import Ended, Job, run_jobs
-from overlay.proof.engine_spec import Request
 from overlay.proof.oracle import Rule
-from overlay.proof.prompts import TEXTS
+from overlay.proof.prompts import TEXTS, Request
 from overlay.proof.reports.verified import VerifyReport, verified
 from overlay.proof.verification import (
     EngineRun,

@@ -153,7 +153,7 @@ def _spec(
 
 def _write(python: Path, folder: Path, writer: str) -> None:
     try:
-        write_models(python, folder, writer, os.environ)
+        write_models(python, folder, f"overlay.proof.{writer}", os.environ)
     except WriterFailed as error:
         printed = [line for line in error.output.splitlines() if line.strip()]
         last = f" ({printable(printed[-1].strip())})" if printed else ""

@@ -1,6 +1,6 @@
 """Write tiny targets of other shapes, with experts and several KV-cache groups, and their drafts.
 
-``python -m overlay.proof.tiny_hybrids FOLDER`` writes two folders, each with a ``rule.json``:
+``python -m tests.engine.tiny_hybrids FOLDER`` writes two folders, each with a ``rule.json``:
 
 ``gpt-oss``
     ``target``: attention sinks, sliding windows in every other layer, experts; and the EAGLE3
@@ -187,7 +187,7 @@ def _gated_attention(name: str, value: torch.Tensor, *, loud: float) -> Weights:
     """Reads the position before; a gate, which lets half through, lies behind each head's query."""
     import torch
 
-    weights = attention(name, 1, value, on=NORMED, loud=loud)
+    weights = attention(name, [1] * HEADS, value, on=NORMED, loud=loud)
     query = weights[f"{name}.self_attn.q_proj.weight"].view(HEADS, HEAD_DIM, HIDDEN)
     gated = torch.cat([query, torch.zeros_like(query)], 1)
     # The model norms each head of queries and keys: a rotary pair has length 1 before, and there

@@ -1,6 +1,6 @@
 """Run one engine spec inside a vLLM environment and print ``RESULT`` and one line of JSON.
 
-``python -m overlay.proof.run_engine SPEC.json [--out RESULT.json]``; see
+``python -m tests.engine.run_engine SPEC.json [--out RESULT.json]``; see
 ``engine_spec.EngineSpec``.  The exit status says only whether the engine ran; the result says
 whether it was right.
 
@@ -28,10 +28,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from overlay.proof import engine_compat, oracle
-from overlay.proof.engine_spec import EngineSpec, Request
-from overlay.proof.tiny_adapters import ADAPTERS, adapter_folder
+from overlay.proof import engine_compat, oracle, verify_engine
 from overlay.proof.tiny_models import read_rule
+from tests.engine.engine_facts import (
+    base_environment,
+    describe_engine,
+    read_metrics,
+    with_draft_attention,
+)
+from tests.engine.engine_spec import EngineSpec, Request
+from tests.engine.tiny_adapters import ADAPTERS, adapter_folder
 
 #: How a process that was spawned from this one finds the spec, and so the hooks it must call.
 #: Without the overlay's prefix: such variables are part of what ranks compare.
@@ -53,7 +59,7 @@ def short_name(hook: str) -> str:
 
 def prepare(spec: EngineSpec) -> None:
     """Set up what comes before vLLM: environment variables and ``pre`` hooks."""
-    for name, value in engine_compat.base_environment(spec.tensor_parallel_size).items():
+    for name, value in base_environment(spec.tensor_parallel_size).items():
         os.environ.setdefault(name, value)
     os.environ.update(engine_compat.runner_environment(spec.runner))
     os.environ.update(spec.env)
@@ -62,42 +68,21 @@ def prepare(spec: EngineSpec) -> None:
 
 
 def serve(llm: Any, requests: tuple[Request, ...], models: str) -> tuple[dict[str, Any], int]:
-    """Add each request at its step and step the engine until all are done.
+    """``verify_engine.serve`` of requests that may have adapters.
 
     :param models: the folder with the models and adapters.
-    :returns: the finished outputs by request id, and the number of engine steps.
     """
-    from vllm import SamplingParams
 
-    waiting = sorted(enumerate(requests), key=lambda pair: pair[1].arrival)
-    done: dict[str, Any] = {}
-    step = 0
-    while waiting or llm.llm_engine.has_unfinished_requests():
-        while waiting and waiting[0][1].arrival <= step:
-            index, request = waiting.pop(0)
-            parameters = SamplingParams(
-                temperature=request.temperature,
-                max_tokens=request.tokens,
-                prompt_logprobs=request.prompt_logprobs,
-                ignore_eos=True,
-                # No seed of its own: on CPU vLLM cannot rewind a request's generator.
-                detokenize=False,
-            )
-            name = request.adapter
-            engine_compat.add_request(
-                llm,
-                str(index),
-                list(request.prompt),
-                parameters,
-                None
-                if name is None
-                else (name, ADAPTERS.index(name) + 1, adapter_folder(models, name)),
-            )
-        for output in llm.llm_engine.step():
-            if output.finished:
-                done[engine_compat.external_id(output.request_id)] = output
-        step += 1
-    return done, step
+    def options_of(request: Request) -> dict[str, Any]:
+        if request.adapter is None:
+            return {}
+        from vllm.lora.request import LoRARequest
+
+        number = ADAPTERS.index(request.adapter) + 1
+        folder = adapter_folder(models, request.adapter)
+        return {"lora_request": LoRARequest(request.adapter, number, folder)}
+
+    return verify_engine.serve(llm, requests, options_of)
 
 
 def judge(
@@ -168,7 +153,7 @@ def run(spec: EngineSpec) -> dict[str, Any]:
             oracle.Step(*step)
         )
     )
-    llm = vllm.LLM(**engine_compat.with_draft_attention(spec.llm_arguments()))
+    llm = vllm.LLM(**with_draft_attention(spec.llm_arguments()))
     loaded = time.monotonic()
     hooks = {short_name(hook): call(hook, llm) for hook in spec.post_load}
     outputs, engine_steps = serve(llm, spec.requests, spec.models)
@@ -192,9 +177,9 @@ def run(spec: EngineSpec) -> dict[str, Any]:
             "serve": round(served - loaded, 2),
         },
         "requests": requests,
-        "workers": engine_compat.describe_engine(llm),
+        "workers": describe_engine(llm),
         "hooks": hooks,
-        **_compare_counts(spec, rule, steps, engine_compat.read_metrics(llm)),
+        **_compare_counts(spec, rule, steps, read_metrics(llm)),
     }
     verdicts = [request[name] for request in requests for name in request if name.endswith("_ok")]
     result["ok"] = all(verdict is not False for verdict in verdicts) and result["counts_ok"]

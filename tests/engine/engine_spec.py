@@ -12,33 +12,10 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from overlay.proof.oracle import FIRST_TOKEN
+from overlay.proof.prompts import Request
 from overlay.results import ModelRunner
 
-
-@dataclass(frozen=True)
-class Request:
-    """One request.
-
-    :ivar prompt: at least two token ids.
-    :ivar tokens: how many to generate.
-    :ivar arrival: the engine step before which it is added.
-    :ivar temperature: the target is so sure of itself that up to 1.0 the oracle still holds; a
-        request above that is not compared with it.  vLLM takes no more than 2.0.
-    :ivar prompt_logprobs: ask for that many, and compare the likeliest with the oracle.
-    :ivar adapter: the target's LoRA adapter, one of ``tiny_adapters.ADAPTERS``; None for none.
-    """
-
-    prompt: tuple[int, ...]
-    tokens: int = 48
-    arrival: int = 0
-    temperature: float = 0.0
-    prompt_logprobs: int | None = None
-    adapter: str | None = None
-
-    @property
-    def has_oracle(self) -> bool:
-        """Whether its tokens are known beforehand."""
-        return self.temperature <= 1.0
+__all__ = ("EngineSpec", "Request", "make_requests")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Write the tiny target once more, with experts: the same rule, through layers that communicate.
 
-``python -m overlay.proof.tiny_moe FOLDER`` writes what ``tiny_models`` writes, but its ``target``
+``python -m tests.engine.tiny_moe FOLDER`` writes what ``tiny_models`` writes, but its ``target``
 is a Qwen3-MoE.  Its experts are all alike, so the oracle stays exact however the router chooses.
 In the last layer they decide the token: each row's experts make what that row has read from its KV
 cache louder than all else.  Rows that were mixed up between the ranks would produce other tokens.
@@ -25,10 +25,10 @@ from overlay.proof.tiny_models import (
     target_weights,
     write_as_told,
     write_checkpoint,
-    write_models,
     writer_digest,
     zeros,
 )
+from tests.engine.tiny_eagle import write_models
 
 EXPERTS: Final = 4
 CHOSEN: Final = 2

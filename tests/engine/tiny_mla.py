@@ -15,7 +15,7 @@ An MTP layer shares embedding and head with the target, so its wrong tokens are 
 of its attention, or in its experts.  At position 0 vLLM blanks its input: prompts need three
 tokens.
 
-``python -m overlay.proof.tiny_mla FOLDER`` writes all of them and ``rule.json``.
+``python -m tests.engine.tiny_mla FOLDER`` writes all of them and ``rule.json``.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 from overlay.proof import tiny_models
 from overlay.proof.oracle import Rule
 from overlay.proof.tiny_models import HIDDEN, ON, ROPE_BASE, Weights, zeros
+from tests.engine import tiny_eagle
 
 if TYPE_CHECKING:
     import torch
@@ -240,7 +241,7 @@ def _config(vocab: int, draft: str) -> dict[str, Any]:
 
 def write_mla_models(folder: Path, rule: Rule) -> None:
     """Write all models beside those of ``tiny_models``, and ``rule.json`` with them."""
-    tiny_models.write_models(folder, rule)
+    tiny_eagle.write_models(folder, rule)
     for draft in DRAFTS:
         weights = {**_target(rule, draft), **_mtp(rule, draft)}
         tiny_models.write_checkpoint(folder / draft, weights, _config(rule.vocab, draft))

@@ -13,7 +13,7 @@ else, so that rows mixed up between the ranks produce other tokens, or other dra
 An MTP layer shares embedding and head with the target, so its wrong tokens are wrong in the values
 of its attention.  At position 0 vLLM blanks its input: prompts need three tokens.
 
-``python -m overlay.proof.tiny_glm FOLDER`` writes both, and what ``tiny_models`` writes.
+``python -m tests.engine.tiny_glm FOLDER`` writes both, and what ``tiny_models`` writes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from overlay.proof.tiny_models import (
     Weights,
     zeros,
 )
-from overlay.proof.tiny_moe import CHOSEN, EXPERTS, WIDTH, loud_expert
+from tests.engine import tiny_eagle
+from tests.engine.tiny_moe import CHOSEN, EXPERTS, WIDTH, loud_expert
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +57,7 @@ def _read(distance: int, name: str, bank: int, shown_as: list[int], *, loud: flo
     value = zeros(HIDDEN, HIDDEN)
     for token, shown in enumerate(shown_as):
         value[vocab + shown, bank * vocab + token] = 1
-    return tiny_models.attention(name, distance, value, on=NORMED, loud=loud)
+    return tiny_models.attention(name, [distance] * HEADS, value, on=NORMED, loud=loud)
 
 
 def _experts(name: str, random: torch.Generator, rule: Rule, *, loud: bool) -> Weights:
@@ -187,7 +188,7 @@ def write_glm_models(folder: Path, rule: Rule) -> None:
 
     if rule.vocab > WIDTH:
         raise ValueError(f"the vocabulary must not be larger than an expert: {WIDTH}")
-    tiny_models.write_models(folder, rule)
+    tiny_eagle.write_models(folder, rule)
     marker = folder / MARKER
     digest = tiny_models.writer_digest()
     wanted = json.dumps({"writer": digest, "text": Path(__file__).read_text("utf-8")})
