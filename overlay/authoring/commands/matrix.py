@@ -13,12 +13,13 @@ from packaging.version import Version
 from overlay.authoring.releases import package_of
 from overlay.authoring.reports.history import Cell, Elsewhere, MatrixReport, Row, matrix_of
 from overlay.commands.assess import examine
-from overlay.commands.parallel import cores, in_processes, no_step
+from overlay.commands.parallel import cores, in_processes
 from overlay.commands.request import Request
 from overlay.features.model import of_package, packages_of
 from overlay.package import VLLM, Package
 from overlay.planning.obsolete import obsolete_by
 from overlay.planning.upstream import module_outcome
+from overlay.report.progress import counting
 from overlay.results import Outcome, State, whole_outcome
 from overlay.targets.resolution import release_named, releases, resolve, spelt
 
@@ -26,17 +27,15 @@ if TYPE_CHECKING:
     from overlay.authoring.locating import ReleaseTexts
     from overlay.features.model import Feature, Topic, Variant
     from overlay.planning.scopes import Syntax
-    from overlay.report.progress import Meter
 
 #: The states in which it is of interest how a port would land.
 _CARRIED = (State.INAPPLICABLE, State.PARTIAL, State.DRIFTED, State.MISSING)
 
 
-def matrix(request: Request, span: str | None = None, meter: Meter | None = None) -> MatrixReport:
+def matrix(request: Request, span: str | None = None) -> MatrixReport:
     """Every feature for a package on every release of it, and the ids of those for others.
 
     :param span: releases as ``--releases`` takes them; default: all.
-    :param meter: shown how far this is.
     :raises OverlayError: if a release cannot be read.
     """
     from overlay.authoring.locating import ReleaseTexts
@@ -48,16 +47,14 @@ def matrix(request: Request, span: str | None = None, meter: Meter | None = None
     features = of_package(every, package)
     known = [spelt(release, package) for release in package.releases]
     bases = tuple(dict.fromkeys((*known, *names)))
-    texts = ReleaseTexts(bases, lambda release: resolve(release, progress=meter))
+    texts = ReleaseTexts(bases, lambda release: resolve(release, progress=request.progress))
     column = _Column(features, texts, Memo())
     workers = min(cores(), len(names))
     if workers < 2 or not hasattr(os, "fork"):
         columns = [column.cells(name) for name in names]
-    elif meter is None:
-        columns = in_processes(column.cells, names, workers, no_step)
     else:
-        with meter.counting("read", len(names), "release") as counting:
-            columns = in_processes(column.cells, names, workers, counting.step)
+        with counting(request.progress, "read", len(names), "release") as step:
+            columns = in_processes(column.cells, names, workers, step)
     rows = tuple(
         Row(feature.id, tuple(cells[at] for cells in columns))
         for at, feature in enumerate(features)
