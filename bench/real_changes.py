@@ -20,7 +20,7 @@ from overlay.features.model import Hunk
 from overlay.package import KNOWN_RELEASES
 from overlay.planning.scopes import UnparsableError
 from overlay.planning.text import TextError
-from overlay.targets.release_archive import CachedRelease
+from overlay.targets.releases import CachedRelease
 from overlay.targets.resolution import resolve
 
 #: Larger changes and files take long, and say nothing else.

@@ -53,9 +53,7 @@ class _Job:
     untested: bool
 
 
-def apply(
-    request: Request, name: str | None = None, *, dry_run: bool = False, untested: bool = False
-) -> ApplyReport:
+def apply(request: Request, *, dry_run: bool = False, untested: bool = False) -> ApplyReport:
     """Apply what is meant, beside what is applied already: to no package unless to all of them.
 
     :param dry_run: do everything but write.
@@ -63,9 +61,9 @@ def apply(
     :raises UsageError: if the target is a file or a release, or a feature does not exist.
     :raises OverlayError: if the features, the target or its ledger cannot be read or written.
     """
-    scene = writable(request, name, "apply")
+    scene = writable(request, "apply")
     expect_known(request.require, scene.features)
-    job = _Job(request, scene, name is not None, dry_run, untested)
+    job = _Job(request, scene, request.target is not None, dry_run, untested)
     said = None if dry_run else ended(scene.targets)
     return until_current(lambda: _attempt(job, said))
 

@@ -15,16 +15,15 @@ if TYPE_CHECKING:
     from overlay.targets.target import Target
 
 
-def doctor(request: Request, name: str | None = None) -> DoctorReport:
+def doctor(request: Request) -> DoctorReport:
     """Collect what there is to know; what cannot be told becomes a problem, never an error.
 
-    :param name: another environment, which ``request.python`` can name as well.
-    :raises OverlayError: if that is none.
+    :raises OverlayError: if what is named is not an environment.
     """
     from overlay.commands import diagnosis
     from overlay.commands.variables import variables
 
-    elsewhere = diagnosis.environment_of(name, request.python)
+    elsewhere = diagnosis.environment_of(request.target, request.python)
     target, missing = diagnosis.installed(elsewhere)
     plugins = diagnosis.plugins(elsewhere=elsewhere)
     environment, cache = variables(request.folders, target), diagnosis.cache()

@@ -71,7 +71,7 @@ class Kept(NamedTuple):
     titles: str = ""
 
 
-def revert(request: Request, name: str | None = None, keep_as: Keep | None = None) -> RevertReport:
+def revert(request: Request, keep_as: Keep | None = None) -> RevertReport:
     """Take everything off, or only the features of ``request`` while the others stay.
 
     To take everything off no patches are needed: the ledger knows what was done.  Only where it is
@@ -84,13 +84,13 @@ def revert(request: Request, name: str | None = None, keep_as: Keep | None = Non
     :raises TargetError: if the target does not exist.
     :raises TransactionError: if it cannot be written.
     """
-    targets = _targets(request, name)
+    targets = _targets(request)
     said = ended(targets)
-    named = name is not None or request.python is not None
+    named = request.names_target
     if request.features and keep_as is not None:
         raise UsageError("--keep-as takes everything off, the edits included: omit --feature")
     if request.features:
-        return take_off(request, name, said, named=named)
+        return take_off(request, said, named=named)
     if keep_as is None:
         return _everything(request, targets, said, named=named)
     kept: Kept = wings.load(wings.KEEP_EDITS, "--keep-as").keep(request, targets, keep_as)
@@ -117,19 +117,19 @@ def _told(report: RevertReport, kept: Kept) -> RevertReport:
     return replace(report, conclusion=left_as_it_is(report, kept.beside, kept.titles))
 
 
-def _targets(request: Request, name: str | None) -> tuple[Target, ...]:
+def _targets(request: Request) -> tuple[Target, ...]:
     """The packages of a target; patches that cannot be read do not keep them from being reverted.
 
     :raises UsageError: if it is a file or a release.
     :raises TargetError: if the target does not exist.
     """
-    refuse_release(name, "revert")
+    refuse_release(request.target, "revert")
     try:
         features = request.at_hand()
     except OverlayError:
         features = ()
     # A feature that is named and does not exist is reported where it is known what is applied.
-    targets = request._replace(features=(), require=()).scene(name, features).targets
+    targets = request._replace(features=(), require=()).scene(features).targets
     for target in targets:
         root_of(target, "revert")
     return targets

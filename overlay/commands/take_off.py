@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from overlay.targets.target import Target
 
 
-def take_off(request: Request, name: str | None, said: str | None, *, named: bool) -> RevertReport:
+def take_off(request: Request, said: str | None, *, named: bool) -> RevertReport:
     """Take off the features of ``request``; refuse where the others could not stay as they are.
 
     Of several packages none is changed unless all can be.
@@ -53,7 +53,7 @@ def take_off(request: Request, name: str | None, said: str | None, *, named: boo
     :raises OverlayError: if the patches or the ledger cannot be read, or the target not written.
     """
     features = request.at_hand()
-    targets = request._replace(features=(), require=()).scene(name, features).targets
+    targets = request._replace(features=(), require=()).scene(features).targets
     return until_current(lambda: _attempt(request, targets, features, said, named=named))
 
 

@@ -30,7 +30,6 @@ from overlay.targets.resolution import releases
 
 if TYPE_CHECKING:
     from overlay.features.model import Feature, Patch, Variant
-    from overlay.report.progress import Meter
 
 _PULL = re.compile(r"/pull/(\d+)\b")
 
@@ -41,7 +40,6 @@ def log(
     *,
     span: str | None = None,
     upstream: Path | None = None,
-    meter: Meter | None = None,
 ) -> LogReport:
     """The state of a feature on every release, who made its variants, and what upstream has of it.
 
@@ -54,9 +52,7 @@ def log(
     features = named.at_hand()
     (feature,) = named.select(features)
     names = releases("all" if span is None else span, package=feature.package)
-    entries = tuple(
-        _release(target, feature) for target in every_target(request, names, features, meter)
-    )
+    entries = tuple(_release(target, feature) for target in every_target(request, names, features))
     merge, missing = None, None
     if upstream is not None:
         pull = _pull(feature)

@@ -14,7 +14,7 @@ from overlay.authoring.carry import carry
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.releases import package_of
 from overlay.commands.assess import examine
-from overlay.commands.parallel import cores, in_processes, no_step
+from overlay.commands.parallel import cores, in_processes
 from overlay.commands.request import Request
 from overlay.features.model import of_package, packages_of
 from overlay.package import VLLM, Package
@@ -26,6 +26,7 @@ from overlay.report.base import Cell as TableCell
 from overlay.report.base import Report, Table, plain
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, Line, Span, labelled
+from overlay.report.progress import counting
 from overlay.report.words import count, enumeration
 from overlay.results import Outcome, State, whole_outcome
 from overlay.results.invocation import command
@@ -33,17 +34,15 @@ from overlay.targets.resolution import release_named, releases, resolve, spelt
 
 if TYPE_CHECKING:
     from overlay.features.model import Feature, Topic
-    from overlay.report.progress import Meter
 
 #: The states in which it is of interest how a port would land.
 _CARRIED = (State.INAPPLICABLE, State.PARTIAL, State.DRIFTED, State.MISSING)
 
 
-def matrix(request: Request, span: str | None = None, meter: Meter | None = None) -> MatrixReport:
+def matrix(request: Request, span: str | None = None) -> MatrixReport:
     """Every feature for a package on every release of it, and the ids of those for others.
 
     :param span: releases as ``--releases`` takes them; default: all.
-    :param meter: shown how far this is.
     :raises OverlayError: if a release cannot be read.
     """
     names = releases("all" if span is None else span)
@@ -52,16 +51,14 @@ def matrix(request: Request, span: str | None = None, meter: Meter | None = None
     features = of_package(every, package)
     known = [spelt(release, package) for release in package.releases]
     bases = tuple(dict.fromkeys((*known, *names)))
-    texts = ReleaseTexts(bases, lambda release: resolve(release, progress=meter))
+    texts = ReleaseTexts(bases, lambda release: resolve(release, progress=request.progress))
     column = _Column(features, texts, Memo())
     workers = min(cores(), len(names))
     if workers < 2 or not hasattr(os, "fork"):
         columns = [column.cells(name) for name in names]
-    elif meter is None:
-        columns = in_processes(column.cells, names, workers, no_step)
     else:
-        with meter.counting("read", len(names), "release") as counting:
-            columns = in_processes(column.cells, names, workers, counting.step)
+        with counting(request.progress, "read", len(names), "release") as step:
+            columns = in_processes(column.cells, names, workers, step)
     rows = tuple(
         Row(feature.id, tuple(cells[at] for cells in columns))
         for at, feature in enumerate(features)

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 def new_from_edits(
     request: Request,
-    name: str | None,
     id_: str,
     patches: Path,
     *,
@@ -35,7 +34,6 @@ def new_from_edits(
 ) -> NewReport:
     """Make a feature of the edits of an installed vLLM; the edits stay where they are.
 
-    :param name: the target; ``None``: the vLLM that this Python would import.
     :param patches: the folder that the feature is written to.
     :param title: what the change does, in a line; by default made of the id.
     :param releases: as ``--releases`` takes them; with a name (``vllm-ascend==all``) they tell the
@@ -49,7 +47,7 @@ def new_from_edits(
     package, known = VLLM, None
     if releases is not None:
         package, known = package_releases.named(releases)
-    target = request.resolve(name, progress, package)
+    target = request.resolve(package)
     if target.root is None:
         raise UsageError(
             f"{target.name}: expected an installed {package.title} or a folder that holds "

@@ -47,7 +47,7 @@ def bench(
     expect_device(device_of(question.python, (*question.arguments, question.engine)), "bench")
     shared = sharing(question, free_memory())
     python = interpreter(question.python)
-    root = Request(python=None if question.python is None else str(python)).resolve(None).root
+    root = Request(python=None if question.python is None else str(python)).resolve().root
     assert root is not None, "an environment's vLLM is in a folder"
     with tempfile.TemporaryDirectory(prefix="overlay-bench-") as folder:
         work = Path(folder)

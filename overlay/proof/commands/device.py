@@ -87,7 +87,7 @@ def _built_for(python: str | None) -> str | None:
         from overlay.commands.request import Request
 
         try:
-            target = Request(python=python).resolve(None)
+            target = Request(python=python).resolve()
         except OverlayError:
             return None  # who starts the engines says what is missing
         built = None if target.root is None else diagnosis.torch_built_for(target.root / "torch")

@@ -12,21 +12,19 @@ for programs) and ``verdict`` (one sentence for people).  What cannot be answere
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from overlay.api.calls import (
-    PatchRefused,
-    accepted,
-    as_name,
-    on_a_target,
-    on_chosen_features,
-    request,
-)
+from overlay.commands import lazy as commands
+from overlay.commands.request import Request
 from overlay.errors import OverlayError, UsageError
+from overlay.results.invocation import invoked
+from overlay.settings import in_home
 
 if TYPE_CHECKING:
-    from overlay.api.calls import Place
     from overlay.features.model import Feature
     from overlay.processes.live import LiveProcess
     from overlay.report.base import Report
@@ -39,6 +37,11 @@ if TYPE_CHECKING:
     from overlay.report.running import ProcessesReport
     from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State
     from overlay.targets.target import Progress
+
+#: A path or a name.
+Place: TypeAlias = str | Path
+
+R = TypeVar("R", bound="Report")
 
 #: Where each type of the promise is defined; imported when it is asked for.
 _TYPES = {
@@ -98,7 +101,19 @@ __all__ = [
 ]
 
 
-@on_chosen_features
+class PatchRefused(OverlayError):
+    """Something has to be settled first, so nothing was written.
+
+    :ivar report: what it is, and what to do.
+    """
+
+    exit_code = 1
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        super().__init__(report.verdict)
+
+
 def check(
     target: Place | None = None,
     *,
@@ -122,20 +137,13 @@ def check(
     :param patches: folders with features beside those shipped.
     :raises OverlayError: if the target, the features or the ledger cannot be read.
     """
-    from overlay.commands.check import check as command
-
-    report = command(
-        request(python, only, patches, without=without),
-        () if target is None else (str(target),),
-        None,
-        None,
-    )
+    with _asked("check", target, python, patches, only=only, without=without) as request:
+        report = commands.check(request, () if target is None else (str(target),))
     if report.error is not None:
         raise OverlayError(report.error)
     return report
 
 
-@on_chosen_features
 def apply(
     target: Place | None = None,
     *,
@@ -167,13 +175,11 @@ def apply(
         feature in ``require`` is not applied.
     :raises OverlayError: if the features, the target or its ledger cannot be read or written.
     """
-    from overlay.commands.apply import apply as command
+    choice = {"only": only, "without": without, "require": require}
+    with _asked("apply", target, python, patches, **choice) as request:
+        return _accepted(commands.apply(request, dry_run=dry_run, untested=untested))
 
-    asked = request(python, only, patches, require, without)
-    return accepted(command(asked, as_name(target), dry_run=dry_run, untested=untested))
 
-
-@on_a_target
 def revert(
     target: Place | None = None,
     *,
@@ -200,19 +206,13 @@ def revert(
         those in ``only``; nothing was written.
     :raises OverlayError: if the target or its ledger cannot be read or written.
     """
-    from overlay.commands.revert import Keep
-    from overlay.commands.revert import revert as command
-    from overlay.settings import in_home
-
-    keep = None
-    if keep_as is not None:
-        if not patches:
-            raise UsageError("keep_as: expected a folder of patches to write to, found none")
-        keep = Keep(keep_as, in_home(patches[-1]))
-    return accepted(command(request(python, only, patches), as_name(target), keep))
+    if keep_as is not None and not patches:
+        raise UsageError("keep_as: expected a folder of patches to write to, found none")
+    keep = None if keep_as is None else commands.Keep(keep_as, in_home(patches[-1]))
+    with _asked("revert", target, python, patches, only=only) as request:
+        return _accepted(commands.revert(request, keep))
 
 
-@on_a_target
 def status(
     target: Place | None = None,
     *,
@@ -235,12 +235,10 @@ def status(
     :param progress: called while a release is fetched.
     :raises OverlayError: if the features, the target or its ledger cannot be read.
     """
-    from overlay.commands.status import status as command
+    with _asked("status", target, python, patches, require=require) as request:
+        return commands.status(request._replace(progress=progress))
 
-    return command(request(python, (), patches, require), as_name(target), progress)
 
-
-@on_chosen_features
 def diff(
     target: Place | None = None,
     *,
@@ -261,11 +259,8 @@ def diff(
     :raises PatchRefused: if one of them does not fit: part of a change would mislead.
     :raises OverlayError: if the features or the target cannot be read.
     """
-    from overlay.commands.diff import diff as command
-
-    return accepted(
-        command(request(python, only, patches, without=without), as_name(target), None)
-    ).diff
+    with _asked("diff", target, python, patches, only=only, without=without) as request:
+        return _accepted(commands.diff(request)).diff
 
 
 def features(patches: Sequence[Place] = ()) -> tuple[Feature, ...]:
@@ -276,7 +271,7 @@ def features(patches: Sequence[Place] = ()) -> tuple[Feature, ...]:
 
     :raises OverlayError: if a folder is not there, or what it holds is malformed.
     """
-    return request(None, (), patches).load()
+    return Request(tuple(map(str, patches))).load()
 
 
 def processes() -> tuple[LiveProcess, ...]:
@@ -287,9 +282,41 @@ def processes() -> tuple[LiveProcess, ...]:
 
     :raises OverlayError: where the system does not tell which processes run.
     """
-    from overlay.commands.status import of_this_vllm
+    return commands.of_this_vllm()
 
-    return of_this_vllm()
+
+@contextmanager
+def _asked(
+    command: str,
+    target: Place | None,
+    python: Place | None,
+    patches: Sequence[Place],
+    *,
+    only: Collection[str] = (),
+    without: Collection[str] = (),
+    require: Collection[str] = (),
+) -> Iterator[Request]:
+    """What a caller asks of a command; messages repeat it inside."""
+    request = Request(
+        patches=tuple(map(str, patches)),
+        features=tuple(only),
+        python=None if python is None else str(python),
+        require=tuple(require),
+        without=tuple(without),
+        target=None if target is None else str(target),
+    ).with_current_ids()
+    with invoked(request.invocation(command, patches)):
+        yield request
+
+
+def _accepted(report: R) -> R:
+    """The report of a command that had nothing to refuse.
+
+    :raises PatchRefused: if its exit status is 1.
+    """
+    if report.exit == 1:
+        raise PatchRefused(report)
+    return report
 
 
 if not TYPE_CHECKING:  # a type checker would take every name for one that is there
@@ -298,8 +325,6 @@ if not TYPE_CHECKING:  # a type checker would take every name for one that is th
         """A type of the promise, imported from where it is defined."""
         if name not in _TYPES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from importlib import import_module
-
         return getattr(import_module(_TYPES[name]), name)
 
 

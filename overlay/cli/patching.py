@@ -1,12 +1,8 @@
-"""The commands that patch a vLLM or say how it is patched; ``overlay.api`` does their work.
-
-Whatever a command needs is imported when it runs, so that ``--help`` and ``status`` stay fast.
-"""
+"""The commands that patch a vLLM or say how it is patched."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,42 +10,25 @@ from overlay.cli.group import cli
 from overlay.cli.options import (
     TARGET_HELP,
     WRITABLE_HELP,
-    Answer,
-    common_options,
+    asks,
     complete_releases,
     complete_target,
     feature_option,
     folder_to_write,
-    patches_of,
     python_option,
     refuse_both,
     require_option,
     target_argument,
     without_option,
 )
+from overlay.commands import lazy as commands
+from overlay.settings import in_home
 
 if TYPE_CHECKING:
-    from overlay.api import Report
+    from overlay.commands.request import Request
+    from overlay.report.base import Report
 
 _ONLY = "Only this feature; may be given several times."
-
-
-def _with_progress(work: Callable[..., Report], *arguments: Any, **options: Any) -> Report:
-    """Run ``work`` with a meter on standard error, for what takes long."""
-    from overlay.api import command_line
-
-    with command_line.meter() as progress:
-        return work(*arguments, progress=progress, **options)
-
-
-def _refusable(work: Callable[..., Report], *arguments: Any, **options: Any) -> Report:
-    """Run what raises where something needs the user; the command line answers with a report."""
-    from overlay import api
-
-    try:
-        return work(*arguments, **options)
-    except api.PatchRefused as refused:
-        return refused.report
 
 
 @cli.command(epilog=TARGET_HELP)
@@ -66,19 +45,8 @@ def _refusable(work: Callable[..., Report], *arguments: Any, **options: Any) -> 
 @python_option
 @feature_option(_ONLY)
 @without_option
-@common_options
-@click.pass_context
-def check(
-    context: click.Context,
-    targets: tuple[str, ...],
-    releases: str | None,
-    pre: bool,
-    python: str | None,
-    only: tuple[str, ...],
-    without: tuple[str, ...],
-    as_json: bool,
-    verbose: bool,
-) -> Answer:
+@asks
+def check(request: Request, targets: tuple[str, ...], releases: str | None, pre: bool) -> Report:
     """Say whether the patches match; write nothing.
 
     \b
@@ -90,20 +58,8 @@ def check(
       overlay check --releases new                 # what came out since this overlay
       overlay check vllm-ascend==0.23.0.post1      # a release of another package
     """
-    from overlay.api import command_line
-
-    refuse_both(targets, python)
-    report = _with_progress(
-        command_line.check_many,
-        targets,
-        releases=releases,
-        pre=pre,
-        python=python,
-        only=only,
-        without=without,
-        patches=patches_of(context),
-    )
-    return Answer(report, as_json, verbose)
+    refuse_both(targets, request.python)
+    return commands.check(request, targets, releases, pre=pre)
 
 
 @cli.command(epilog=WRITABLE_HELP)
@@ -117,20 +73,8 @@ def check(
     is_flag=True,
     help="Also patch a release that is newer than those the patches were tested on.",
 )
-@common_options
-@click.pass_context
-def apply(
-    context: click.Context,
-    target: str | None,
-    python: str | None,
-    only: tuple[str, ...],
-    without: tuple[str, ...],
-    require: tuple[str, ...],
-    dry_run: bool,
-    untested: bool,
-    as_json: bool,
-    verbose: bool,
-) -> Answer:
+@asks
+def apply(request: Request, dry_run: bool, untested: bool) -> Report:
     """Patch a vLLM: all of it or nothing.
 
     A feature that the release has already, or that is not made for it, is left out.
@@ -141,21 +85,7 @@ def apply(
       overlay apply --require draft-graphs         # in an image build: fail unless it is in
       overlay apply --feature draft-graphs /opt/venv/lib/python3.12/site-packages
     """
-    from overlay import api
-
-    refuse_both(target, python)
-    report = _refusable(
-        api.apply,
-        target,
-        python=python,
-        only=only,
-        without=without,
-        patches=patches_of(context),
-        require=require,
-        dry_run=dry_run,
-        untested=untested,
-    )
-    return Answer(report, as_json, verbose)
+    return commands.apply(request, dry_run=dry_run, untested=untested)
 
 
 @cli.command(epilog=WRITABLE_HELP)
@@ -166,17 +96,8 @@ def apply(
     metavar="ID",
     help="Make a feature of what was edited since, in the last folder of patches; take it out too.",
 )
-@common_options
-@click.pass_context
-def revert(
-    context: click.Context,
-    target: str | None,
-    python: str | None,
-    only: tuple[str, ...],
-    keep_as: str | None,
-    as_json: bool,
-    verbose: bool,
-) -> Answer:
+@asks
+def revert(request: Request, keep_as: str | None) -> Report:
     """Put back the exact bytes that apply found, and remove what it added.
 
     Refused where somebody edited a patched file since, unless --keep-as ID makes a feature of the
@@ -190,33 +111,18 @@ def revert(
       overlay revert /opt/venv/lib/python3.12/site-packages
       overlay revert --keep-as my-fix --patches ./our-patches
     """
-    from overlay import api
-
-    refuse_both(target, python)
-    folders = patches_of(context)
-    if keep_as is not None:
-        folder_to_write(folders)
-    report = _refusable(
-        api.revert, target, python=python, only=only, patches=folders, keep_as=keep_as
-    )
-    return Answer(report, as_json, verbose)
+    if keep_as is None:
+        return commands.revert(request)
+    folder = in_home(folder_to_write(request.patches))
+    return commands.revert(request, commands.Keep(keep_as, folder))
 
 
 @cli.command(epilog=TARGET_HELP)
 @target_argument
 @require_option
 @click.option("--live", is_flag=True, help="Say what the running processes of vLLM have loaded.")
-@common_options
-@click.pass_context
-def status(
-    context: click.Context,
-    target: str | None,
-    python: str | None,
-    require: tuple[str, ...],
-    live: bool,
-    as_json: bool,
-    verbose: bool,
-) -> Answer:
+@asks
+def status(request: Request, live: bool) -> Report:
     """Say what is applied, whether it is intact, and what the next process will run.
 
     \b
@@ -227,28 +133,17 @@ def status(
       overlay status --live                        # what your running vLLM has loaded
       overlay status --live --require draft-graphs # in a probe: 0 only where a model uses it
     """
-    from overlay import api
-    from overlay.api import command_line
-
-    refuse_both(target, python)
-    if live:
-        if target is not None or python is not None:
-            raise click.UsageError("--live speaks of running processes: omit TARGET.")
-        answer = command_line.live(require, patches_of(context))
-        return Answer(answer, as_json, verbose)
-    report = _with_progress(
-        api.status, target, python=python, patches=patches_of(context), require=require
-    )
-    return Answer(report, as_json, verbose)
+    if not live:
+        return commands.status(request)
+    if request.names_target:
+        raise click.UsageError("--live speaks of running processes: omit TARGET.")
+    return commands.live(request)
 
 
 @cli.command(epilog=WRITABLE_HELP)
 @target_argument
-@common_options
-@click.pass_context
-def adopt(
-    context: click.Context, target: str | None, python: str | None, as_json: bool, verbose: bool
-) -> Answer:
+@asks
+def adopt(request: Request) -> Report:
     """Take over patches that are in a vLLM without the overlay's ledger.
 
     For a vLLM that was patched with `overlay diff | git apply`, or whose folder .vllm-overlay was
@@ -260,28 +155,15 @@ def adopt(
       overlay adopt
       overlay adopt /opt/venv/lib/python3.12/site-packages
     """
-    from overlay.api import command_line
-
-    refuse_both(target, python)
-    report = _refusable(command_line.adopt, target, python=python, patches=patches_of(context))
-    return Answer(report, as_json, verbose)
+    return commands.adopt(request)
 
 
 @cli.command(epilog=TARGET_HELP)
 @target_argument
 @feature_option(_ONLY)
 @without_option
-@common_options
-@click.pass_context
-def diff(
-    context: click.Context,
-    target: str | None,
-    python: str | None,
-    only: tuple[str, ...],
-    without: tuple[str, ...],
-    as_json: bool,
-    verbose: bool,
-) -> Answer:
+@asks
+def diff(request: Request) -> Report:
     """Print the change to a pristine vLLM as one unified diff.
 
     \b
@@ -289,18 +171,7 @@ def diff(
       overlay diff 0.26.0 > draft-graphs.diff
       overlay diff ./vllm-checkout | git -C ./vllm-checkout apply
     """
-    from overlay.api import command_line
-
-    refuse_both(target, python)
-    report = _with_progress(
-        command_line.diff_report,
-        target,
-        python=python,
-        only=only,
-        without=without,
-        patches=patches_of(context),
-    )
-    return Answer(report, as_json, verbose)
+    return commands.diff(request)
 
 
 @cli.command("list")
@@ -311,16 +182,8 @@ def diff(
     metavar="NAME",
     help="Only features of this package, such as vllm-ascend, and its releases.",
 )
-@common_options
-@click.pass_context
-def list_(
-    context: click.Context,
-    releases: bool,
-    pre: bool,
-    package: str | None,
-    as_json: bool,
-    verbose: bool,
-) -> Answer:
+@asks
+def list_(request: Request, releases: bool, pre: bool, package: str | None) -> Report:
     """Show the features, the releases they are made for, and what upstream did with them.
 
     \b
@@ -330,9 +193,4 @@ def list_(
       overlay list --releases                      # which releases are newer than this overlay?
       overlay list --releases --package vllm-ascend
     """
-    from overlay.api import command_line
-
-    report = command_line.catalogue(
-        patches=patches_of(context), releases=releases, pre=pre, package=package
-    )
-    return Answer(report, as_json, verbose)
+    return commands.list_(request, releases=releases, pre=pre, package=package)
