@@ -31,7 +31,7 @@ from overlay.features.model import Feature, Hunk
 from overlay.planning.attempt import Texts
 from overlay.planning.planner import plan
 from overlay.planning.scopes import UnparsableError
-from overlay.planning.telling import TELLING
+from overlay.planning.telling import MIN_DISTINCTIVE
 from overlay.planning.text import SourceText, TextError
 from overlay.results import Outcome, State
 
@@ -255,7 +255,7 @@ def _twice(change: RealChange, port: FeaturePort) -> bool:
         if hunk.outcome not in (Outcome.EXACT, Outcome.MERGED, Outcome.MOVED):
             continue
         added = {text.strip() for op, text in hunk.hunk.lines if op == "+"} - base
-        telling = {line for line in added if len("".join(line.split())) >= TELLING}
+        telling = {line for line in added if len("".join(line.split())) >= MIN_DISTINCTIVE}
         if telling and telling <= there:
             return True
     return False
