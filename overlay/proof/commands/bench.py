@@ -1,6 +1,6 @@
 """``overlay bench``: stock V1, the overlay and V2 in turn, on one GPU: step times and serving.
 
-Arguments are checked here; ``bench_engines`` runs the engines, and ``report.benched`` says what
+Arguments are checked here; ``engines`` runs the engines, and ``report.benched`` says what
 the repeats show.
 """
 
@@ -18,26 +18,24 @@ from overlay.proof.commands.budget import Budget, Schedule
 from overlay.proof.commands.device import device_of, expect_device
 from overlay.proof.commands.engines import Measured, Stage
 from overlay.proof.commands.question import Question
-from overlay.proof.commands.sharing import free_memory, sharing
 from overlay.proof.commands.stock_copy import make_stock_copy
 from overlay.proof.commands.verify import interpreter, refuse_unknown_models
 from overlay.proof.engine_launch import link_packages
 from overlay.proof.reports.benched import BenchReport, benched
+from overlay.report.words import count
 from overlay.results.invocation import command
 from overlay.untrusted import parse_json
 
 
 def bench(
     question: Question,
-    told: Callable[[str, float | None], None],
-    planned: Callable[[Schedule], None],
-    said: Callable[[str], None] = lambda _: None,
+    on_engine: Callable[[str, float | None], None],
+    on_plan: Callable[[Schedule], None],
 ) -> BenchReport:
     """Run the engines and compare their repeats.
 
-    :param told: is called with the title of an engine, and ``None`` or the seconds it took.
-    :param planned: is called once, before the first engine starts.
-    :param said: is called with what else is going on, in words.
+    :param on_engine: is called with the title of an engine, and ``None`` or the seconds it took.
+    :param on_plan: is called once, before the first engine starts.
     :raises UsageError: if the arguments do not go together, or name models that are not there.
     :raises OverlayError: if vLLM is not patched on disk, or the question's reference or the overlay
         does not serve; then the logs of the engines are kept and named.
@@ -45,7 +43,6 @@ def bench(
     budget = Budget(question.budget)
     check_question(question)
     expect_device(device_of(question.python, (*question.arguments, question.engine)), "bench")
-    shared = sharing(question, free_memory())
     python = interpreter(question.python)
     root = Request(python=None if question.python is None else str(python)).resolve(None).root
     assert root is not None, "an environment's vLLM is in a folder"
@@ -57,9 +54,8 @@ def bench(
                 f"expected a vLLM that is patched on disk, found none in {root}: run "
                 f"{command('apply')}; bench compares it with a copy of the release's own files"
             )
-        planned(question.schedule._replace(sharing=shared))
-        stage = Stage(question, python, work, work / "code", work, told, budget)
-        stage.sharing, stage.said = shared, said
+        on_plan(question.schedule)
+        stage = Stage(question, python, work, work / "code", work, on_engine, budget)
         measured = _measured(stage)
     report = BenchReport(
         benched(measured.timed, measured.served, measured.gaps),
@@ -68,11 +64,10 @@ def bench(
         measured.timed,
         measured.left,
         measured.served,
-        (shared.text(question.rounds), *measured.notes),
+        (f"engines started in each of {count(question.rounds, 'round')}", *measured.notes),
         measured.gaps,
         dummy=question.model is None,
         budget=question.budget,
-        side_by_side=shared.side_by_side,
         rounds=question.rounds,
     )
     _write_pages(question, report)

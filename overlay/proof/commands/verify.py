@@ -41,8 +41,8 @@ from overlay.untrusted import read_regular
 
 _ELSEWHERE = "run it where vLLM has a GPU"
 
-#: Told of each engine: its title, and ``None`` when it starts or the seconds it took.
-Told = Callable[[str, float | None], None]
+#: Takes the title of each engine, and ``None`` when it starts or the seconds it took.
+OnEngine = Callable[[str, float | None], None]
 
 
 def _silent(title: str, seconds: float | None) -> None:
@@ -95,7 +95,7 @@ class ModelSet(NamedTuple):
     modes: tuple[Mode, ...] = ()
 
 
-def verify(question: Question, told: Told = _silent) -> VerifyReport:
+def verify(question: Question, on_engine: OnEngine = _silent) -> VerifyReport:
     """Run the engines and compare what they served.
 
     :raises UsageError: if the arguments do not go together, or name models that are not there.
@@ -118,7 +118,7 @@ def verify(question: Question, told: Told = _silent) -> VerifyReport:
             else [_own_set(question)]
         )
         code = link_packages(work / "code")
-        stage = Stage(question, python, work, code, told)
+        stage = Stage(question, python, work, code, on_engine)
         results = [result for models in _in_order(stage, sets, on_cpu=on_cpu) for result in models]
     if on_cpu:
         results = [without_graphs(result) for result in results]
@@ -288,7 +288,7 @@ class Stage:
     python: Path
     work: Path
     code: Path
-    told: Told
+    on_engine: OnEngine
 
     def run(self, wanted: Sequence[tuple[ModelSet, Mode]], at_a_time: int) -> dict[str, Ended]:
         """Run an engine for each set and mode; how each ended, by its title.
@@ -298,12 +298,13 @@ class Stage:
         jobs = [self._job(models, mode) for models, mode in wanted]
         modes = {title(models, mode): mode for models, mode in wanted}
 
-        def told(job: Job, ended: Ended | None) -> None:
-            self.told(job.name, None if ended is None else ended.seconds)
+        def on_engine(job: Job, ended: Ended | None) -> None:
+            self.on_engine(job.name, None if ended is None else ended.seconds)
             if ended is not None:  # one that cannot be compared at all ends the others at once
                 _failure(job.name, modes[job.name], ended)
 
-        return run_jobs(jobs, at_a_time=at_a_time, deadline=self.question.deadline, told=told)
+        deadline = self.question.deadline
+        return run_jobs(jobs, at_a_time=at_a_time, deadline=deadline, on_engine=on_engine)
 
     def _job(self, models: ModelSet, mode: Mode) -> Job:
         name = title(models, mode)

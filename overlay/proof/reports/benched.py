@@ -170,11 +170,10 @@ class BenchReport(Report):
 
     :ivar shape: the name of the shape, or of the model.
     :ivar left: why an engine was left out, by name.
-    :ivar notes: how the engines shared the GPU, and which rounds were left out.
+    :ivar notes: how often the engines started, and which rounds were left out.
     :ivar gaps: what was not measured, because the budget was spent.
     :ivar dummy: whether the weights are dummies.
     :ivar budget: seconds that all engines together could take.
-    :ivar side_by_side: whether the engines were started together and measured in turn.
     :ivar rounds: how often each engine was to be measured.
     """
 
@@ -188,7 +187,6 @@ class BenchReport(Report):
     gaps: tuple[Gap, ...] = ()
     dummy: bool = True
     budget: float = 0.0
-    side_by_side: bool = False
     rounds: int = 1
 
     @property
@@ -262,7 +260,6 @@ class BenchReport(Report):
                 "shape": self.shape,
                 "dummy_weights": self.dummy,
                 "k": self.k,
-                "side_by_side": self.side_by_side,
                 "rounds": self.rounds,
                 "engines": [_timed_data(each) for each in self.timed],
                 "comparisons": [each._asdict() for each in comparisons(self.timed)],
