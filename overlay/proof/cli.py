@@ -12,6 +12,7 @@ import click
 from overlay.api.calls import about
 from overlay.cli.group import cli
 from overlay.cli.options import Answer
+from overlay.commands.output import write_output
 from overlay.errors import UsageError
 from overlay.proof.commands import bench as benching
 from overlay.proof.commands import verify as verifying
@@ -336,4 +337,11 @@ def bench(
             progress.line(schedule.text)
 
         report = benching.bench(BenchQuestion(**options), _on_engine(write), on_plan)
+    # A page takes modules that nothing else does.
+    from overlay.proof.reports import bench_page
+
+    if options["page"] is not None:
+        write_output("--html", options["page"], bench_page.page(report).encode())
+    if options["plot"] is not None:
+        write_output("--svg", options["plot"], bench_page.plot_file(report).encode())
     return Answer(report, as_json)

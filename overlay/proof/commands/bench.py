@@ -11,15 +11,13 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from overlay.commands.output import write_output
-from overlay.commands.request import Request
 from overlay.errors import OverlayError, UsageError
 from overlay.proof.commands.budget import Budget, Schedule
 from overlay.proof.commands.device import device_of, expect_device
 from overlay.proof.commands.engines import Measured, Stage
+from overlay.proof.commands.installation import interpreter, make_stock_copy, root_of
 from overlay.proof.commands.question import Question
-from overlay.proof.commands.stock_copy import make_stock_copy
-from overlay.proof.commands.verify import interpreter, refuse_unknown_models
+from overlay.proof.commands.verify import refuse_unknown_models
 from overlay.proof.engine_launch import link_packages
 from overlay.proof.reports.benched import BenchReport, benched
 from overlay.report.words import count
@@ -44,12 +42,11 @@ def bench(
     check_question(question)
     expect_device(device_of(question.python, (*question.arguments, question.engine)), "bench")
     python = interpreter(question.python)
-    root = Request(python=None if question.python is None else str(python)).resolve(None).root
-    assert root is not None, "an environment's vLLM is in a folder"
+    root = root_of(None if question.python is None else str(python))
     with tempfile.TemporaryDirectory(prefix="overlay-bench-") as folder:
         work = Path(folder)
         (work / "stock").mkdir()
-        if make_stock_copy(root, work / "stock") is None:
+        if not make_stock_copy(root, work / "stock"):
             raise OverlayError(
                 f"expected a vLLM that is patched on disk, found none in {root}: run "
                 f"{command('apply')}; bench compares it with a copy of the release's own files"
@@ -57,7 +54,7 @@ def bench(
         on_plan(question.schedule)
         stage = Stage(question, python, work, work / "code", work, on_engine, budget)
         measured = _measured(stage)
-    report = BenchReport(
+    return BenchReport(
         benched(measured.timed, measured.served, measured.gaps),
         question.model or question.shape,
         question.k,
@@ -70,8 +67,6 @@ def bench(
         budget=question.budget,
         rounds=question.rounds,
     )
-    _write_pages(question, report)
-    return report
 
 
 def check_question(question: Question) -> None:
@@ -119,12 +114,3 @@ def _measured(stage: Stage) -> Measured:
     finally:
         if not keep:
             shutil.rmtree(logs)
-
-
-def _write_pages(question: Question, report: BenchReport) -> None:
-    from overlay.proof.reports import bench_page
-
-    if question.page is not None:
-        write_output("--html", question.page, bench_page.page(report).encode())
-    if question.plot is not None:
-        write_output("--svg", question.plot, bench_page.plot_file(report).encode())

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from overlay.errors import OverlayError, TargetError, UsageError
+from overlay.errors import OverlayError, UsageError
 from overlay.proof.commands.device import Place, device_of, expect_device
+from overlay.proof.commands.installation import interpreter
 from overlay.proof.commands.verify_failures import raised_by, usable
 from overlay.proof.engine_compat import runner_environment
 from overlay.proof.engine_launch import append_path, link_packages
@@ -199,28 +198,6 @@ def _refuse_ignored(question: Question, why: str, *, prompts: bool = False) -> N
 
 def _is_path(place: str) -> bool:
     return place.startswith((os.sep, ".", "~")) or place.count(os.sep) > 1
-
-
-def interpreter(given: str | None) -> Path:
-    """The program that runs the engines.
-
-    :param given: an interpreter or a virtual environment; ``None`` for the one that runs this.
-    :raises TargetError: if there is none.
-    """
-    if given is None:
-        return Path(sys.executable)
-    place = Path(os.path.expanduser(given))
-    if os.sep not in given and not place.exists():
-        place = Path(shutil.which(given) or given)
-    if place.is_dir():
-        place = place / "bin" / "python"
-    if not os.access(place, os.X_OK):
-        raise TargetError(
-            f"--python {given}: expected an interpreter or a virtual environment that has one, "
-            f"found no program at {place}"
-        )
-    # Not resolved: the link in a virtual environment is what makes Python find its packages.
-    return Path(os.path.abspath(place))
 
 
 @contextmanager
