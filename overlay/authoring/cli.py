@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from overlay.api.calls import about, request
 from overlay.authoring.commands import edit as sessions
-from overlay.authoring.commands.edit_new import begin_new
+from overlay.authoring.commands.edit import begin_new
 from overlay.authoring.commands.import_ import import_change
 from overlay.authoring.commands.new import new_from_edits
 from overlay.cli.group import cli
 from overlay.cli.options import (
     WRITABLE_HELP,
-    Answer,
-    common_options,
+    asks,
     complete_features,
     complete_releases,
     folder_to_write,
-    patches_of,
-    refuse_both,
     target_argument,
 )
-from overlay.report.progress import Meter
 from overlay.settings import in_home
+
+if TYPE_CHECKING:
+    from overlay.commands.request import Request
+    from overlay.report.base import Report
 
 
 @cli.command("import")
@@ -47,10 +46,9 @@ from overlay.settings import in_home
 )
 @click.option("--each", is_flag=True, help="Make a feature of each commit; --id begins their ids.")
 @click.option("--update", is_flag=True, help="Replace the feature of that id.")
-@common_options
-@click.pass_context
+@asks
 def import_(
-    context: click.Context,
+    request: Request,
     sources: tuple[str, ...],
     id_: str,
     base: str | None,
@@ -58,9 +56,7 @@ def import_(
     partial: bool,
     each: bool,
     update: bool,
-    as_json: bool,
-    verbose: bool,
-) -> Answer:
+) -> Report:
     """Make a feature of a change that was made elsewhere.
 
     SOURCE is a unified diff or a mailbox of `git format-patch`, - for standard input, the URL of a
@@ -75,20 +71,17 @@ def import_(
       overlay import https://github.com/vllm-project/vllm/pull/49391 --id stops --patches ours
       overlay import ~/src/vllm@main..fix --id our-fix --base ~/src/vllm --patches ours
     """
-    folder = folder_to_write(patches_of(context))
-    with Meter() as progress:
-        report = import_change(
-            sources,
-            id_,
-            in_home(folder),
-            releases=releases,
-            checkout=None if base is None else in_home(base),
-            partial=partial,
-            each=each,
-            update=update,
-            progress=progress,
-        )
-    return Answer(report, as_json, verbose)
+    return import_change(
+        sources,
+        id_,
+        in_home(folder_to_write(request.patches)),
+        releases=releases,
+        checkout=None if base is None else in_home(base),
+        partial=partial,
+        each=each,
+        update=update,
+        progress=request.progress,
+    )
 
 
 @cli.command(epilog=WRITABLE_HELP)
@@ -121,18 +114,8 @@ def import_(
     shell_complete=complete_releases,
 )
 @click.option("--update", is_flag=True, help="With --from-edits: replace the feature of that id.")
-@common_options
-@click.pass_context
-def new(
-    context: click.Context,
-    /,
-    id_: str,
-    target: str | None,
-    python: str | None,
-    as_json: bool,
-    verbose: bool,
-    **options: Any,
-) -> Answer:
+@asks
+def new(request: Request, /, id_: str, **options: Any) -> Report:
     """Make a feature: of a release's files that you edit, or of what was edited already.
 
     --file lays files of a release into ./ID@RELEASE: edit them there, then `overlay edit --commit`
@@ -149,35 +132,26 @@ def new(
       overlay new stop-fix --from-edits --patches ./our-patches
       overlay revert --keep-as stop-fix --patches ./our-patches     # and take them out
     """
-    # Over fifty lines: most are the text of the help and one argument a line.
-    refuse_both(target, python)
-    _expect_one_way(id_, target or python, options)
-    folders = patches_of(context)
-    folder_to_write(folders)
-    report: Any
-    with Meter() as progress:
-        if options["files"]:
-            report = begin_new(
-                request(None, (), folders),
-                id_,
-                options["files"],
-                release=options["release"],
-                title=options["title"],
-                progress=progress,
-            )
-        else:
-            with about(target, python, folders):
-                report = new_from_edits(
-                    request(python, (), folders),
-                    target,
-                    id_,
-                    in_home(folders[-1]),
-                    title=options["title"],
-                    releases=options["releases"],
-                    update=options["update"],
-                    progress=progress,
-                )
-    return Answer(report, as_json, verbose)
+    _expect_one_way(id_, request.target or request.python, options)
+    folder = folder_to_write(request.patches)
+    if options["files"]:
+        return begin_new(
+            request,
+            id_,
+            options["files"],
+            release=options["release"],
+            title=options["title"],
+            progress=request.progress,
+        )
+    return new_from_edits(
+        request,
+        id_,
+        in_home(folder),
+        title=options["title"],
+        releases=options["releases"],
+        update=options["update"],
+        progress=request.progress,
+    )
 
 
 def _expect_one_way(id_: str, target: str | None, options: Mapping[str, Any]) -> None:
@@ -217,18 +191,15 @@ def _expect_one_way(id_: str, target: str | None, options: Mapping[str, Any]) ->
 )
 @click.option("--commit", metavar="FOLDER", help="Make the feature of the files as edited.")
 @click.option("--abort", metavar="FOLDER", help="Remove a session with all edits in it.")
-@common_options
-@click.pass_context
+@asks
 def edit(
-    context: click.Context,
+    request: Request,
     id_: str | None,
     release: str | None,
     files: tuple[str, ...],
     commit: str | None,
     abort: str | None,
-    as_json: bool,
-    verbose: bool,
-) -> Answer:
+) -> Report:
     """Edit a feature as files of vLLM instead of as diffs.
 
     A folder ./ID@RELEASE gets the release's files with the feature, and those before it, applied.
@@ -246,12 +217,8 @@ def edit(
         raise click.UsageError("give one of: ID, --commit FOLDER, --abort FOLDER.")
     if id_ is None and (release is not None or files):
         raise click.UsageError("--release and --file begin a session: name the feature's ID.")
-    folders = patches_of(context)
-    with Meter() as progress:
-        if id_ is not None:
-            report = sessions.begin(request(None, (), folders), id_, release, files, progress)
-        elif commit is not None:
-            report = sessions.commit(request(None, (), folders), in_home(commit), progress)
-        else:
-            report = sessions.abort(in_home(abort or ""))
-    return Answer(report, as_json, verbose)
+    if id_ is not None:
+        return sessions.begin(request, id_, release, files, request.progress)
+    if commit is not None:
+        return sessions.commit(request, in_home(commit), request.progress)
+    return sessions.abort(in_home(abort or ""))

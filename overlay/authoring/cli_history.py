@@ -6,22 +6,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from overlay.api.calls import request
 from overlay.authoring.commands import log as history
 from overlay.authoring.commands import prune as pruning
 from overlay.authoring.commands.matrix import matrix as matrix_of
 from overlay.cli.group import cli
-from overlay.cli.options import (
-    Answer,
-    common_options,
-    complete_features,
-    complete_releases,
-    patches_of,
-)
-from overlay.report.progress import Meter
+from overlay.cli.options import asks, complete_features, complete_releases
 from overlay.settings import in_home
 
 if TYPE_CHECKING:
+    from overlay.commands.request import Request
     from overlay.report.base import Report
 
 
@@ -40,17 +33,14 @@ if TYPE_CHECKING:
     help="Look for the feature's pull request in a git checkout of vLLM: when it was merged, the "
     "first release with it, and which lines upstream merged otherwise.",
 )
-@common_options
-@click.pass_context
+@asks
 def log(
-    context: click.Context,
+    request: Request,
     feature: str | None,
     releases: str | None,
     matrix: bool,
     upstream: str | None,
-    as_json: bool,
-    verbose: bool,
-) -> Answer:
+) -> Report:
     """Show the state of a feature on each release: by which means, with which variant, by whom.
 
     An upstreamed feature is known by memory (`merged` in feature.toml), by the lines of the
@@ -67,15 +57,10 @@ def log(
         raise click.UsageError("give the ID of a feature, or --matrix for all of them.")
     if matrix and upstream is not None:
         raise click.UsageError("--upstream speaks of one feature: give its ID, and no --matrix.")
-    with Meter() as progress:
-        asked = request(None, (), patches_of(context))
-        report: Report
-        if feature is None:
-            report = matrix_of(asked, releases, progress)
-        else:
-            checkout = None if upstream is None else in_home(upstream)
-            report = history.log(asked, feature, span=releases, upstream=checkout, meter=progress)
-    return Answer(report, as_json, verbose)
+    if feature is None:
+        return matrix_of(request, releases)
+    checkout = None if upstream is None else in_home(upstream)
+    return history.log(request, feature, span=releases, upstream=checkout)
 
 
 @cli.command()
@@ -86,11 +71,8 @@ def log(
     shell_complete=complete_releases,
 )
 @click.option("--write", is_flag=True, help="Carry out what is proposed, all of it or nothing.")
-@common_options
-@click.pass_context
-def prune(
-    context: click.Context, oldest: str | None, write: bool, as_json: bool, verbose: bool
-) -> Answer:
+@asks
+def prune(request: Request, oldest: str | None, write: bool) -> Report:
     """Propose what a folder of patches no longer needs, with evidence.
 
     Of the last folder that --patches, overlay.toml or OVERLAY_PATCHES names: features that upstream
@@ -103,7 +85,4 @@ def prune(
       overlay prune --patches ./our-patches
       overlay prune --oldest 0.26.0 --write --patches ./our-patches
     """
-    with Meter() as progress:
-        asked = request(None, (), patches_of(context))
-        report = pruning.prune(asked, oldest=oldest, write=write, progress=progress)
-    return Answer(report, as_json, verbose)
+    return pruning.prune(request, oldest=oldest, write=write, progress=request.progress)

@@ -7,20 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from overlay.api.calls import request
 from overlay.authoring.commands import port as porting
 from overlay.authoring.commands import port_session as sessions
 from overlay.authoring.commands.port_session import Key
 from overlay.authoring.reports.ported import open_lines
 from overlay.cli.group import cli
-from overlay.cli.options import Answer, common_options, patches_of
+from overlay.cli.options import asks, wants_json
 from overlay.report.lines import paint
-from overlay.report.progress import Meter
 
 if TYPE_CHECKING:
     from overlay.authoring.reports.ported import OpenFile, PortReport
     from overlay.commands.request import Request
-    from overlay.targets.target import Progress
 
 #: The keys of the prompt, and what they do.
 _KEYS = {
@@ -57,16 +54,8 @@ _KEYS = {
     metavar="CMD",
     help="Let a command propose: it gets the base, yours, the release's and the result as files.",
 )
-@common_options
-@click.pass_context
-def port(
-    context: click.Context,
-    /,
-    words: tuple[str, ...],
-    as_json: bool,
-    verbose: bool,
-    **options: Any,
-) -> Answer:
+@asks
+def port(request: Request, /, words: tuple[str, ...], **options: Any) -> PortReport:
     """Carry features to a release, hunk by hunk, in the safest way that holds.
 
     In this order: upstream has it; it lands exactly; a three-way merge in its scope is clean; the
@@ -84,24 +73,22 @@ def port(
     actions = [name for name in _ACTIONS if options[name]]
     if len(actions) > 1:
         raise click.UsageError(f"{_option(actions[0])} and {_option(actions[1])}: one of them.")
-    if as_json and options["tool"]:
+    if wants_json() and options["tool"]:
         raise click.UsageError("--tool needs a terminal: omit --json, or use --resolver CMD.")
-    with Meter() as progress:
-        asked = request(None, (), patches_of(context))
-        if actions:
-            report = _session(words, asked, actions[0], options, progress)
-        else:
-            ids, release = _named(words, everything=options["everything"])
-            report = porting.port(
-                asked._replace(features=ids, named_as="ID"),
-                release,
-                write=options["write"],
-                accept_merged=options["accept"] is not None,
-                progress=progress,
-            )
-    if not as_json and not options["show"] and sys.stdin.isatty() and sys.stdout.isatty():
-        report = sessions.ask(asked, report, _ask)
-    return Answer(report, as_json, verbose)
+    if actions:
+        report = _session(words, request, actions[0], options)
+    else:
+        ids, release = _named(words, everything=options["everything"])
+        report = porting.port(
+            request._replace(features=ids, named_as="ID"),
+            release,
+            write=options["write"],
+            accept_merged=options["accept"] is not None,
+            progress=request.progress,
+        )
+    if not wants_json() and not options["show"] and sys.stdin.isatty() and sys.stdout.isatty():
+        report = sessions.ask(request, report, _ask)
+    return report
 
 
 _ACTIONS = ("show", "go_on", "abort", "retire", "skip", "tool", "resolver")
@@ -122,11 +109,7 @@ def _named(words: tuple[str, ...], *, everything: bool) -> tuple[tuple[str, ...]
 
 
 def _session(
-    words: tuple[str, ...],
-    asked: Request,
-    action: str,
-    options: dict[str, Any],
-    progress: Progress,
+    words: tuple[str, ...], asked: Request, action: str, options: dict[str, Any]
 ) -> PortReport:
     """What one of the options of a session does.
 
@@ -134,7 +117,7 @@ def _session(
     """
     if len(words) > 1:
         raise click.UsageError(f"{_option(action)} takes at most the session's folder.")
-    folder = words[0] if words else None
+    folder, progress = words[0] if words else None, asked.progress
     if action == "abort":
         return sessions.abort(folder)
     if action in ("retire", "skip"):
@@ -152,7 +135,7 @@ def _session(
 def _ask(file: OpenFile) -> Key:
     """Show a file that waits and ask what to do with it; ``e`` edits it first."""
     paint(open_lines(file), sys.stdout)
-    keys = _KEYS if file.place is not None else {key: _KEYS[key] for key in "rsq"}
+    keys = _KEYS if file.file is not None else {key: _KEYS[key] for key in "rsq"}
     for key, meaning in keys.items():
         click.echo(f"  [{key}] {meaning}", err=True)
     try:
@@ -160,6 +143,6 @@ def _ask(file: OpenFile) -> Key:
     except click.Abort:  # control and C or D: the session stays, and the answer says where
         click.echo(err=True)
         return Key("q")
-    if key == "e" and file.place is not None:
-        click.edit(filename=str(file.place))
+    if key == "e" and file.file is not None:
+        click.edit(filename=str(file.file))
     return Key(key)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
+from click.shell_completion import get_completion_class
 
 from overlay.cli.group import cli, unknown
 from overlay.cli.options import (
     TARGET_HELP,
-    Answer,
+    asks,
     common_options,
     complete_releases,
-    patches_of,
-    refuse_both,
     target_argument,
+    wants_json,
 )
+from overlay.commands import lazy as commands
+
+if TYPE_CHECKING:
+    from overlay.commands.request import Request
+    from overlay.report.base import Report
 
 #: Names of standard output.
 _STANDARD_OUTPUT = frozenset({"-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"})
@@ -21,11 +28,8 @@ _STANDARD_OUTPUT = frozenset({"-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"
 
 @cli.command()
 @target_argument
-@common_options
-@click.pass_context
-def doctor(
-    context: click.Context, target: str | None, python: str | None, as_json: bool, verbose: bool
-) -> Answer:
+@asks
+def doctor(request: Request) -> Report:
     """Show everything that a bug report needs, and what needs you.
 
     Of this Python's environment; where overlay lives elsewhere (uv tool, pipx), of the virtual
@@ -37,11 +41,7 @@ def doctor(
       overlay doctor --python .venv/bin/python
       overlay doctor --json > report.json
     """
-    from overlay.api import command_line
-
-    refuse_both(target, python)
-    answer = command_line.doctor(target, python=python, patches=patches_of(context))
-    return Answer(answer, as_json, verbose)
+    return commands.doctor(request)
 
 
 @cli.command(epilog=TARGET_HELP)
@@ -60,18 +60,8 @@ def doctor(
     shell_complete=complete_releases,
 )
 @click.option("--no-matrix", is_flag=True, help="Leave out the matrix, which reads every release.")
-@common_options
-@click.pass_context
-def report(
-    context: click.Context,
-    target: str | None,
-    python: str | None,
-    output: str | None,
-    releases: str | None,
-    no_matrix: bool,
-    as_json: bool,
-    verbose: bool,
-) -> Answer:
+@asks
+def report(request: Request, output: str | None, releases: str | None, no_matrix: bool) -> Report:
     """Collect what check, status, status --live, doctor and log --matrix answer.
 
     As one page of HTML with -o: it loads nothing, so it can be mailed or attached to an issue.
@@ -83,32 +73,19 @@ def report(
       overlay report --python .venv/bin/python -o report.html
       overlay report --no-matrix --json
     """
-    from overlay.api import command_line
-
-    refuse_both(target, python)
     if no_matrix and releases is not None:
         raise click.UsageError("--releases speaks of the matrix: omit it, or --no-matrix.")
     if output in _STANDARD_OUTPUT:
         output = "-"
-    if output == "-" and as_json:
+    if output == "-" and wants_json():
         raise click.UsageError("-o - and --json both mean standard output: give one of them.")
-    with command_line.meter() as progress:
-        answer = command_line.collect(
-            target,
-            python=python,
-            patches=patches_of(context),
-            releases=releases,
-            matrix=not no_matrix,
-            output=output,
-            progress=progress,
-        )
-    return Answer(answer, as_json, verbose)
+    return commands.report(request, releases=releases, matrix=not no_matrix, output=output)
 
 
 @cli.command()
 @click.argument("what", type=click.Choice(["dir", "size", "clean"]))
 @common_options
-def cache(what: str, as_json: bool, verbose: bool) -> Answer:
+def cache(what: str) -> Report:
     """Say where the cache lies, how large it is, or empty it.
 
     The cache holds releases that were fetched, modules that were patched in memory and what was
@@ -121,9 +98,7 @@ def cache(what: str, as_json: bool, verbose: bool) -> Answer:
       overlay cache size
       overlay cache clean
     """
-    from overlay.api import command_line
-
-    return Answer(command_line.cache(what), as_json, verbose)
+    return commands.cache(what)
 
 
 @cli.command()
@@ -137,8 +112,6 @@ def completion(shell: str) -> str:
       overlay completion zsh >> ~/.zshrc
       overlay completion fish > ~/.config/fish/completions/overlay.fish
     """
-    from click.shell_completion import get_completion_class
-
     kind = get_completion_class(shell)
     assert kind is not None, "click.Choice lets no other shell through"
     return kind(cli, {}, "overlay", "_OVERLAY_COMPLETE").source().strip()

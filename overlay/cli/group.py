@@ -6,13 +6,28 @@ The overview needs a name and a sentence of each command and nothing else, so bo
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
 from overlay import __version__
-from overlay.cli.options import patches_option
 from overlay.commands import wings
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class View:
+    """How the user wants to see an answer; the object of click's contexts.
+
+    :ivar json: as JSON; :ivar verbose: with every file and hunk.
+    """
+
+    json = False
+    verbose = False
 
 
 class Entry(NamedTuple):
@@ -28,16 +43,16 @@ class Entry(NamedTuple):
 
 #: Command -> its entry, in the order in which commands are used.
 COMMANDS = {
-    "check": Entry("overlay.cli.arguments", "Say whether the patches match; write nothing."),
-    "apply": Entry("overlay.cli.arguments", "Patch a vLLM: all of it or nothing."),
-    "revert": Entry("overlay.cli.arguments", "Put every byte back."),
+    "check": Entry("overlay.cli.patching", "Say whether the patches match; write nothing."),
+    "apply": Entry("overlay.cli.patching", "Patch a vLLM: all of it or nothing."),
+    "revert": Entry("overlay.cli.patching", "Put every byte back."),
     "status": Entry(
-        "overlay.cli.arguments",
+        "overlay.cli.patching",
         "Say what is applied, and whether it is intact.",
     ),
-    "adopt": Entry("overlay.cli.arguments", "Take over lines that were applied without a ledger."),
-    "diff": Entry("overlay.cli.arguments", "Print the change as one unified diff."),
-    "list": Entry("overlay.cli.arguments", "Show the features and the releases they are made for."),
+    "adopt": Entry("overlay.cli.patching", "Take over lines that were applied without a ledger."),
+    "diff": Entry("overlay.cli.patching", "Print the change as one unified diff."),
+    "list": Entry("overlay.cli.patching", "Show the features and the releases they are made for."),
     "doctor": Entry(
         "overlay.cli.about", "Show everything that a bug report needs, and what needs you."
     ),
@@ -121,6 +136,40 @@ def unknown(command: str) -> str:
     close = _OPPOSITES.get(command) or get_close_matches(command, COMMANDS)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"No such command {command!r}.{hint}"
+
+
+def completion_item(value: str, **attributes: str) -> CompletionItem:
+    """An item of a shell's completion; what it is made of is imported only where a shell asks."""
+    from click.shell_completion import CompletionItem
+
+    return CompletionItem(value, **attributes)
+
+
+def patches_option(command: F) -> F:
+    """``--patches DIR`` behind the command; adds to those before it."""
+    return click.option(
+        "--patches",
+        "patches",
+        metavar="DIR",
+        multiple=True,
+        expose_value=False,
+        callback=_add_patches,
+        help="Also use the features in this folder; may be given several times, here or before "
+        "the command. An overlay.toml names folders once for a project.",
+        shell_complete=lambda *given: [completion_item(given[2], type="dir")],
+    )(command)
+
+
+def _add_patches(
+    context: click.Context,
+    parameter: click.Parameter,  # noqa: ARG001 - click's signature
+    value: Iterable[str],
+) -> Iterable[str]:
+    root = context.find_root()
+    if "" in value:
+        raise click.BadParameter("expected a folder of patches, found an empty name.")
+    root.meta.setdefault("patches", []).extend(value)
+    return value
 
 
 @click.group(

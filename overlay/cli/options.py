@@ -1,19 +1,31 @@
-"""The arguments and options that commands share, and what a shell completes them to."""
+"""The arguments and options that commands share, collected into one ``Request``.
+
+What a shell completes them to is here, too.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from overlay.cli.group import View, completion_item, patches_option
+from overlay.commands.project import find_project
+from overlay.commands.request import Request
+from overlay.errors import OverlayError
+from overlay.package import KNOWN_RELEASES
+from overlay.report.progress import Meter
+from overlay.results.invocation import Invocation, absolute, invoked, remember
+from overlay.untrusted import printable
 
+if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from overlay.api import Report
+    from overlay.report.base import Report
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -31,20 +43,39 @@ WRITABLE_HELP = (
 )
 
 
-# Named tuples: a data class would have to be compiled for every command, --help included.
-class Answer(NamedTuple):
-    """A report and how the user wants to see it."""
+def asks(command: Callable[..., Report]) -> Callable[..., Report]:
+    """Give a command ``--patches``, ``--json`` and ``-v``, and its shared options as a ``Request``.
 
-    report: Report
-    json: bool = False
-    verbose: bool = False
+    :param command: takes the request, and its own options by name.
+    """
+    return common_options(with_request(command))
 
 
-def completion_item(value: str, **attributes: str) -> CompletionItem:
-    """An item of a shell's completion; what it is made of is imported only where a shell asks."""
-    from click.shell_completion import CompletionItem
+def with_request(command: Callable[..., Report]) -> Callable[..., Report]:
+    """Collect the options that are called as the fields of a ``Request``.
 
-    return CompletionItem(value, **attributes)
+    Every command that a message names repeats what the user named of them.
+    """
+
+    @wraps(command)
+    def asked(**given: Any) -> Report:
+        context = click.get_current_context()
+        shared = {name: given.pop(name) for name in Request._fields if name in given}
+        refuse_both(shared.get("target"), shared.get("python"))
+        takes_patches = any(each.name == "patches" for each in context.command.params)
+        folders = patches_of(context) if takes_patches else ()
+        with Meter() as progress:
+            request = Request(tuple(map(str, folders)), progress=progress, **shared)
+            request = request.with_current_ids()
+            with invoked(request.invocation(str(context.info_name), named_patches(context))):
+                return command(request, **given)
+
+    return asked
+
+
+def wants_json() -> bool:
+    """Whether the command that runs is to answer in JSON."""
+    return click.get_current_context().ensure_object(View).json
 
 
 def complete_features(
@@ -53,15 +84,14 @@ def complete_features(
     incomplete: str,
 ) -> list[CompletionItem]:
     """The ids of the features at hand, with their titles."""
-    from overlay import api
-
     try:
-        known = api.features(patches=patches_of(context, quiet=True))
-    except (api.OverlayError, OSError):
+        folders = patches_of(context, quiet=True)
+        features = Request(tuple(map(str, folders))).load()
+    except (OverlayError, OSError):
         return []  # a shell has no place for the error; the command itself tells it
     return [
         completion_item(feature.id, help=feature.title)
-        for feature in known
+        for feature in features
         if feature.id.startswith(incomplete)
     ]
 
@@ -72,10 +102,8 @@ def complete_releases(
     incomplete: str,
 ) -> list[CompletionItem]:
     """The releases that the shipped features are made for, and ``all``."""
-    from overlay.api import command_line
-
-    known = ("all", "new", *command_line.known_releases())
-    return [completion_item(release) for release in known if release.startswith(incomplete)]
+    words = ("all", "new", *KNOWN_RELEASES)
+    return [completion_item(word) for word in words if word.startswith(incomplete)]
 
 
 def complete_target(
@@ -91,7 +119,7 @@ def feature_option(text: str) -> Callable[[F], F]:
     """``--feature ID``, repeatable."""
     return click.option(
         "--feature",
-        "only",
+        "features",
         metavar="ID",
         multiple=True,
         help=text,
@@ -119,63 +147,79 @@ require_option = click.option(
 )
 
 
+def _view_option(*names: str, text: str) -> Callable[[F], F]:
+    """A flag that says how the answer is to be shown, named as the attribute of ``View``."""
+
+    def look(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+        setattr(context.ensure_object(View), str(parameter.name), value)
+
+    return click.option(*names, is_flag=True, expose_value=False, callback=look, help=text)
+
+
+#: ``--json``.
+json_option = _view_option("--json", text="Answer in JSON on standard output.")
+
+
+def verbose_option(text: str) -> Callable[[F], F]:
+    """``-v``."""
+    return _view_option("-v", "--verbose", text=text)
+
+
+#: ``--python PATH``: the vLLM of another Python environment.
+python_option = click.option(
+    "--python",
+    metavar="PATH",
+    help="Mean the vLLM that this interpreter, or this virtual environment, would import: "
+    "where overlay itself lives elsewhere (uv tool, pipx). Nothing of it is run.",
+    shell_complete=lambda *given: [completion_item(given[2], type="file")],
+)
+
+
 def common_options(command: F) -> F:
     """``--patches``, ``--json`` and ``-v``, which every command has."""
-    command = click.option(
-        "-v", "--verbose", is_flag=True, help="Also show every file and hunk, and where it lands."
-    )(command)
-    command = click.option(
-        "--json", "as_json", is_flag=True, help="Answer in JSON on standard output."
-    )(command)
-    return patches_option(command)
+    verbose = verbose_option("Also show every file and hunk, and where it lands.")
+    return patches_option(json_option(verbose(command)))
 
 
-def patches_option(command: F) -> F:
-    """``--patches DIR`` behind the command; adds to those before it."""
-    return click.option(
-        "--patches",
-        "patches",
-        metavar="DIR",
-        multiple=True,
-        expose_value=False,
-        callback=_add_patches,
-        help="Also use the features in this folder; may be given several times, here or before "
-        "the command. An overlay.toml names folders once for a project.",
-        shell_complete=lambda *given: [completion_item(given[2], type="dir")],
-    )(command)
+def target_argument(command: F) -> F:
+    """TARGET, and ``--python`` for another environment's vLLM."""
+    command = python_option(command)
+    return click.argument("target", required=False, shell_complete=complete_target)(command)
 
 
-def _add_patches(
-    context: click.Context,
-    parameter: click.Parameter,  # noqa: ARG001 - click's signature
-    value: Iterable[str],
-) -> Iterable[str]:
-    root = context.find_root()
-    if "" in value:
-        raise click.BadParameter("expected a folder of patches, found an empty name.")
-    root.meta.setdefault("patches", []).extend(value)
-    return value
+def refuse_both(target: object, python: str | None) -> None:
+    """Refuse a command that names its target twice.
+
+    :raises click.UsageError: if both are given.
+    """
+    if python is not None and target:
+        raise click.UsageError("--python names the target already: omit TARGET, or --python.")
+
+
+def named_patches(context: click.Context) -> tuple[str, ...]:
+    """The folders that ``--patches`` names, before the command and behind it."""
+    return tuple(absolute(folder) for folder in context.find_root().meta.get("patches", ()))
 
 
 def patches_of(context: click.Context, *, quiet: bool = False) -> tuple[str | Path, ...]:
     """The patches folders of a command: the environment's, the project's, those of the options.
 
+    Every command that a message names repeats the last from here on.
+
     :param quiet: whether to say nothing of a stranger's file that is passed over.
     :raises OverlayError: if the project's file is malformed.
     """
-    from overlay.api import command_line
-
+    remember(Invocation(patches=named_patches(context)))
     inherited = os.environ.get("OVERLAY_PATCHES", "").split(os.pathsep)
-    named = context.find_root().meta.get("patches", [])
-    command_line.named_patches(named)
-    project = command_line.project()
+    project = find_project()
     for file in () if quiet else project.ignored:
         text = f"warning: {file} is not your own and was passed over: it names no patches of yours"
-        click.echo(command_line.printable(text), err=True)
+        click.echo(printable(text), err=True)
+    named = context.find_root().meta.get("patches", ())
     return (*(folder for folder in inherited if folder), *project.patches, *named)
 
 
-def folder_to_write(folders: Sequence[str | Path]) -> str | Path:
+def folder_to_write(folders: Sequence[str]) -> str:
     """The folder of patches that a command writes to: the last one that was named.
 
     :raises click.UsageError: if none was.
@@ -186,29 +230,3 @@ def folder_to_write(folders: Sequence[str | Path]) -> str | Path:
             "in overlay.toml."
         )
     return folders[-1]
-
-
-def target_argument(command: F) -> F:
-    """TARGET, and ``--python`` for another environment's vLLM."""
-    command = python_option(command)
-    return click.argument("target", required=False, shell_complete=complete_target)(command)
-
-
-def python_option(command: F) -> F:
-    """``--python PATH``: the vLLM of another Python environment."""
-    return click.option(
-        "--python",
-        metavar="PATH",
-        help="Mean the vLLM that this interpreter, or this virtual environment, would import: "
-        "where overlay itself lives elsewhere (uv tool, pipx). Nothing of it is run.",
-        shell_complete=lambda *given: [completion_item(given[2], type="file")],
-    )(command)
-
-
-def refuse_both(target: object, python: str | None) -> None:
-    """Refuse a command that names its target twice.
-
-    :raises click.UsageError: if both are given.
-    """
-    if python is not None and target:
-        raise click.UsageError("--python names the target already: omit TARGET, or --python.")

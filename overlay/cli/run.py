@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from contextvars import copy_context
+from typing import TYPE_CHECKING
 
 import click
 
-from overlay.cli.group import COMMANDS, cli
-from overlay.cli.options import Answer
+from overlay.cli.group import COMMANDS, View, cli
+
+if TYPE_CHECKING:
+    from overlay.report.base import Report
 
 ERROR, INTERRUPTED = 2, 130
 
@@ -27,49 +31,60 @@ def run(arguments: Sequence[str]) -> int:
 def _run(arguments: Sequence[str]) -> int:
     try:
         _open_streams()
-        answer = _answer(list(arguments))
-        return answer if isinstance(answer, int) else _deliver(answer)
+        view = View()
+        with warnings.catch_warnings():
+            warnings.showwarning = _note  # type: ignore[assignment]  # it needs the text alone
+            answer = _answer(list(arguments), view)
+        return answer if isinstance(answer, int) else _deliver(answer, view)
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
 
 
-def _answer(arguments: list[str]) -> Answer | str | int:
+def _note(message: Warning | str, *_: object) -> None:
+    sys.stderr.write(f"note: {message}\n")
+
+
+def _answer(arguments: list[str], view: View) -> Report | str | int:
     try:
-        answer: Answer | str | int | None = cli.main(
-            arguments, prog_name="overlay", standalone_mode=False
+        answer: Report | str | int | None = cli.main(
+            arguments, prog_name="overlay", standalone_mode=False, obj=view
         )
     except click.Abort:
         raise
     except Exception as error:  # the last resort: reported in full, never swallowed
         if _was_interrupted(error):
             raise KeyboardInterrupt from error
+        view.json = "--json" in _options(arguments)  # what comes before the error was read only
         return _stopped(arguments, error)
     return 0 if answer is None else answer
 
 
-def _stopped(arguments: list[str], error: Exception) -> Answer:
-    """The answer of a command that an exception ended."""
-    from overlay.api import OverlayError, UsageError
-    from overlay.api.command_line import described, printable
+def _stopped(arguments: list[str], error: Exception) -> Report:
+    """The report of a command that an exception ended."""
+    from overlay.errors import OverlayError, UsageError, described
+    from overlay.report.base import failure
+    from overlay.report.codes import Code
+    from overlay.untrusted import printable
 
+    command = _command(arguments)
     if isinstance(error, click.ClickException):
-        return _failed(arguments, _usage(error, _command(arguments)), "USAGE")
+        return failure(command, _usage(error, command), Code.USAGE)
     if isinstance(error, UsageError):
-        return _failed(arguments, str(error), "USAGE")
+        return failure(command, str(error), Code.USAGE)
     if isinstance(error, OverlayError):
-        return _failed(arguments, str(error), "ENVIRONMENT")
+        return failure(command, str(error), Code.ENVIRONMENT)
     if isinstance(error, OSError):
-        return _failed(arguments, described(error), "ENVIRONMENT")
+        return failure(command, described(error), Code.ENVIRONMENT)
     import traceback
 
     text = "".join(traceback.format_exception(error))
     sys.stderr.write(printable(text, lines=True))
-    return _failed(
-        arguments,
+    return failure(
+        command,
         f"{type(error).__name__}: {error}\n"
         "this is a bug in vllm-overlay; please report it with the traceback on standard "
         "error, the command and the output of `overlay --version`",
-        "BUG",
+        Code.BUG,
     )
 
 
@@ -79,18 +94,6 @@ def _was_interrupted(error: BaseException) -> bool:
     while cause is not None and not isinstance(cause, KeyboardInterrupt):
         cause = cause.__cause__
     return cause is not None
-
-
-def _failed(arguments: list[str], error: str, code: str) -> Answer:
-    """The answer of a command that was stopped.
-
-    :param code: name of the ``Code``, whose module is imported only here.
-    """
-    from overlay.api import Code
-    from overlay.api.command_line import failure
-
-    report = failure(_command(arguments), error, Code[code])
-    return Answer(report, json="--json" in _options(arguments))
 
 
 def _options(arguments: list[str]) -> list[str]:
@@ -109,18 +112,18 @@ def _usage(error: click.ClickException, command: str) -> str:
     return f"{said}\n`{name} --help` shows what is possible, with examples"
 
 
-def _deliver(answer: Answer | str) -> int:
+def _deliver(answer: Report | str, view: View) -> int:
     """Write the report where it belongs.
 
     A reader that goes away early (``overlay list | head -1``) changes nothing about the answer,
     so the exit code stays what it was.  An answer that cannot be written is an error.
     """
     try:
-        _write(answer)
+        _write(answer, view)
     except BrokenPipeError:
         _silence()
     except OSError as error:
-        targets = () if isinstance(answer, str) else answer.report.targets
+        targets = () if isinstance(answer, str) else answer.targets
         step = targets[0].command("status") if targets else "`overlay status`"
         with suppress(OSError):
             sys.stderr.write(
@@ -129,7 +132,7 @@ def _deliver(answer: Answer | str) -> int:
             )
         _silence()
         return ERROR
-    return 0 if isinstance(answer, str) else answer.report.exit
+    return 0 if isinstance(answer, str) else answer.exit
 
 
 def _silence() -> None:
@@ -150,24 +153,26 @@ def _open_streams() -> None:
             setattr(sys, name, nowhere)
 
 
-def _write(answer: Answer | str) -> None:
+def _write(answer: Report | str, view: View) -> None:
     if isinstance(answer, str):
         sys.stdout.write(answer + "\n")
         sys.stdout.flush()
         return
-    from overlay.api.command_line import as_json, write_text
+    if view.json:
+        from overlay.report.as_json import as_json
 
-    report = answer.report
-    if answer.json:
-        sys.stdout.write(as_json(report))
+        sys.stdout.write(as_json(answer))
         sys.stdout.flush()
         return
     for stream in (sys.stdout, sys.stderr):
         # A path may hold bytes that the terminal's encoding has no character for.
         # What Python opens can be told so, though not every text stream can.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    if report.body is not None:
-        sys.stdout.buffer.write(report.body)
+    if answer.body is not None:
+        sys.stdout.buffer.write(answer.body)
         sys.stdout.flush()
-    silent_stdout = report.body is not None or report.exit == ERROR
-    write_text(report, sys.stderr if silent_stdout else sys.stdout, verbose=answer.verbose)
+    from overlay.report.as_text import render
+    from overlay.report.lines import paint
+
+    silent_stdout = answer.body is not None or answer.exit == ERROR
+    paint(render(answer, verbose=view.verbose), sys.stderr if silent_stdout else sys.stdout)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from overlay.commands.request import ended, writable, writing_to_none
+from overlay.commands.request import ended, writable
 from overlay.commands.status import of_files
 from overlay.commands.target_report import only, with_notices
 from overlay.commands.unrecorded import is_changed, prove
@@ -32,17 +32,16 @@ if TYPE_CHECKING:
     from overlay.targets.target import Target
 
 
-def adopt(request: Request, name: str | None = None) -> AdoptReport:
+def adopt(request: Request) -> AdoptReport:
     """Write the ledger of a target whose files are byte for byte what ``apply`` writes.
 
     :raises LedgerError: naming every file of which it cannot be proven what it was.
     :raises UsageError: if the target is a file or a release.
     :raises OverlayError: if the features or the target cannot be read or written.
     """
-    scene = writable(request, name, "adopt")
+    scene = writable(request, "adopt")
     said = ended(scene.targets)
-    with writing_to_none(scene.targets):
-        proven = [_to_adopt(scene.features, target) for target in scene.targets]
+    proven = [_to_adopt(scene.features, target) for target in scene.targets]
     works = [
         commit.adopting(
             target.root,

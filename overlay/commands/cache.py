@@ -16,7 +16,8 @@ from overlay.errors import OverlayError
 from overlay.report.cached import CacheAction, CachePart, CacheReport, cached
 from overlay.untrusted import kind, require_private
 
-#: Folder of the cache -> what it holds, and the names of its entries.
+#: Folder of the cache -> what it holds, and the names of its entries; receipts are
+#: what former overlays left.
 PARTS = {
     "releases": ("releases that were fetched", re.compile(r"[A-Za-z_]\w*-[^/]*\.zip(\.lock)?")),
     "modules": ("modules patched in memory", re.compile(r"[0-9a-f]{16,64}(\.\w+)?")),
@@ -25,14 +26,15 @@ PARTS = {
 }
 
 
-def cache(action: CacheAction) -> CacheReport:
+def cache(what: str) -> CacheReport:
     """Describe the cache, or empty it.
 
+    :param what: the value of a ``CacheAction``.
     :raises OverlayError: if something other than a folder is in the place of it or of a part.
     :raises NotPrivate: if somebody else could have written a part that is to be emptied.
     :raises OSError: if a part cannot be read or removed.
     """
-    folder = cache_folder()
+    action, folder = CacheAction(what), cache_folder()
     if action is not CacheAction.DIR:
         _require_folders(folder)
     parts = tuple(_part(folder, name) for name in PARTS)

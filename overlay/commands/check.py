@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from overlay.commands.assess import examine, outlook
-from overlay.commands.parallel import Step, cores, in_processes, in_threads, no_step, stepped
+from overlay.commands.parallel import cores, in_processes, in_threads, stepped
 from overlay.commands.request import Request, Scene, words_of
 from overlay.commands.target_report import with_runner
 from overlay.errors import OverlayError, ReleaseError, described
 from overlay.report.model import TargetFailure, TargetReport
+from overlay.report.progress import counting
 from overlay.report.reading import CheckReport
 from overlay.report.wording import checked, nothing_new
 from overlay.results.invocation import NOTHING_NAMED, Invocation, current, invoked
 from overlay.targets.resolution import packages_meant, releases
-from overlay.targets.target import Progress
 
 if TYPE_CHECKING:
     from overlay.features.model import Feature
-    from overlay.report.progress import Meter
     from overlay.targets.target import Target
 
 
@@ -36,7 +34,6 @@ def check(
     request: Request,
     names: Sequence[str],
     span: str | None = None,
-    meter: Meter | None = None,
     *,
     pre: bool = False,
 ) -> CheckReport:
@@ -47,7 +44,6 @@ def check(
 
     :param names: targets; none and no ``span`` is the vLLM that this Python would import.
     :param span: releases as ``--releases`` takes them.
-    :param meter: shown how far the check is.
     :param pre: whether ``new`` in ``span`` holds pre-releases, too.
     :raises UsageError: if ``span`` is none, or a feature that is meant does not exist.
     :raises PatchFormatErrors: if a folder of patches is malformed.
@@ -62,30 +58,14 @@ def check(
         wanted.insert(0, None)
     if not wanted:
         return CheckReport(nothing_new(packages_meant(span or "new", package)), ())
-    answers = _answers(request, list(dict.fromkeys(wanted)), features, meter)
+    answers = every_target(request, list(dict.fromkeys(wanted)), features)
     reports = tuple(answer for answer in answers if isinstance(answer, TargetReport))
     failures = tuple(answer for answer in answers if isinstance(answer, TargetFailure))
     return CheckReport(checked(reports, failures), reports, failures)
 
 
 def every_target(
-    request: Request,
-    names: Sequence[str],
-    features: tuple[Feature, ...],
-    meter: Meter | None = None,
-) -> list[TargetReport | TargetFailure]:
-    """The state of features in each of several targets, in their order.
-
-    :param names: targets; :param meter: shown how far this is.
-    """
-    return _answers(request, names, features, meter)
-
-
-def _answers(
-    request: Request,
-    names: Sequence[str | None],
-    features: tuple[Feature, ...],
-    meter: Meter | None,
+    request: Request, names: Sequence[str | None], features: tuple[Feature, ...]
 ) -> list[TargetReport | TargetFailure]:
     """A report or a failure for each package that a name leads to, in the order of the names."""
     asked = current() or NOTHING_NAMED
@@ -93,17 +73,17 @@ def _answers(
     def found(name: str | None) -> Scene | TargetFailure:
         meant = asked._replace(target=words_of(name, request.python))
         with invoked(meant):
-            return _found(request, name, features, meter, meant)
+            return _found(request._replace(target=name), features, meant)
 
     workers = min(cores(), len(names))
     if len(names) < _WORTH_A_POOL or workers < 2 or not hasattr(os, "fork"):
         one_by_one = (_answer(found(name)) for name in names)
-        with _counting(meter, "checked", names) as step:
+        with counting(request.progress, "checked", len(names), "target") as step:
             answers = stepped(one_by_one, step)
     else:
-        with _counting(meter, "read", names) as step:
+        with counting(request.progress, "read", len(names), "target") as step:
             scenes = in_threads(found, names, _FETCHES, step)
-        with _counting(meter, "checked", names) as step:
+        with counting(request.progress, "checked", len(names), "target") as step:
             answers = in_processes(_answer, scenes, workers, step)
     return [answer for each in answers for answer in each]
 
@@ -119,28 +99,12 @@ def _answer(scene: Scene | TargetFailure) -> list[TargetReport | TargetFailure]:
     return answers
 
 
-@contextmanager
-def _counting(meter: Meter | None, verb: str, things: Sequence[object]) -> Iterator[Step]:
-    """What is called after each thing, so that ``meter`` shows how many there are already.
-
-    One thing is not counted: the meter's thread would cost more than it tells.
-    """
-    if meter is None or len(things) < 2:
-        yield no_step
-        return
-    with meter.counting(verb, len(things), "target") as counting:
-        yield counting.step
-
-
 def _found(
-    request: Request,
-    name: str | None,
-    features: tuple[Feature, ...],
-    progress: Progress | None,
-    meant: Invocation,
+    request: Request, features: tuple[Feature, ...], meant: Invocation
 ) -> Scene | TargetFailure:
+    name = request.target
     try:
-        return request.scene(name, features, progress)._replace(invocation=meant)
+        return request.scene(features)._replace(invocation=meant)
     except ReleaseError as error:
         return TargetFailure(name, str(error), error.cause)
     except OverlayError as error:

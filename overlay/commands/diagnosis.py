@@ -211,20 +211,16 @@ def plugin_problems(seen: Sequence[PluginFacts]) -> Iterator[str]:
 
 def cache() -> CacheFacts:
     """The store of patched modules, and where processes leave their records."""
-    from overlay.cache import cache_folder
+    from overlay.cache import PrivateFolder, cache_folder, size_of
 
     try:
         folder = cache_folder() / "modules"
     except RuntimeError as error:
         return CacheFacts(None, 0, 0, f"no home folder: {error}", _records())
-    entries, size, problem = list[Path](), 0, None
+    entries, size, problem = list[str](), 0, None
     try:
-        entries = [place for place in folder.iterdir() if not place.name.startswith(".")]
-        size = sum(
-            file.stat().st_size for place in entries for file in place.rglob("*") if file.is_file()
-        )
-    except FileNotFoundError:
-        pass  # nothing was patched in memory yet
+        entries = PrivateFolder(folder).entries()
+        size = sum(size_of(folder / name) for name in entries)
     except OSError as error:
         problem = str(error)
     wrong = (cache_problem(folder.with_name(name), allow_group=name != "modules") for name in PARTS)
@@ -257,13 +253,13 @@ def model_runner(
 
 def installed(elsewhere: Environment | None = None) -> tuple[Target | None, str | None]:
     """The vLLM of this Python or of another environment, or why there is none."""
-    from overlay.targets.environments import resolve_environment
-    from overlay.targets.installed import resolve_installed
+    from overlay.package import VLLM
+    from overlay.targets.environments import resolve_environment, resolve_installed
 
     try:
         if elsewhere is not None:
-            return resolve_environment(Path(elsewhere.name), elsewhere.name), None
-        return resolve_installed(), None
+            return resolve_environment(Path(elsewhere.name), elsewhere.name, VLLM), None
+        return resolve_installed(VLLM), None
     except OverlayError as error:
         return None, str(error)
 

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from overlay.features.model import Feature
     from overlay.on_disk.journal import Journal
     from overlay.results import Plan
-    from overlay.targets.target import Progress, Target
+    from overlay.targets.target import Target
 
 
-def diff(request: Request, name: str | None = None, progress: Progress | None = None) -> DiffReport:
+def diff(request: Request) -> DiffReport:
     """The change that the features that are meant make to the pristine text of a target.
 
     Nothing is printed where one of them needs the user: part of a change would mislead.
@@ -39,7 +39,7 @@ def diff(request: Request, name: str | None = None, progress: Progress | None = 
     """
     features = request.at_hand()
     request.select(features)
-    scene = request.scene(name, features, progress)
+    scene = request.scene(features)
     answers, verdicts, text = [], [], b""
     for target in scene.targets:
         meant = of_package(scene.meant, target.package)

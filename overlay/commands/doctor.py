@@ -15,16 +15,15 @@ if TYPE_CHECKING:
     from overlay.targets.target import Target
 
 
-def doctor(request: Request, name: str | None = None) -> DoctorReport:
+def doctor(request: Request) -> DoctorReport:
     """Collect what there is to know; what cannot be told becomes a problem, never an error.
 
-    :param name: another environment, which ``request.python`` can name as well.
-    :raises OverlayError: if that is none.
+    :raises OverlayError: if what is named is not an environment.
     """
     from overlay.commands import diagnosis
     from overlay.commands.variables import variables
 
-    elsewhere = diagnosis.environment_of(name, request.python)
+    elsewhere = diagnosis.environment_of(request.target, request.python)
     target, missing = diagnosis.installed(elsewhere)
     plugins = diagnosis.plugins(elsewhere=elsewhere)
     environment, cache = variables(request.folders, target), diagnosis.cache()
@@ -70,7 +69,8 @@ def _installed(
     from overlay.commands.status import of_files
     from overlay.features.model import packages_of
     from overlay.package import VLLM
-    from overlay.targets.resolution import ABSENT, resolve_each
+    from overlay.targets.resolution import resolve_each
+    from overlay.targets.target import Absent
 
     answers: list[TargetReport] = []
     try:
@@ -79,7 +79,7 @@ def _installed(
         further = [package for package in packages_of(features) if package != VLLM]
         if further:
             answers += [of_files(each, features) for each in resolve_each(elsewhere, further)]
-    except ABSENT:
+    except Absent:
         pass  # features for a package that is not installed have nothing to do
     except OverlayError as error:
         problems.append(str(error))

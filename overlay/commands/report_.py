@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import overlay
 from overlay.commands import wings
@@ -17,21 +16,16 @@ from overlay.errors import OverlayError, UsageError
 from overlay.report.base import Report, failure
 from overlay.report.collected import CollectedReport, Section, collected
 
-if TYPE_CHECKING:
-    from overlay.report.progress import Meter
-
 #: The name of a file that means standard output.
 STANDARD_OUTPUT = "-"
 
 
 def report(
     request: Request,
-    name: str | None = None,
     *,
     releases: str | None = None,
     matrix: bool = True,
     output: str | None = None,
-    meter: Meter | None = None,
 ) -> CollectedReport:
     """Ask each command, and write the page where it was asked for.
 
@@ -43,7 +37,7 @@ def report(
     :raises UsageError: if ``output`` lies in a target.
     :raises OverlayError: if it cannot be written.
     """
-    sections = tuple(_sections(request, name, releases, matrix=matrix, meter=meter))
+    sections = tuple(_sections(request, releases, matrix=matrix))
     made = datetime.now(timezone.utc).isoformat(timespec="seconds")
     answer = CollectedReport(collected(sections), sections, made, overlay.__version__)
     if output is None:
@@ -59,24 +53,22 @@ def report(
     return replace(answer, place=str(place))
 
 
-def _sections(
-    request: Request, name: str | None, releases: str | None, *, matrix: bool, meter: Meter | None
-) -> Iterator[Section]:
+def _sections(request: Request, releases: str | None, *, matrix: bool) -> Iterator[Section]:
     from overlay.commands.check import check
     from overlay.commands.doctor import doctor
     from overlay.commands.status import live, status
 
-    target = "" if name is None else f" {name}"
-    names = [] if name is None else [name]
-    yield _section(f"check{target}", lambda: check(request, names, None, meter))
-    yield _section(f"status{target}", lambda: status(request, name, meter))
+    target = "" if request.target is None else f" {request.target}"
+    names = [] if request.target is None else [request.target]
+    yield _section(f"check{target}", lambda: check(request, names))
+    yield _section(f"status{target}", lambda: status(request))
     yield _section("status --live", live)
-    yield _section("doctor", lambda: doctor(request))
+    yield _section("doctor", lambda: doctor(request._replace(target=None)))
     if matrix:
         span = "" if releases is None else f" --releases {releases}"
         yield _section(
             f"log --matrix{span}",
-            lambda: wings.load(wings.MATRIX, "--matrix").matrix(request, releases, meter),
+            lambda: wings.load(wings.MATRIX, "--matrix").matrix(request, releases),
         )
 
 

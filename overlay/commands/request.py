@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import warnings
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from overlay.errors import LedgerError, OverlayError, TargetError, TransactionError, UsageError
+from overlay.errors import OverlayError, UsageError
 from overlay.results import FeatureResult, Reason, State
-from overlay.results.invocation import NOTHING_NAMED, Invocation, absolute, command
-from overlay.settings import in_home
+from overlay.results.invocation import NOTHING_NAMED, ON_CHOSEN, Invocation, absolute, command
+from overlay.settings import current_ids, in_home
 
 if TYPE_CHECKING:
     from overlay.features.model import Feature
@@ -45,6 +45,8 @@ class Request(NamedTuple):
     :ivar require: ids of features that must be applied, or ``all``.
     :ivar without: ids of features that are not meant although they are at hand.
     :ivar named_as: what messages call the argument by which ``features`` were named.
+    :ivar target: TARGET, as the user named it.
+    :ivar progress: called while something is fetched; a ``Meter`` counts targets, too.
     """
 
     patches: tuple[str, ...] = ()
@@ -53,10 +55,45 @@ class Request(NamedTuple):
     require: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     named_as: str = "--feature"
+    target: str | None = None
+    progress: Progress | None = None
 
-    def resolve(
-        self, name: str | None, progress: Progress | None = None, package: Package | None = None
-    ) -> Target:
+    def with_current_ids(self) -> Request:
+        """The same by the ids that features have now; a former one is warned of."""
+
+        def note(text: str) -> None:
+            warnings.warn(
+                text, FutureWarning, stacklevel=7
+            )  # at the caller of a function of the API
+
+        return self._replace(
+            features=current_ids(self.features, note),
+            require=current_ids(self.require, note),
+            without=current_ids(self.without, note),
+        )
+
+    @property
+    def names_target(self) -> bool:
+        """Whether the user named a target, and does not mean the vLLM of this Python."""
+        return self.target is not None or self.python is not None
+
+    def invocation(self, name: str, folders: Iterable[str | Path]) -> Invocation:
+        """What the commands that messages name repeat of it.
+
+        :param name: the command that was asked; only some choose features by ``--feature``.
+        :param folders: those of ``patches`` that were named: folders of the environment and of a
+            project's file need no repetition.
+        """
+        options = (("--feature", self.features), ("--without", self.without))
+        return Invocation(
+            words_of(self.target, self.python),
+            tuple(absolute(folder) for folder in folders),
+            tuple(word for option, ids in options for id_ in ids for word in (option, id_))
+            if name in ON_CHOSEN
+            else (),
+        )
+
+    def resolve(self, package: Package | None = None) -> Target:
         """The target that the user named, or that of ``python``.
 
         :param package: the one that is meant there; default: vLLM.
@@ -64,16 +101,13 @@ class Request(NamedTuple):
         :raises PackageIndexError: if a release cannot be fetched.
         """
         from overlay.package import VLLM
-
-        if name is None and self.python is not None:
-            from overlay.targets.environments import resolve_interpreter
-
-            return resolve_interpreter(self.python, package or VLLM)
         from overlay.targets.resolution import resolve
 
-        return resolve(name, progress=progress, package=package or VLLM)
+        return resolve(
+            self.target, python=self.python, progress=self.progress, package=package or VLLM
+        )
 
-    def survey(self, name: str | None, progress: Progress | None = None) -> Scene:
+    def survey(self) -> Scene:
         """The features, and the packages of a target that they are for.
 
         Without ``--feature`` these are all that have features at hand, or patches of the overlay;
@@ -85,9 +119,9 @@ class Request(NamedTuple):
             features = self.at_hand()
             self.select(features)
         except OverlayError:
-            self.resolve(name, progress)  # what is wrong with the target is said first
+            self.resolve()  # what is wrong with the target is said first
             raise
-        return self.scene(name, features, progress)
+        return self.scene(features)
 
     def package(self, features: tuple[Feature, ...]) -> Package:
         """The package whose releases bare version numbers are: that of all features named, or vLLM.
@@ -100,16 +134,14 @@ class Request(NamedTuple):
         packages = packages_of(self.select(features)) if self.features else ()
         return packages[0] if len(packages) == 1 else VLLM
 
-    def scene(
-        self, name: str | None, features: tuple[Feature, ...], progress: Progress | None = None
-    ) -> Scene:
+    def scene(self, features: tuple[Feature, ...]) -> Scene:
         """The same of features that were loaded."""
         from overlay.features.model import packages_of
         from overlay.package import VLLM
 
         meant = self.select(features)
         packages = packages_of(meant if self.features else features) or (VLLM,)
-        targets = self._targets(name, packages, progress)
+        targets = self._targets(packages)
         there = {target.package for target in targets}
         named = {*self.features, *self.require} - {*self.without}
         absent = tuple(
@@ -117,24 +149,23 @@ class Request(NamedTuple):
         )
         return Scene(features, meant, targets, absent)
 
-    def _targets(
-        self, name: str | None, packages: Sequence[Package], progress: Progress | None
-    ) -> tuple[Target, ...]:
+    def _targets(self, packages: Sequence[Package]) -> tuple[Target, ...]:
         from overlay.package import VLLM
-        from overlay.targets.resolution import ABSENT, resolve_each
+        from overlay.targets.resolution import resolve_each
+        from overlay.targets.target import Absent
 
         def each(packages: Sequence[Package]) -> tuple[Target, ...]:
             return resolve_each(
-                name,
+                self.target,
                 packages,
-                python=None if name is not None else self.python,
+                python=None if self.target is not None else self.python,
                 patched=not self.features,
-                progress=progress,
+                progress=self.progress,
             )
 
         try:
             return each(packages)
-        except ABSENT:
+        except Absent:
             if VLLM in packages:
                 raise
             return each((VLLM,))  # where features for something else have nothing to do
@@ -250,33 +281,17 @@ class Scene(NamedTuple):
         return (replace(first, features=(*first.features, *results)), *others)
 
 
-def writable(request: Request, name: str | None, command: str) -> Scene:
+def writable(request: Request, command: str) -> Scene:
     """The features, and the packages of a target that a command writes to.
 
     :raises UsageError: if it is a file or a release, or a feature does not exist.
     :raises OverlayError: if the features or the target cannot be read.
     """
-    refuse_release(name, command)
-    scene = request.survey(name)
+    refuse_release(request.target, command)
+    scene = request.survey()
     for target in scene.targets:
         root_of(target, command)
     return scene
-
-
-@contextmanager
-def writing_to_none(targets: Sequence[Target]) -> Iterator[None]:
-    """Say of an error about one of several packages that nothing was written to the others either.
-
-    :raises OverlayError: what was raised inside.
-    """
-    try:
-        yield
-    except (LedgerError, TransactionError, TargetError) as error:
-        if len(targets) > 1 and error.args:
-            names = " and ".join(f"{each.package.title} in {each.root}" for each in targets)
-            text = str(error.args[0]).removesuffix(".")
-            error.args = (f"{text}. Nothing was written to {names}", *error.args[1:])
-        raise
 
 
 def ended(targets: Sequence[Target]) -> str | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from overlay.commands import wings
-from overlay.commands.request import ended, refuse_release, root_of, writing_to_none
+from overlay.commands.request import ended, refuse_release, root_of
 from overlay.commands.status import of_files, with_next_process
 from overlay.commands.take_off import take_off
 from overlay.commands.target_report import notices
@@ -26,7 +26,6 @@ from overlay.report.outcomes import (
     adopt_first,
     also_kept,
     left_as_it_is,
-    neither,
     not_kept,
     not_reverted,
     reverted,
@@ -72,7 +71,7 @@ class Kept(NamedTuple):
     titles: str = ""
 
 
-def revert(request: Request, name: str | None = None, keep_as: Keep | None = None) -> RevertReport:
+def revert(request: Request, keep_as: Keep | None = None) -> RevertReport:
     """Take everything off, or only the features of ``request`` while the others stay.
 
     To take everything off no patches are needed: the ledger knows what was done.  Only where it is
@@ -85,13 +84,13 @@ def revert(request: Request, name: str | None = None, keep_as: Keep | None = Non
     :raises TargetError: if the target does not exist.
     :raises TransactionError: if it cannot be written.
     """
-    targets = _targets(request, name)
+    targets = _targets(request)
     said = ended(targets)
-    named = name is not None or request.python is not None
+    named = request.names_target
     if request.features and keep_as is not None:
         raise UsageError("--keep-as takes everything off, the edits included: omit --feature")
     if request.features:
-        return take_off(request, name, said, named=named)
+        return take_off(request, said, named=named)
     if keep_as is None:
         return _everything(request, targets, said, named=named)
     kept: Kept = wings.load(wings.KEEP_EDITS, "--keep-as").keep(request, targets, keep_as)
@@ -118,19 +117,19 @@ def _told(report: RevertReport, kept: Kept) -> RevertReport:
     return replace(report, conclusion=left_as_it_is(report, kept.beside, kept.titles))
 
 
-def _targets(request: Request, name: str | None) -> tuple[Target, ...]:
+def _targets(request: Request) -> tuple[Target, ...]:
     """The packages of a target; patches that cannot be read do not keep them from being reverted.
 
     :raises UsageError: if it is a file or a release.
     :raises TargetError: if the target does not exist.
     """
-    refuse_release(name, "revert")
+    refuse_release(request.target, "revert")
     try:
         features = request.at_hand()
     except OverlayError:
         features = ()
     # A feature that is named and does not exist is reported where it is known what is applied.
-    targets = request._replace(features=(), require=()).scene(name, features).targets
+    targets = request._replace(features=(), require=()).scene(features).targets
     for target in targets:
         root_of(target, "revert")
     return targets
@@ -144,13 +143,12 @@ def _everything(
     named: bool,
     edits: Mapping[str, Sequence[Change]] | None = None,
 ) -> RevertReport:
-    """Take everything off, in all packages or in none.
+    """Take everything off, in no package unless in all of them.
 
     :param said: what ending an interrupted transaction had to say.
     :param edits: name of a package -> edits that a feature holds, and that are taken out too.
     """
-    with writing_to_none(targets):
-        before = [_ledger(target) for target in targets]
+    before = [_ledger(target) for target in targets]
     works = [
         commit.reverting(
             target.root,
@@ -231,7 +229,7 @@ def _refused(
     targets: Sequence[Target], before: Sequence[Ledger | None], refusal: RevertRefused
 ) -> RevertReport:
     """The report of a revert that would lose somebody's edits in one of the packages."""
-    answers, verdicts, others = [], [], []
+    answers, verdicts = [], []
     for target, ledger in zip(targets, before, strict=True):
         found = None if ledger is None else from_ledger(ledger, target, public(target))
         plan = found or Plan(())
@@ -241,10 +239,7 @@ def _refused(
         answers.append(_report(target, plan))
         if edited:
             verdicts.append(not_reverted(answers[-1], edited))
-        else:
-            others.append(answers[-1])
-    verdict = neither(together(verdicts), others, "reverted in")
-    return RevertReport(verdict, answers[0], others=tuple(answers[1:]))
+    return RevertReport(together(verdicts), answers[0], others=tuple(answers[1:]))
 
 
 def _reverted(result: FeatureResult) -> FeatureResult:

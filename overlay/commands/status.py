@@ -27,7 +27,7 @@ from overlay.report.wording import together
 from overlay.report.words import enumeration
 from overlay.results import Notice, Reason, State
 from overlay.results.invocation import command
-from overlay.targets.target import Progress, public
+from overlay.targets.target import public
 from overlay.untrusted import all_unreadable
 
 if TYPE_CHECKING:
@@ -74,9 +74,7 @@ def of_this_vllm() -> tuple[LiveProcess, ...]:
     return strangers_noted(found, None if target is None else target.root)
 
 
-def status(
-    request: Request, name: str | None = None, progress: Progress | None = None
-) -> StatusReport:
+def status(request: Request) -> StatusReport:
     """What is applied to a target, whether it is intact, and what the next process will run.
 
     By the ledger alone where that says it all, else by a plan.
@@ -84,9 +82,9 @@ def status(
     :raises UsageError: if a required feature does not exist.
     :raises OverlayError: if the features, the target or its ledger cannot be read.
     """
-    scene = request.survey(name, progress)
+    scene = request.survey()
     expect_known(request.require, scene.features)
-    named = name is not None or request.python is not None
+    named = request.names_target
     answers = [of_files(target, scene.features) for target in scene.targets]
     answers = [
         with_runner(

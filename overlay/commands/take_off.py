@@ -25,7 +25,7 @@ from overlay.planning.scope_cache import Memo
 from overlay.report.changes import RevertReport
 from overlay.report.codes import Code
 from overlay.report.model import Obstacle
-from overlay.report.outcomes import neither, not_taken_off, taken_off
+from overlay.report.outcomes import not_taken_off, taken_off
 from overlay.report.wording import together
 from overlay.report.words import enumeration
 from overlay.results import FeatureResult, Plan, Reason, State
@@ -43,17 +43,17 @@ if TYPE_CHECKING:
     from overlay.targets.target import Target
 
 
-def take_off(request: Request, name: str | None, said: str | None, *, named: bool) -> RevertReport:
+def take_off(request: Request, said: str | None, *, named: bool) -> RevertReport:
     """Take off the features of ``request``; refuse where the others could not stay as they are.
 
-    Of several packages all are changed, or none.
+    Of several packages none is changed unless all can be.
 
     :param said: what ending an interrupted transaction had to say.
     :raises UsageError: if a feature is neither applied nor at hand.
     :raises OverlayError: if the patches or the ledger cannot be read, or the target not written.
     """
     features = request.at_hand()
-    targets = request._replace(features=(), require=()).scene(name, features).targets
+    targets = request._replace(features=(), require=()).scene(features).targets
     return until_current(lambda: _attempt(request, targets, features, said, named=named))
 
 
@@ -168,14 +168,12 @@ def _removal(
 
 def _refused(removals: Sequence[_Removal], answers: Sequence[TargetReport]) -> RevertReport:
     """The report of a removal without which the other features could not stay."""
-    verdicts, shown, others = [], [], []
+    verdicts, shown = [], []
     for each, answer in zip(removals, answers, strict=True):
         shown.append(replace(answer, obstacles=each.obstacles))
         if each.refused:
             verdicts.append(not_taken_off(shown[-1], each.going))
-        else:
-            others.append(shown[-1])
-    return RevertReport(neither(together(verdicts), others), shown[0], others=tuple(shown[1:]))
+    return RevertReport(together(verdicts), shown[0], others=tuple(shown[1:]))
 
 
 def _in_force(ledger: Ledger | None, target: Target) -> Ledger | None:

@@ -29,6 +29,7 @@ from overlay.package import (
     path_problem,
 )
 from overlay.results import RUNNER_FILES, ModelRunner
+from overlay.settings import FORMER_IDS
 
 #: The keys that a feature.toml has to have; all are texts.
 _REQUIRED = ("id", "title", "why", "releases")
@@ -52,7 +53,7 @@ _KEYS = (
     ),
 )
 
-_TEST_KEYS = ("path", "scope", "contains", "lines", "share")
+_TEST_KEYS = ("path", "scope", "contains", "lines", "share", "topic")
 _BUILD_KEYS = ("name", "path", "scope", "contains", "text")
 
 
@@ -180,6 +181,8 @@ def _id(document: Document) -> str:
     text, folder = _text(document, "id"), document.path.parent.name
     if text and (problem := id_problem(text)) is not None:
         document.error("id", f"id: {problem}")
+    elif text in FORMER_IDS:
+        document.error("id", f"id: {text} means {FORMER_IDS[text]} now; expected another one")
     elif text and text != folder:
         document.error("id", f"id: expected the folder's name, {folder!r}, found {text!r}")
     return text
@@ -311,9 +314,11 @@ def _upstream_tests(document: Document, package: Package) -> tuple[UpstreamTest,
     tests = []
     for table in _tables(document, "upstreamed", _TEST_KEYS):
         path, scope = _test_place(document, "upstreamed", table, package)
-        evidence = _evidence(document, table)
+        evidence, topic = _evidence(document, table), ""
+        if "topic" in table:
+            topic = _test_text(document, table, "topic")
         if path and scope and evidence is not None:
-            tests.append(UpstreamTest(path, scope, *evidence))
+            tests.append(UpstreamTest(path, scope, *evidence, topic))
     return tuple(tests)
 
 

@@ -130,13 +130,17 @@ class _Planner:
         else:
             draft.shown = shown
             self._note_untested(draft)
-            if feature.topics and all(self._nearest(t).patch.retired for t in feature.topics):
+            taken_over = [(topic, self._upstreams(feature, topic)) for topic in feature.topics]
+            if feature.topics and all(why for _, why in taken_over):
                 # Nothing of the release would call the feature's modules, so they are left out.
                 draft.state = State.UPSTREAMED
             for added in feature.added if draft.state is None else ():
                 self._add_module(draft, added)
-            for topic in feature.topics:
-                self._add_topic(draft, topic)
+            for topic, why in taken_over:
+                if why:
+                    draft.notes.append(f"upstream has {topic.name} ({why})")
+                else:
+                    self._add_topic(draft, topic)
 
     def finish(self) -> Plan:
         """The plan of all that was added."""
@@ -254,9 +258,6 @@ class _Planner:
 
     def _add_topic(self, draft: _Draft, topic: Topic) -> None:
         nearest = self._nearest(topic)
-        if nearest.patch.retired:
-            draft.notes.append(f"upstream has {topic.name} ({nearest.patch.name})")
-            return
         if self.release is not None and self.release in nearest.releases:
             chosen, clashes = self._attempt(draft, nearest.patch)
         else:
@@ -270,6 +271,17 @@ class _Planner:
             self._clash(step, chosen.result.path, reason)
         chosen = placed(chosen, nearest.patch, self.sequence.tree, self.texts)
         self._keep(draft, chosen.result.patch or "", chosen)
+
+    def _upstreams(self, feature: Feature, topic: Topic) -> str | None:
+        """What shows that the release has a topic, or a port has found; ``None``: nothing does."""
+        patch = self._nearest(topic).patch
+        if patch.retired:
+            return patch.name
+        if not topic.upstream_tests:
+            return None
+        alone = replace(feature, merged=None, upstream_tests=topic.upstream_tests, topics=(topic,))
+        shown = evidence(alone, self.release, self._telling(alone))
+        return shown.text if shown.merged else None
 
     def _nearest(self, topic: Topic) -> Variant:
         """The variant for the release, or else the one whose range is nearest to it."""

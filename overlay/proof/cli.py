@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from overlay.api.calls import about
 from overlay.cli.group import cli
-from overlay.cli.options import Answer
+from overlay.cli.options import json_option, verbose_option, with_request
 from overlay.commands.output import write_output
 from overlay.errors import UsageError
 from overlay.proof.commands import bench as benching
@@ -22,7 +21,9 @@ from overlay.proof.verification import Mode
 from overlay.report.progress import Meter
 
 if TYPE_CHECKING:
+    from overlay.commands.request import Request
     from overlay.proof.commands.budget import Schedule
+    from overlay.report.base import Report
 
 
 @cli.command(
@@ -82,27 +83,11 @@ if TYPE_CHECKING:
 @click.option(
     "--logs", type=click.Path(path_type=Path, file_okay=False), help="Keep what the engines print."
 )
-@click.option("--json", "as_json", is_flag=True, help="Answer in JSON on standard output.")
-@click.option("-v", "--verbose", is_flag=True, help="Also show what the graphs did on every rank.")
+@json_option
+@verbose_option("Also show what the graphs did on every rank.")
 @click.argument("arguments", metavar="[-- ENGINE ARGUMENTS]", nargs=-1)
-def verify(
-    model: str | None,
-    draft: str | None,
-    method: str | None,
-    k: int | None,
-    tiny: bool,
-    modes: tuple[str, ...],
-    check: bool,
-    prompts: Path | None,
-    tokens: int,
-    python: str | None,
-    jobs: int | None,
-    deadline: float,
-    logs: Path | None,
-    as_json: bool,
-    verbose: bool,
-    arguments: tuple[str, ...],
-) -> Answer:
+@with_request
+def verify(request: Request, /, modes: tuple[str, ...], **options: Any) -> Report:
     """Serve the same prompts with and without draft graphs, and compare.
 
     Starts your own vLLM, with draft graphs off and in each mode that the configuration gets, and
@@ -117,26 +102,9 @@ def verify(
           --draft yuhuili/EAGLE3-LLaMA3.1-Instruct-8B --method eagle3
       overlay verify --model ./target --draft ./draft -- --tensor-parallel-size 2
     """
-    # Over fifty lines: the text of the help, and one option a line, twice.
-    question = verifying.Question(
-        modes=tuple(Mode[title.upper()] for title in modes),
-        model=model,
-        draft=draft,
-        method=method,
-        k=k,
-        tiny=tiny,
-        arguments=arguments,
-        python=python,
-        check=check,
-        prompts=prompts,
-        tokens=tokens,
-        jobs=jobs,
-        deadline=deadline,
-        logs=logs,
-    )
-    with Meter() as progress, about(None, python):
-        report = verifying.verify(question, _on_engine(progress.line))
-    return Answer(report, as_json, verbose)
+    modes_asked = tuple(Mode[title.upper()] for title in modes)
+    question = verifying.Question(modes=modes_asked, python=request.python, **options)
+    return verifying.verify(question, _on_engine(Meter().line))
 
 
 def _on_engine(write: Callable[[str], None]) -> Callable[[str, float | None], None]:
@@ -305,11 +273,12 @@ def _refuse_side_by_side(_: click.Context, __: click.Parameter, given: bool) -> 
 @click.option(
     "--logs", type=click.Path(path_type=Path, file_okay=False), help="Keep what the engines print."
 )
-@click.option("--json", "as_json", is_flag=True, help="Answer in JSON on standard output.")
+@json_option
 @click.argument("arguments", metavar="[-- ENGINE ARGUMENTS]", nargs=-1)
+@with_request
 def bench(
-    batches: tuple[int, ...], concurrency: tuple[int, ...], as_json: bool, **options: Any
-) -> Answer:
+    request: Request, /, batches: tuple[int, ...], concurrency: tuple[int, ...], **options: Any
+) -> Report:
     """Time stock V1, the overlay and V2 in turn, on one GPU: engine steps, and servers.
 
     A server is asked by vLLM's own client (`vllm bench serve`): output tokens a second by the
@@ -325,18 +294,18 @@ def bench(
       overlay bench --model ./target --draft ./draft -- --max-model-len 8192
     """
     options |= {"batches": batches or (1, 8, 32), "concurrency": concurrency or (1, 16, 64)}
+    options["python"] = request.python
     if options["only"] is not None:
         options["only"] = Part(options["only"])
-    start = time.monotonic()
-    with Meter() as progress, about(None, options["python"]):
+    start, meter = time.monotonic(), Meter()
 
-        def write(words: str) -> None:
-            progress.line(f"[{time.monotonic() - start:4.0f} s] {words}")
+    def write(words: str) -> None:
+        meter.line(f"[{time.monotonic() - start:4.0f} s] {words}")
 
-        def on_plan(schedule: Schedule) -> None:
-            progress.line(schedule.text)
+    def on_plan(schedule: Schedule) -> None:
+        meter.line(schedule.text)
 
-        report = benching.bench(BenchQuestion(**options), _on_engine(write), on_plan)
+    report = benching.bench(BenchQuestion(**options), _on_engine(write), on_plan)
     # A page takes modules that nothing else does.
     from overlay.proof.reports import bench_page
 
@@ -344,4 +313,4 @@ def bench(
         write_output("--html", options["page"], bench_page.page(report).encode())
     if options["plot"] is not None:
         write_output("--svg", options["plot"], bench_page.plot_file(report).encode())
-    return Answer(report, as_json)
+    return report

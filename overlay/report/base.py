@@ -6,8 +6,9 @@ computed once, by the function of ``overlay.report`` that words it; text and JSO
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from overlay.report.codes import Code, Exit, Verdict
@@ -15,6 +16,37 @@ from overlay.report.codes import Code, Exit, Verdict
 if TYPE_CHECKING:
     from overlay.report.lines import Line
     from overlay.report.model import TargetReport
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it: an object of its fields where it has any, in their order.
+
+    A type whose JSON is not just its fields says so by a method ``plain`` of its own, which may
+    begin with ``by_fields``.  What is neither (a path, a version) is the text of it.
+    """
+    if isinstance(value, Enum):
+        return value.value
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    if hasattr(value, "plain"):
+        return value.plain()
+    if hasattr(value, "_fields") or is_dataclass(value):
+        return by_fields(value)
+    if isinstance(value, Mapping):
+        return {plain(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [plain(entry) for entry in value]
+    return str(value)
+
+
+def by_fields(value: Any, *without: str) -> dict[str, Any]:
+    """The fields of a named tuple or a data class as JSON has them.
+
+    :param without: the fields that the JSON does not have.
+    """
+    named = hasattr(value, "_fields")
+    names = value._fields if named else [field.name for field in fields(value)]
+    return {name: plain(getattr(value, name)) for name in names if name not in without}
 
 
 class Cell(NamedTuple):
@@ -53,6 +85,8 @@ class Report:
     """
 
     _command: ClassVar[str] = "overlay"
+    #: The key of the JSON under which its own fields stand; ``None`` where none do.
+    _key: ClassVar[str | None] = None
     conclusion: Verdict
 
     @property
@@ -109,7 +143,11 @@ class Report:
 
     def own_data(self) -> dict[str, Any]:
         """The same for JSON: what is added to the keys that every report has."""
-        return {}
+        return {} if self._key is None else {self._key: self.plain()}
+
+    def plain(self) -> dict[str, Any]:
+        """Its own fields as JSON has them."""
+        return by_fields(self, "conclusion")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, TextIO
 
@@ -31,6 +32,21 @@ class Progress(Protocol):
 
     def __call__(self, what: str, done: int, total: int | None, /) -> None:
         """``done`` of ``total`` bytes of ``what``; ``total`` is ``None`` where it is not known."""
+
+
+@contextmanager
+def counting(
+    progress: Progress | None, verb: str, number: int, noun: str
+) -> Iterator[Callable[[], None]]:
+    """What is called after each of several pieces of work, so that a meter shows how many are done.
+
+    One is not counted: the meter's thread would cost more than it tells.
+    """
+    if number < 2 or not isinstance(progress, Meter):
+        yield lambda: None
+        return
+    with progress.counting(verb, number, noun) as pieces:
+        yield pieces.step
 
 
 class Meter:

@@ -19,7 +19,7 @@ _WRITING = frozenset({"apply", "revert", "adopt"})
 _ON_A_TARGET = _WRITING | {"check", "status", "diff", "report"}
 
 #: The commands for which ``--feature`` and ``--without`` choose what is meant, as they did before.
-_ON_CHOSEN = frozenset({"check", "apply", "diff"})
+ON_CHOSEN = frozenset({"check", "apply", "diff"})
 
 #: The commands that take no ``--patches``.
 _WITHOUT_PATCHES = frozenset({"cache", "completion", "help"})
@@ -64,7 +64,7 @@ class Invocation(NamedTuple):
         spoken = spoken or (name == "new" and "--from-edits" in words)
         folders = () if name in _WITHOUT_PATCHES else self.patches
         named = [word for folder in folders for word in ("--patches", folder)]
-        if name in _ON_CHOSEN and "--feature" not in words:
+        if name in ON_CHOSEN and "--feature" not in words:
             words, chosen = self._chosen_with(words)
             named = [*chosen, *named]
         return Command((name, *words, *named, *(self.target if spoken else ())))

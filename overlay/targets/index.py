@@ -103,7 +103,7 @@ class Listing:
         )
 
 
-def listing(session: Session, package: Package = VLLM) -> Listing:
+def listing(session: Session, package: Package) -> Listing:
     """Ask every configured index and link page for the files of a package.
 
     An index without the project, or a folder that does not exist, is passed over, as pip does.
@@ -136,7 +136,7 @@ def listing(session: Session, package: Package = VLLM) -> Listing:
     return Listing(tuple(candidates), shown, tuple(problems))
 
 
-def unknown_release(wanted: Version, listed: Listing, package: Package = VLLM) -> PackageIndexError:
+def unknown_release(wanted: Version, listed: Listing, package: Package) -> PackageIndexError:
     """The error for a release that no index offers; names its neighbours."""
     versions = [
         version

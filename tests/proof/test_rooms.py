@@ -14,7 +14,7 @@ WING = Path(overlay.__file__).parent / "proof"
 ROOMS = {"errors", "results", "report", "untrusted"}
 #: The doors: where the wing's commands join the others, and where the installation is asked for.
 DOORS = {
-    "cli.py": {"api", "cli", "commands"},
+    "cli.py": {"cli", "commands"},
     "commands/installation.py": {"commands", "on_disk"},
 }
 MODULES = sorted(path.relative_to(WING).as_posix() for path in WING.rglob("*.py"))

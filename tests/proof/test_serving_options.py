@@ -10,7 +10,7 @@ import pytest
 from overlay.package import KNOWN_RELEASES
 from overlay.proof.commands.question import Question
 from overlay.proof.serving import ServingSpec, client_arguments
-from overlay.targets.release_archive import CachedRelease
+from overlay.targets.releases import CachedRelease
 from overlay.targets.resolution import resolve
 
 pytestmark = [pytest.mark.network]

@@ -44,7 +44,7 @@ def root_of(python: str | None) -> Path:
     :param python: ``None`` for the one that runs this.
     :raises TargetError: if it has none.
     """
-    root = Request(python=python).resolve(None).root
+    root = Request(python=python).resolve().root
     assert root is not None, "an environment's vLLM is in a folder"
     return root
 

@@ -1,0 +1,196 @@
+"""The commands that patch a vLLM or say how it is patched."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from overlay.cli.group import cli
+from overlay.cli.options import (
+    TARGET_HELP,
+    WRITABLE_HELP,
+    asks,
+    complete_releases,
+    complete_target,
+    feature_option,
+    folder_to_write,
+    python_option,
+    refuse_both,
+    require_option,
+    target_argument,
+    without_option,
+)
+from overlay.commands import lazy as commands
+from overlay.settings import in_home
+
+if TYPE_CHECKING:
+    from overlay.commands.request import Request
+    from overlay.report.base import Report
+
+_ONLY = "Only this feature; may be given several times."
+
+
+@cli.command(epilog=TARGET_HELP)
+@click.argument("targets", metavar="[TARGET]...", nargs=-1, shell_complete=complete_target)
+@click.option(
+    "--releases",
+    metavar="RANGE",
+    help="Also check these releases of vLLM, fetched into your cache: 0.20.0..0.33.0, one "
+    "release, all, or new (those on the package index that this overlay does not know); of "
+    "another package with its name in front: vllm-ascend==all.",
+    shell_complete=complete_releases,
+)
+@click.option("--pre", is_flag=True, help="With `--releases new`: pre-releases as well.")
+@python_option
+@feature_option(_ONLY)
+@without_option
+@asks
+def check(request: Request, targets: tuple[str, ...], releases: str | None, pre: bool) -> Report:
+    """Say whether the patches match; write nothing.
+
+    \b
+    Example:
+      overlay check                                # the installed vLLM
+      overlay check 0.26.0 ./vllm-0.27.0.tar.gz    # a release and a file
+      overlay check --python .venv/bin/python      # the vLLM of another environment
+      overlay check --releases all                 # every release, as a table
+      overlay check --releases new                 # what came out since this overlay
+      overlay check vllm-ascend==0.23.0.post1      # a release of another package
+    """
+    refuse_both(targets, request.python)
+    return commands.check(request, targets, releases, pre=pre)
+
+
+@cli.command(epilog=WRITABLE_HELP)
+@target_argument
+@feature_option("Apply only this feature, beside those that are applied; may be repeated.")
+@without_option
+@require_option
+@click.option("--dry-run", is_flag=True, help="Do everything but write.")
+@click.option(
+    "--untested",
+    is_flag=True,
+    help="Also patch a release that is newer than those the patches were tested on.",
+)
+@asks
+def apply(request: Request, dry_run: bool, untested: bool) -> Report:
+    """Patch a vLLM: all of it or nothing.
+
+    A feature that the release has already, or that is not made for it, is left out.
+
+    \b
+    Example:
+      overlay apply                                # the installed vLLM
+      overlay apply --require draft-graphs         # in an image build: fail unless it is in
+      overlay apply --feature draft-graphs /opt/venv/lib/python3.12/site-packages
+    """
+    return commands.apply(request, dry_run=dry_run, untested=untested)
+
+
+@cli.command(epilog=WRITABLE_HELP)
+@target_argument
+@feature_option("Take off only this feature and leave the others; may be repeated.")
+@click.option(
+    "--keep-as",
+    metavar="ID",
+    help="Make a feature of what was edited since, in the last folder of patches; take it out too.",
+)
+@asks
+def revert(request: Request, keep_as: str | None) -> Report:
+    """Put back the exact bytes that apply found, and remove what it added.
+
+    Refused where somebody edited a patched file since, unless --keep-as ID makes a feature of the
+    edits first. With --feature, what is left is byte for
+    byte what applying the other features alone would have made.
+
+    \b
+    Example:
+      overlay revert
+      overlay revert --feature steady-inputs       # and leave the others
+      overlay revert /opt/venv/lib/python3.12/site-packages
+      overlay revert --keep-as my-fix --patches ./our-patches
+    """
+    if keep_as is None:
+        return commands.revert(request)
+    folder = in_home(folder_to_write(request.patches))
+    return commands.revert(request, commands.Keep(keep_as, folder))
+
+
+@cli.command(epilog=TARGET_HELP)
+@target_argument
+@require_option
+@click.option("--live", is_flag=True, help="Say what the running processes of vLLM have loaded.")
+@asks
+def status(request: Request, live: bool) -> Report:
+    """Say what is applied, whether it is intact, and what the next process will run.
+
+    \b
+    Example:
+      overlay status
+      overlay status --require draft-graphs        # in a probe: 0 only where it is applied
+      overlay status --json | jq -r .verdict
+      overlay status --live                        # what your running vLLM has loaded
+      overlay status --live --require draft-graphs # in a probe: 0 only where a model uses it
+    """
+    if not live:
+        return commands.status(request)
+    if request.names_target:
+        raise click.UsageError("--live speaks of running processes: omit TARGET.")
+    return commands.live(request)
+
+
+@cli.command(epilog=WRITABLE_HELP)
+@target_argument
+@asks
+def adopt(request: Request) -> Report:
+    """Take over patches that are in a vLLM without the overlay's ledger.
+
+    For a vLLM that was patched with `overlay diff | git apply`, or whose folder .vllm-overlay was
+    lost. No file of vLLM changes: only the ledger and the pristine copies are written, and only
+    where the hashes in vLLM's own RECORD prove what each file was.
+
+    \b
+    Example:
+      overlay adopt
+      overlay adopt /opt/venv/lib/python3.12/site-packages
+    """
+    return commands.adopt(request)
+
+
+@cli.command(epilog=TARGET_HELP)
+@target_argument
+@feature_option(_ONLY)
+@without_option
+@asks
+def diff(request: Request) -> Report:
+    """Print the change to a pristine vLLM as one unified diff.
+
+    \b
+    Example:
+      overlay diff 0.26.0 > draft-graphs.diff
+      overlay diff ./vllm-checkout | git -C ./vllm-checkout apply
+    """
+    return commands.diff(request)
+
+
+@cli.command("list")
+@click.option("--releases", is_flag=True, help="Also ask the package index for its releases.")
+@click.option("--pre", is_flag=True, help="With --releases: pre-releases as well.")
+@click.option(
+    "--package",
+    metavar="NAME",
+    help="Only features of this package, such as vllm-ascend, and its releases.",
+)
+@asks
+def list_(request: Request, releases: bool, pre: bool, package: str | None) -> Report:
+    """Show the features, the releases they are made for, and what upstream did with them.
+
+    \b
+    Example:
+      overlay list
+      overlay list -v --patches ./our-patches
+      overlay list --releases                      # which releases are newer than this overlay?
+      overlay list --releases --package vllm-ascend
+    """
+    return commands.list_(request, releases=releases, pre=pre, package=package)
