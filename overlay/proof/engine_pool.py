@@ -132,6 +132,13 @@ def _watched(running: list[_Engine]) -> Iterator[Watchdog]:
             watchdog.close()
 
 
+def write_result(out: Path, result: Mapping[str, Any]) -> None:
+    """Write what an engine found whole, or leave what was there before."""
+    written = out.with_name(f"{out.name}.new")
+    written.write_text(json.dumps(result), encoding="utf-8")
+    written.replace(out)
+
+
 def read_result(out: Path) -> dict[str, Any] | None:
     """What an engine wrote, or has written so far; ``None`` where there is no object."""
     try:

@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from overlay.proof.engine_pool import write_result
 from overlay.proof.serving_runs import Limit, Load, measure
 from overlay.proof.verify_engine import NOT_SERVED, RAISED, parser_class
 
@@ -240,19 +241,12 @@ def run(spec: ServingSpec, out: Path) -> None:
         begun: dict[str, Any] = {"vllm": server.version(), "start_s": round(limit.spent, 1)}
 
         def keep(found: dict[str, Any]) -> None:
-            write(out, {**begun, **found, "acceptance": server.acceptance()})
+            write_result(out, {**begun, **found, "acceptance": server.acceptance()})
 
         keep({"concurrency": {}, "first_token": None})
         measure(client, Load(spec.concurrency, spec.rate), limit, keep)
     finally:
         server.end()
-
-
-def write(out: Path, result: dict[str, Any]) -> None:
-    """Write a result whole, or leave the one before."""
-    made = out.with_name(f"{out.name}.new")
-    made.write_text(json.dumps(result), encoding="utf-8")
-    made.replace(out)
 
 
 def main() -> int:
@@ -277,7 +271,7 @@ def main() -> int:
         return 0
     # What was measured before is kept: it may be all that is known of the server.
     measured = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
-    write(out, {**measured, **problem})
+    write_result(out, {**measured, **problem})
     return 1
 
 

@@ -18,6 +18,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Protocol
 
+from overlay.proof.engine_pool import write_result
 from overlay.proof.shapes import EAGLE3, SHAPES, Drafter, write_configs
 from overlay.proof.verify_engine import parser_class
 
@@ -216,13 +217,6 @@ def describe(worker: dict[str, Any], start: float) -> dict[str, Any]:
     }
 
 
-def keep(out: Path, result: dict[str, Any]) -> None:
-    """Write the result whole, or leave the one before."""
-    written = out.with_name(f"{out.name}.new")
-    written.write_text(json.dumps(result), encoding="utf-8")
-    written.replace(out)
-
-
 def main() -> None:
     """Start one engine, time it at every batch size, write the result after each."""
     args = command_line(__doc__).parse_args()
@@ -239,7 +233,7 @@ def main() -> None:
         warm_up(engine, size, args.tokens)
         repeats = repeat(engine, size, args.tokens, args.repeats)
         result[f"batch{size}"] = {"repeats_ms_per_step": milliseconds(repeats)}
-        keep(args.out, result)  # what is measured counts, also if a later batch is killed
+        write_result(args.out, result)  # what is measured counts, also if a later batch is killed
 
 
 if __name__ == "__main__":

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from overlay.errors import OverlayError, UsageError
 from overlay.proof.commands.budget import Budget, Schedule
 from overlay.proof.commands.device import device_of, expect_device
-from overlay.proof.commands.engines import Measured, Stage
+from overlay.proof.commands.engines import Stage
 from overlay.proof.commands.installation import interpreter, make_stock_copy, root_of
+from overlay.proof.commands.launch import Launch
 from overlay.proof.commands.question import Question
 from overlay.proof.commands.verify import refuse_unknown_models
 from overlay.proof.engine_launch import link_packages
@@ -52,8 +54,10 @@ def bench(
                 f"{command('apply')}; bench compares it with a copy of the release's own files"
             )
         on_plan(question.schedule)
-        stage = Stage(question, python, work, work / "code", work, on_engine, budget)
-        measured = _measured(stage)
+        with _logs(question.logs) as logs:
+            code = link_packages(work / "code")
+            launch = Launch(question, python, work, code, logs, budget)
+            measured = Stage(launch, on_engine).measure()
     return BenchReport(
         benched(measured.timed, measured.served, measured.gaps),
         question.model or question.shape,
@@ -95,19 +99,17 @@ def check_question(question: Question) -> None:
             raise UsageError(f"{option} {place}: expected a file in a folder, there is no folder")
 
 
-def _measured(stage: Stage) -> Measured:
-    """Run the engines; where one fails, their logs are kept, and the error names them.
+@contextmanager
+def _logs(folder: Path | None) -> Iterator[Path]:
+    """The folder for what engines print; where one fails, it is kept, and the error names it.
 
-    :param stage: its logs are where the user wants them, or in a folder of their own.
+    :param folder: the user's own, which is kept in any case; ``None``: one that is made.
     """
-    logs = stage.question.logs
-    if logs is None:
-        logs = Path(tempfile.mkdtemp(prefix="overlay-bench-logs-"))
+    logs = folder or Path(tempfile.mkdtemp(prefix="overlay-bench-logs-"))
     logs.mkdir(parents=True, exist_ok=True)
-    keep = stage.question.logs is not None
-    stage.logs, stage.code = logs.resolve(), link_packages(stage.code)
+    keep = folder is not None
     try:
-        return stage.measure()
+        yield logs.resolve()
     except OverlayError as error:
         keep = True
         raise OverlayError(f"{error}\nwhat the engines printed is in {logs}") from error

@@ -9,8 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from overlay.errors import OverlayError
 from overlay.proof.commands.budget import Budget, Part, Start
@@ -36,16 +35,13 @@ class Measured(NamedTuple):
     gaps: tuple[Gap, ...]
 
 
-class Runner(Protocol):
-    """Runs one engine to its end; ``run_one``, or what a test puts in its place."""
-
-    def __call__(
-        self, job: Job, *, deadline: float, on_engine: Callable[[Job, Ended | None], None]
-    ) -> Ended:
-        """How it ended; it is killed after ``deadline`` seconds."""
+#: Takes an engine when it starts (``None``) and when it has ended.
+OnJob = Callable[[Job, Ended | None], None]
+#: Runs one engine to its end; it is killed after so many seconds.
+Runner = Callable[[Job, float, OnJob], Ended]
 
 
-def run_one(job: Job, *, deadline: float, on_engine: Callable[[Job, Ended | None], None]) -> Ended:
+def run_one(job: Job, deadline: float, on_engine: OnJob) -> Ended:
     """Run one engine in a process of its own."""
     return run_jobs([job], at_a_time=1, deadline=deadline, on_engine=on_engine)[job.name]
 
@@ -54,23 +50,26 @@ def run_one(job: Job, *, deadline: float, on_engine: Callable[[Job, Ended | None
 class Stage:
     """The place where the engines of one comparison run.
 
-    :ivar work: an empty folder, but for ``stock``, the copy of the release's own files.
-    :ivar code: a folder from which the engines import the overlay.
-    :ivar logs: takes what the engines print.
+    :ivar launch: how they are started.
     :ivar on_engine: is called with the title of an engine, and ``None`` or the seconds it took.
-    :ivar budget: has begun.
+    :ivar runner: ``run_one``, or what a test puts in its place.
     """
 
-    question: Question
-    python: Path
-    work: Path
-    code: Path
-    logs: Path
+    launch: Launch
     on_engine: Callable[[str, float | None], None]
-    budget: Budget
     runner: Runner = run_one
     _results: dict[tuple[Part, str], list[Mapping[str, Any]]] = field(default_factory=dict)
     _left: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def question(self) -> Question:
+        """What the user asked."""
+        return self.launch.question
+
+    @property
+    def budget(self) -> Budget:
+        """The time of all engines, which has begun."""
+        return self.launch.budget
 
     def measure(self) -> Measured:
         """Run the rounds.
@@ -153,16 +152,15 @@ class Stage:
         :raises OverlayError: if it did not serve, and there is nothing to compare without it.
         """
         deadline = self.budget.until_killed(self.question.deadline)
-        launch = Launch(self.question, self.python, self.work, self.code, self.logs, self.budget)
         name = f"{start.engine}, {start.part.value}, round {start.number + 1}"
-        job = launch.job(name, start, self._rate())
+        job = self.launch.job(name, start, self._rate())
 
         def on_engine(job: Job, ended: Ended | None) -> None:
             self.on_engine(job.name, None if ended is None else ended.seconds)
             if ended is not None:
                 self._keep_files(job)
 
-        ended = self.runner(job, deadline=deadline, on_engine=on_engine)
+        ended = self.runner(job, deadline, on_engine)
         result = ended.result
         cut = ended.status is None and deadline < self.question.deadline
         if cut and result is None:

@@ -26,7 +26,13 @@ _MOST_SERVED = 256
 
 @dataclass(frozen=True)
 class Launch:
-    """Makes the jobs of one comparison; the fields are those of ``engines.Stage``."""
+    """Makes the jobs of one comparison.
+
+    :ivar work: an empty folder, but for ``stock``, the copy of the release's own files.
+    :ivar code: a folder from which the engines import the overlay.
+    :ivar logs: takes what the engines print.
+    :ivar budget: has begun.
+    """
 
     question: Question
     python: Path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from overlay.errors import OverlayError
 from overlay.proof.commands.budget import ENGINES, Budget, Part
-from overlay.proof.commands.engines import Measured, Stage
+from overlay.proof.commands.engines import Measured, OnJob, Stage
+from overlay.proof.commands.launch import Launch
 from overlay.proof.commands.question import Question
 from overlay.proof.engine_pool import Ended, Job
 from overlay.proof.repeats import Quantity
@@ -41,9 +42,7 @@ class Engines:
     def clock(self) -> float:
         return self.now
 
-    def run(
-        self, job: Job, *, deadline: float, on_engine: Callable[[Job, Ended | None], None]
-    ) -> Ended:
+    def run(self, job: Job, deadline: float, on_engine: OnJob) -> Ended:
         on_engine(job, None)
         engine, part = job.name.split(", ")[0], Part(job.name.split(", ")[1])
         self.started.append((part, engine))
@@ -93,7 +92,7 @@ def ended(
     status: int | None,
     seconds: float,
     result: dict[str, Any] | None,
-    on_engine: Callable[[Job, Ended | None], None],
+    on_engine: OnJob,
 ) -> Ended:
     how = Ended(status, seconds, result, "")
     on_engine(job, how)
@@ -103,8 +102,8 @@ def ended(
 def measure(work: Path, engines: Engines, **options: Any) -> Measured:
     question = Question(concurrency=(1, 8, 32), model="a/b", draft="a/c", **options)
     budget = Budget(question.budget, engines.clock)
-    stage = Stage(question, Path("python"), work, work, work, lambda *_: None, budget, engines.run)
-    return stage.measure()
+    launch = Launch(question, Path("python"), work, work, work, budget)
+    return Stage(launch, lambda *_: None, engines.run).measure()
 
 
 @given(
@@ -136,7 +135,7 @@ def test_no_engine_goes_on_beyond_the_budget_and_every_gap_is_named(
 
 def expect_named(engines: Engines, measured: Measured) -> None:
     """Every cell was measured or is a gap, and none is both."""
-    gaps = {(g.engine, g.quantity, size) for g in measured.gaps for size in g.requests}
+    gaps = {(g.engine, g.what, size) for g in measured.gaps for size in g.requests}
     found = {(t.engine, Quantity.STEP_TIME, size) for t in measured.timed for size in t.batches}
     found |= {
         (s.engine, Quantity.THROUGHPUT, size) for s in measured.served for size in s.concurrency
@@ -155,7 +154,7 @@ def expect_named(engines: Engines, measured: Measured) -> None:
     assert not gaps & found
     assert gaps | found == wanted
     with_first = {each.engine for each in measured.served if each.first_token is not None}
-    without = {gap.engine for gap in measured.gaps if gap.quantity is Quantity.FIRST_TOKEN}
+    without = {gap.engine for gap in measured.gaps if gap.what is Quantity.FIRST_TOKEN}
     assert without == set(ENGINES) - with_first
 
 
@@ -175,7 +174,7 @@ def test_a_first_round_that_is_too_long_ends_with_the_budget(tmp_path: Path) -> 
     # Three engines took 130 seconds each: no server is started at the end of the budget.
     assert engines.started == [(Part.STEPS, each) for each in ENGINES]
     assert engines.now == 380.0
-    gaps = [(gap.engine, gap.quantity, gap.requests) for gap in measured.gaps]
+    gaps = [(gap.engine, gap.what, gap.requests) for gap in measured.gaps]
     assert gaps[:2] == [
         (STOCK, Quantity.THROUGHPUT, (1, 8, 32)),
         (STOCK, Quantity.FIRST_TOKEN, ()),
@@ -215,10 +214,10 @@ def test_rounds_beyond_the_budget_are_left_out_and_named(tmp_path: Path) -> None
 
 def test_a_later_round_that_was_cut_is_named(tmp_path: Path) -> None:
     class Slower(Engines):
-        def run(self, job: Job, **options: Any) -> Ended:
+        def run(self, job: Job, deadline: float, on_engine: OnJob) -> Ended:
             if "round 2" in job.name:
                 self._seconds = {(Part.STEPS, each): [50.0, 1.0, 1.0, 1.0] for each in ENGINES}
-            return super().run(job, **options)
+            return super().run(job, deadline, on_engine)
 
     measured = measure(tmp_path, Slower({}), budget=120.0, rounds=2, only=Part.STEPS)
     assert measured.gaps == ()
