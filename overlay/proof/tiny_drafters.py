@@ -14,9 +14,8 @@ beginning.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -40,7 +39,7 @@ from overlay.proof.tiny_models import (
     target_weights,
     write_as_told,
     write_checkpoint,
-    writer_digest,
+    write_rule,
     zeros,
 )
 
@@ -124,21 +123,14 @@ def peagle_weights(rule: Rule) -> Weights:
 
 
 def write_models(folder: Path, _: Rule) -> None:
-    """Write the models that vote; does nothing where they exist already."""
+    """Write the models that vote."""
     rule = voters_rule()
-    marker = folder / "drafters.json"
-    text = Path(__file__).read_text(encoding="utf-8")
-    current = json.dumps({"writer": writer_digest(), "text": text})
-    if marker.is_file() and marker.read_text(encoding="utf-8") == current:
-        return
-    marker.unlink(missing_ok=True)
     parallel = folder / "parallel"
     config = llama_config(VOTERS, "LlamaForCausalLM", LAYERS)
     write_checkpoint(parallel / "target", target_weights(rule), config)
     config = eagle3_config(VOTERS, [1, 2, 3], ptd_token_id=MASK)
     write_checkpoint(parallel / "peagle", peagle_weights(rule), config)
-    (parallel / "rule.json").write_text(json.dumps(asdict(rule)), encoding="utf-8")
-    marker.write_text(current, encoding="utf-8")
+    write_rule(parallel, rule)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ last, ``rule.json``.  Needs PyTorch and safetensors, no vLLM.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -262,30 +261,25 @@ def write_checkpoint(folder: Path, weights: Weights, config: dict[str, Any]) -> 
 
 
 def write_models(folder: Path, rule: Rule) -> None:
-    """Write the target, the drafts and ``rule.json``; does nothing where they exist already.
+    """Write the target, the drafts and ``rule.json``.
 
     :raises ValueError: if the slots of two tokens and ON do not fit into the residual stream.
     """
     vocab = rule.vocab
     if 2 * vocab > ON or vocab % HEAD_DIM:
         raise ValueError(f"the vocabulary must be a multiple of {HEAD_DIM} below {ON // 2}")
-    marker = folder / "rule.json"
-    wanted = json.dumps({**asdict(rule), "writer": writer_digest()})
-    if marker.is_file() and marker.read_text(encoding="utf-8") == wanted:
-        return
-    marker.unlink(missing_ok=True)
     write_checkpoint(
         folder / "target", target_weights(rule), llama_config(vocab, "LlamaForCausalLM", LAYERS)
     )
     # Before layer 1 the stream is the current token's embedding and nothing else.
     write_checkpoint(folder / "eagle3", eagle3_weights(rule), eagle3_config(vocab, [1, 2, 3]))
     write_checkpoint(folder / "eagle3hid", eagle3hid_weights(rule), eagle3_config(vocab, [1, 2, 3]))
-    marker.write_text(wanted, encoding="utf-8")
+    write_rule(folder, rule)
 
 
-def writer_digest() -> str:
-    """Models of another version of this file are written again."""
-    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+def write_rule(folder: Path, rule: Rule) -> None:
+    """Write the rule that the models of a folder follow."""
+    (folder / "rule.json").write_text(json.dumps(asdict(rule)), encoding="utf-8")
 
 
 def read_rule(folder: Path) -> Rule:

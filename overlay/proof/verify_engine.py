@@ -22,6 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from overlay.proof import engine_compat, oracle
+from overlay.proof.engine_pool import write_result
 from overlay.proof.prompts import Request
 from overlay.results import ModelRunner
 
@@ -281,9 +282,7 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001 - whatever vLLM raises is told to who asked
         traceback.print_exc()
         result = {"problem": RAISED, "text": f"{type(error).__name__}: {error}"}
-    written = out.with_suffix(".new")
-    written.write_text(json.dumps(result), encoding="utf-8")
-    written.replace(out)
+    write_result(out, result)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # an engine that failed may wait for its workers at the interpreter's end

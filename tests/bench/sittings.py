@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from bench.meeting import Meeting
 from bench.sitting import Sitting
-from overlay.proof.meeting import Meeting
 
 
 def sitting(tmp_path: Path, **more: Any) -> Sitting:

@@ -15,12 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.children import last_result, run_child
+from bench.meeting import Meeting, leave
 from bench.plan import Cell, Party, Place, places, waves
-from overlay.proof import sampling
-from overlay.proof.children import last_result, run_child
-from overlay.proof.measuring import percentile, summary
-from overlay.proof.meeting import Meeting, leave
-from overlay.proof.shapes import DRAFTERS, SHAPES, write_configs
+from bench.profiling import sampling
+from bench.profiling.drafters import DRAFTERS
+from bench.profiling.measuring import percentile, summary
+from overlay.proof.shapes import SHAPES, write_configs
 from tests.bench.sittings import sitting
 
 FUNCTION = "/x/site-packages/vllm/v1/worker/runner.py"
@@ -68,7 +69,7 @@ def test_a_patched_copy_is_named_as_the_module_it_stands_for() -> None:
     [
         ("/opt/x/lib/python3.12/site-packages/torch/_ops.py", "torch/_ops.py"),
         ("/opt/vllm/lib/python3.12/site-packages/torch/_ops.py", "torch/_ops.py"),
-        ("/home/u/project/overlay/proof/sampling.py", "overlay/proof/sampling.py"),
+        ("/home/u/project/overlay/proof/shapes.py", "overlay/proof/shapes.py"),
         ("/home/u/project/bench/load_engine.py", "bench/load_engine.py"),
         ("/tmp/c/torch_aot_compile/e6/inductor_cache/zq/czq.py", "compiled/czq.py"),
     ],
@@ -298,7 +299,7 @@ def test_a_percentile_lies_among_the_values(values: list[float], share: float) -
 def test_a_draft_fits_its_target(shape: str, drafter: str, tmp_path: Path) -> None:
     target, draft = (
         json.loads((at / "config.json").read_text())
-        for at in write_configs(shape, tmp_path, drafter)
+        for at in write_configs(shape, tmp_path, DRAFTERS[drafter])
     )
     assert draft["hidden_size"] == target["hidden_size"]
     assert draft["vocab_size"] == target["vocab_size"]
@@ -311,8 +312,6 @@ def test_a_draft_fits_its_target(shape: str, drafter: str, tmp_path: Path) -> No
 
 
 def test_drafters_of_one_target_are_written_beside_each_other(tmp_path: Path) -> None:
-    drafts = {write_configs("1b", tmp_path, drafter)[1] for drafter in DRAFTERS}
-    assert len(drafts) == len(DRAFTERS)
-    assert {write_configs("1b", tmp_path, drafter)[0] for drafter in DRAFTERS} == {
-        tmp_path / "target"
-    }
+    places = [write_configs("1b", tmp_path, drafter) for drafter in DRAFTERS.values()]
+    assert len({draft for _, draft in places}) == len(DRAFTERS)
+    assert {target for target, _ in places} == {tmp_path / "target"}

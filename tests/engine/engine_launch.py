@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
-import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +11,7 @@ from typing import IO, Any
 
 from overlay.proof import engine_launch
 from overlay.proof.engine_launch import append_path, link_packages
+from overlay.proof.process_group import ProcessGroup
 from tests.engine.engine_spec import EngineSpec
 
 __all__ = (
@@ -120,20 +118,8 @@ def run_session(
     :param folder: its working folder; :param output: takes what it prints.
     :returns: its exit status; ``None`` where it was killed after ``timeout`` seconds.
     """
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    group = ProcessGroup(command, environment, output, folder)
     try:
-        return process.wait(timeout)
-    except subprocess.TimeoutExpired:
-        return None
+        return group.wait(timeout)
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        group.kill()

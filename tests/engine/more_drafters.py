@@ -31,7 +31,6 @@ from __future__ import annotations
 import json
 import math
 import random
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -58,7 +57,7 @@ from overlay.proof.tiny_models import (
     target_weights,
     write_as_told,
     write_checkpoint,
-    writer_digest,
+    write_rule,
     zeros,
 )
 
@@ -186,25 +185,15 @@ def write_tokenizer(folder: Path, ids: dict[str, int]) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
-def _write_rule(folder: Path, rule: Rule) -> None:
-    (folder / "rule.json").write_text(json.dumps(asdict(rule)), encoding="utf-8")
-
-
 def write_models(folder: Path, rule: Rule) -> None:
-    """Write all folders; does nothing where they exist already."""
+    """Write all folders."""
     tiny_drafters.write_models(folder, rule)
-    marker = folder / "more-drafters.json"
-    text = Path(__file__).read_text(encoding="utf-8")
-    wanted = json.dumps({**asdict(rule), "writer": writer_digest(), "text": text})
-    if marker.is_file() and marker.read_text(encoding="utf-8") == wanted:
-        return
-    marker.unlink(missing_ok=True)
     llama, vocab = "LlamaForCausalLM", rule.vocab
     for name in ("chain", "vocabularies"):
         write_checkpoint(
             folder / name / "target", target_weights(rule), llama_config(vocab, llama, LAYERS)
         )
-        _write_rule(folder / name, rule)
+        write_rule(folder / name, rule)
     chain, other = folder / "chain", folder / "vocabularies"
     config = llama_config(vocab, llama, 1)
     write_checkpoint(chain / "draft_model", draft_model_weights(rule), config)
@@ -221,7 +210,6 @@ def write_models(folder: Path, rule: Rule) -> None:
     config = llama_config(VOTERS, llama, 1, pard_token=MASK)
     write_checkpoint(parallel / "pard", pard_weights(voters), config)
     write_checkpoint(parallel / "dflash", dflash_weights(voters), _dflash_config(VOTERS))
-    marker.write_text(wanted, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ of its attention.  At position 0 vLLM blanks its input: prompts need three token
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,7 +44,6 @@ DRAFTS: Final = ("glm-mtp", "glm-mtphid")
 LAYERS: Final = 3
 #: The first layer is dense, as in the real models.
 DENSE: Final = 1
-MARKER: Final = "glm.json"
 
 
 def _read(distance: int, name: str, bank: int, shown_as: list[int], *, loud: float) -> Weights:
@@ -189,17 +187,10 @@ def write_glm_models(folder: Path, rule: Rule) -> None:
     if rule.vocab > WIDTH:
         raise ValueError(f"the vocabulary must not be larger than an expert: {WIDTH}")
     tiny_eagle.write_models(folder, rule)
-    marker = folder / MARKER
-    digest = tiny_models.writer_digest()
-    wanted = json.dumps({"writer": digest, "text": Path(__file__).read_text("utf-8")})
-    if marker.is_file() and marker.read_text(encoding="utf-8") == wanted:
-        return
-    marker.unlink(missing_ok=True)
     for draft in DRAFTS:
         random = torch.Generator().manual_seed(0)
         weights = {**_target(rule, random), **_mtp(rule, draft, random)}
         tiny_models.write_checkpoint(folder / draft, weights, glm_config(rule.vocab))
-    marker.write_text(wanted, encoding="utf-8")
 
 
 if __name__ == "__main__":

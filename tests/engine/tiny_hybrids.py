@@ -46,7 +46,6 @@ from overlay.proof.tiny_models import (
     target_weights,
     write_as_told,
     write_checkpoint,
-    writer_digest,
     zeros,
 )
 
@@ -276,18 +275,12 @@ def qwen3_next_config(vocab: int) -> dict[str, Any]:
 
 
 def write_hybrid_models(folder: Path, rule: Rule) -> None:
-    """Write both folders; does nothing where they exist already.
+    """Write both folders.
 
     :raises ValueError: if the slots do not fit an expert.
     """
     if rule.vocab > WIDTH:
         raise ValueError(f"the vocabulary must not be larger than an expert: {WIDTH}")
-    marker = folder / "hybrids.json"
-    text = Path(__file__).read_text(encoding="utf-8")
-    wanted = json.dumps({**asdict(rule), "writer": writer_digest(), "text": text})
-    if marker.is_file() and marker.read_text(encoding="utf-8") == wanted:
-        return
-    marker.unlink(missing_ok=True)
     gpt_oss, qwen = folder / "gpt-oss", folder / "qwen3-next"
     write_checkpoint(gpt_oss / "target", gpt_oss_weights(rule), gpt_oss_config(rule.vocab))
     config = eagle3_config(rule.vocab, [1, 2, 3])
@@ -296,7 +289,6 @@ def write_hybrid_models(folder: Path, rule: Rule) -> None:
     write_checkpoint(qwen / "target", qwen3_next_weights(rule), qwen3_next_config(rule.vocab))
     for each in (gpt_oss, qwen):
         (each / "rule.json").write_text(json.dumps(asdict(rule)), encoding="utf-8")
-    marker.write_text(wanted, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ cache louder than all else.  Rows that were mixed up between the ranks would pro
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +24,6 @@ from overlay.proof.tiny_models import (
     target_weights,
     write_as_told,
     write_checkpoint,
-    writer_digest,
     zeros,
 )
 from tests.engine.tiny_eagle import write_models
@@ -36,7 +34,6 @@ CHOSEN: Final = 2
 WIDTH: Final = 256
 #: What the gate of an expert is worth at its input: enough that it does not damp.
 OPEN: Final = 4.0
-MARKER: Final = "moe.json"
 
 
 def moe_weights(rule: Rule) -> Weights:
@@ -99,12 +96,7 @@ def write_moe_models(folder: Path, rule: Rule) -> None:
     if rule.vocab > WIDTH:
         raise ValueError(f"the vocabulary must not be larger than an expert: {WIDTH}")
     write_models(folder, rule)
-    marker = folder / MARKER
-    wanted = json.dumps({"writer": writer_digest(), "text": Path(__file__).read_text("utf-8")})
-    if marker.is_file() and marker.read_text(encoding="utf-8") == wanted:
-        return
     write_checkpoint(folder / "target", moe_weights(rule), moe_config(rule.vocab))
-    marker.write_text(wanted, encoding="utf-8")
 
 
 if __name__ == "__main__":

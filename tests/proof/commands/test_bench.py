@@ -254,6 +254,14 @@ def test_a_port_in_use_is_named_and_a_free_one_is_taken_by_itself(
     assert f"--port {port}: expected a port that is free, found it in use" in told["error"]
 
 
+def test_engines_one_by_one_are_what_there_is(bench: Any) -> None:
+    told = bench({}, "--side-by-side")
+    assert (told["exit"], told["code"]) == (2, "usage")
+    assert "bench starts its engines one after the other" in told["error"]
+    assert "expected a vLLM that is patched on disk" not in told["error"]
+    assert "run `overlay apply" in bench({}, "--one-by-one")["error"]
+
+
 def test_models_need_a_draft_that_is_there(bench: Any, tmp_path: Path) -> None:
     for options, says in (
         (("--model", "x"), "expected a draft"),

@@ -33,11 +33,6 @@ if sys.argv[2] == "overlay.proof.step_time":
     graphs = {{"keys": {{"loop": 4}}}} if engine == "overlay" else None
     result = {{"vllm": "0.99.0", "gpu": "FAKE", "draft_graphs": graphs, "start_s": 1.5}}
     out = Path(sys.argv[sys.argv.index("--out") + 1])
-    if "--meet" in sys.argv:
-        sys.path[:0] = [{root!r}, {modules!r}]
-        from tests.proof.support.fake_step_time import take_turns
-        take_turns(sys.argv, engine, words, result, out)
-        os._exit(0)
     result["batch1"] = {{"repeats_ms_per_step": words}}
     out.write_text(json.dumps(result))
     sys.exit(0)

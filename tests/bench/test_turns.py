@@ -6,7 +6,6 @@ import itertools
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -14,9 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlay.proof import meeting, turns
-from overlay.proof.repeats import order
-from overlay.proof.turns import Event, Step, Turns
+from bench import meeting, turns
+from bench.turns import Turns
 
 #: What the system call for signals of a group of processes is replaced by needs numbers.
 GROUP = 1_000_000
@@ -32,24 +30,16 @@ class World:
     def __init__(self, folder: Path, wanted: list[int | None], fails_at: int | None = None) -> None:
         self.folder, self.wanted = folder, wanted
         self.stopped, self.killed = set[int](), list[int]()
-        self.refused = -1
         self.given = list[tuple[int, int]]()
-        self.events = list[Event]()
         self._sent, self._fails_at = itertools.count(), fails_at
         for party, turns_ in enumerate(wanted):
             if turns_ is not None:
                 (folder / f"{meeting.STARTED}.{party}").touch()
 
-    def made(self, *, round_of: Callable[[int], int] = int, patience: float | None = 0.0) -> Turns:
-        made = Turns(
-            self.folder,
-            len(self.wanted),
-            round_of=round_of,
-            patience=patience,
-            told=self.events.append,
-        )
+    def made(self) -> Turns:
+        made = Turns(self.folder, len(self.wanted))
         for party in range(len(self.wanted)):
-            made.begun(party, GROUP + party)
+            made.begin(party, GROUP + party)
         return made
 
     @staticmethod
@@ -68,7 +58,6 @@ class World:
     def send(self, group: int, what: signal.Signals) -> None:
         party = group - GROUP
         if next(self._sent) == self._fails_at:
-            self.refused = party
             raise PermissionError(1, "Operation not permitted")
         if what is signal.SIGKILL:
             self.killed.append(party)
@@ -94,67 +83,41 @@ class World:
         return meeting.is_at(self.folder, meeting.LEFT, party)
 
 
-def any_starts(wanted: list[int | None]) -> bool:
-    return any(turns_ is not None for turns_ in wanted)
-
-
-@given(
-    wanted=st.lists(st.none() | st.integers(0, 4), min_size=1, max_size=4).filter(any_starts),
-    per_round=st.integers(1, 6),
-)
-def test_every_engine_has_each_turn_of_a_round_and_another_one_begins_the_next_round(
-    tmp_path_factory: pytest.TempPathFactory, wanted: list[int | None], per_round: int
+@given(wanted=st.lists(st.integers(0, 4), min_size=1, max_size=4))
+def test_every_engine_has_each_turn_before_any_has_the_next(
+    tmp_path_factory: pytest.TempPathFactory, wanted: list[int]
 ) -> None:
-    world = World(tmp_path_factory.mktemp("meet"), wanted)
-    world.conduct(world.made(round_of=lambda number: number // per_round))
-    parties = range(len(wanted))
+    world = World(tmp_path_factory.mktemp("meet"), list(wanted))
+    world.conduct(world.made())
     # In the turn behind the last that it wants an engine ends.
     assert world.given == [
         (number, party)
-        for number in range(6)
-        for party in order(parties, number // per_round)
-        if (turns_ := wanted[party]) is not None and number <= turns_
+        for number in range(5)
+        for party, turns_ in enumerate(wanted)
+        if number <= turns_
     ]
-    late = [party for party in parties if wanted[party] is None]
-    assert world.killed == late
-    assert [each.party for each in world.events if each.step is Step.LATE] == late
-    began = [(each.turn, each.party) for each in world.events if each.step is Step.BEGAN]
-    assert began == world.given
-    ended = [(each.turn, each.party) for each in world.events if each.step is Step.ENDED]
-    assert ended == [(n, p) for n, p in world.given if n < (wanted[p] or 0)]
-
-
-def test_the_order_stays_where_nothing_is_said_of_rounds(tmp_path: Path) -> None:
-    world = World(tmp_path, [1, 1])
-    made = Turns(tmp_path, 2)
-    for party in (0, 1):
-        made.begun(party, GROUP + party)
-    world.conduct(made)
-    assert world.given == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert world.killed == []
 
 
 @given(
     wanted=st.lists(st.integers(0, 2), min_size=1, max_size=3),
     fails_at=st.integers(0, 20),
 )
-def test_where_a_signal_cannot_be_sent_all_engines_are_killed_and_it_says_at_which(
+def test_where_a_signal_cannot_be_sent_all_engines_are_killed(
     tmp_path_factory: pytest.TempPathFactory, wanted: list[int], fails_at: int
 ) -> None:
     world = World(tmp_path_factory.mktemp("meet"), list(wanted), fails_at)
     made = world.made()
     if world.signals(list(wanted)) <= fails_at:
         world.conduct(made)
-        assert (made.failure, world.killed) == (None, [])
+        assert world.killed == []
         return
     with pytest.raises(PermissionError):
         world.conduct(made)
-    assert made.failure is not None
-    assert made.failure.party == world.refused
-    assert isinstance(made.failure.error, PermissionError)
     assert world.killed == list(range(len(wanted)))
 
 
-def test_an_engine_that_does_not_start_is_waited_for_where_nobody_set_a_limit(
+def test_an_engine_that_does_not_start_is_waited_for(
     tmp_path: Path,
 ) -> None:
     world = World(tmp_path, [1, None])
@@ -163,7 +126,7 @@ def test_an_engine_that_does_not_start_is_waited_for_where_nobody_set_a_limit(
         meeting.leave(tmp_path, 1)
 
     with mock.patch.object(turns.time, "sleep", dies_meanwhile):
-        world.conduct(world.made(patience=None))
+        world.conduct(world.made())
     assert (world.killed, world.given) == ([], [(0, 0), (1, 0)])
 
 
@@ -177,13 +140,8 @@ def test_engines_of_which_none_has_started_are_all_waited_for(tmp_path: Path) ->
                 (tmp_path / f"{meeting.STARTED}.{party}").touch()
 
     with mock.patch.object(turns.time, "sleep", starts_at_last):
-        world.conduct(world.made(patience=0.0))
+        world.conduct(world.made())
     assert (world.killed, len(world.given)) == ([], 4)
-
-
-def test_where_the_first_took_long_to_start_the_others_may_as_well() -> None:
-    assert turns.patience(10.0, 100.0) == 100.0
-    assert turns.patience(100.0, 100.0) == 150.0
 
 
 def test_a_process_has_stopped_when_the_system_says_so() -> None:

@@ -60,25 +60,6 @@ class Meeting:
         if self._folder is not None:
             leave(self._folder, self._party)
 
-    def note(self, name: str, value: float) -> float:
-        """Note a value that all processes use, unless another has noted one before; that in use.
-
-        Only a process whose turn it is may call this, so that no two do so at the same time.
-        """
-        noted = self.noted(name)
-        if noted is not None:
-            return noted
-        if self._folder is not None:
-            (self._folder / f"note-{name}").write_text(repr(value), encoding="utf-8")
-        return value
-
-    def noted(self, name: str) -> float | None:
-        """The value that a process has noted; ``None`` if none has."""
-        place = None if self._folder is None else self._folder / f"note-{name}"
-        if place is None or not place.exists():
-            return None
-        return float(place.read_text(encoding="utf-8"))
-
     def wait_for_turn(self, number: int) -> None:
         """Say that this process has started, and wait for a turn of its own, however long.
 

@@ -1,4 +1,4 @@
-"""Time the batches of one engine: warm-up, repeats, and what they come to.
+"""Time the batches of one engine: what the repeats come to, beside others or in turn with them.
 
 An engine measures alone, side by side with others at the same moment, or in turns with others on
 the same GPU (:mod:`meeting`).
@@ -8,25 +8,19 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from overlay.proof.meeting import Meeting
+from bench.meeting import Meeting
+from overlay.proof.step_time import TimedEngine, milliseconds, repeat, warm_up
 
-_WARM_UPS = 6
 #: How long whoever is done first goes on, so that the others do not meet a quieter host.
 _KEEP_BUSY_SECONDS = 60
 
 
-class Engine(Protocol):
+class Engine(TimedEngine, Protocol):
     """What is asked of an engine."""
-
-    def counter(self, name: str) -> float:
-        """One of vLLM's counters of speculative decoding."""
-
-    def generate(self, size: int, tokens: int) -> float:
-        """Seconds to generate that many tokens for each of ``size`` requests."""
 
     def workers(self, method: str, *args: Any) -> list[Any]:
         """What each worker answers, by rank."""
@@ -48,25 +42,11 @@ class Block:
     host: dict[str, dict[str, float]]
 
 
-def warm_up(engine: Engine, size: int, tokens: int) -> None:
-    """Generate until two runs agree, or a few times."""
-    before = None
-    for _ in range(_WARM_UPS):
-        took = engine.generate(size, tokens)
-        if before is not None and abs(took - before) < 0.02 * before:
-            return
-        before = took
-
-
 def measure(engine: Engine, size: int, tokens: int, count: int) -> Block:
     """Time that many repeats."""
     engine.workers("bench_forget")
     drafts, accepted = engine.counter("num_drafts"), engine.counter("num_accepted_tokens")
-    repeats = []
-    for _ in range(count):
-        before = engine.counter("num_drafts")
-        seconds = engine.generate(size, tokens)
-        repeats.append((seconds, (engine.counter("num_drafts") - before) / size))
+    repeats = repeat(engine, size, tokens, count)
     return Block(
         tuple(repeats),
         engine.counter("num_drafts") - drafts,
@@ -89,7 +69,7 @@ def figures(blocks: Sequence[Block], size: int, tokens: int) -> dict[str, Any]:
     return result
 
 
-def summary(repeats: Sequence[tuple[float, float]], size: int, tokens: int) -> dict[str, Any]:
+def summary(repeats: list[tuple[float, float]], size: int, tokens: int) -> dict[str, Any]:
     """The milliseconds per step of one batch size.
 
     :param repeats: of each repeat its seconds and its engine steps.
@@ -102,7 +82,7 @@ def summary(repeats: Sequence[tuple[float, float]], size: int, tokens: int) -> d
         "spread": round((max(each) - min(each)) / median, 3),
         "best_ms_per_step": round(min(each), 3),
         "p10_ms_per_step": round(percentile(each, 0.1), 3),
-        "repeats_ms_per_step": [round(milliseconds, 3) for milliseconds in each],
+        "repeats_ms_per_step": milliseconds(repeats),
     }
 
 
@@ -138,9 +118,6 @@ def in_turns(
     repeats: int,
     turns: int,
     meeting: Meeting,
-    *,
-    over: Callable[[], bool] = lambda: False,
-    keep: Callable[[dict[int, dict[str, Any]]], None] | None = None,
 ) -> dict[int, dict[str, Any]]:
     """Time every batch size in each turn; a last turn, in which the process ends, has begun then.
 
@@ -149,8 +126,6 @@ def in_turns(
     GPU and the host, too.
 
     :param repeats: of all turns together.
-    :param over: whether no further batch may begin.
-    :param keep: is called with the figures so far after each batch: an engine may be killed.
     """
     for size in sizes:  # what is compiled at a first call is not counted in any turn
         engine.generate(size, 16)
@@ -159,15 +134,11 @@ def in_turns(
     for turn in range(turns):
         meeting.wait_for_turn(turn)
         for size in sizes:
-            if over():
-                break
             warm_up(engine, size, tokens)
             measured = measure(engine, size, tokens, -(-repeats // turns))
             blocks.setdefault(size, []).append(measured)
             times[size] = figures(blocks[size], size, tokens)
             times[size]["repeats_by_turn"] = [len(block.repeats) for block in blocks[size]]
-            if keep is not None:
-                keep(times)
         meeting.end_turn(turn)
     meeting.wait_for_turn(turns)
     return times

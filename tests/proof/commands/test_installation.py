@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from overlay.proof.commands.stock_copy import make_stock_copy
+from overlay.proof.commands.installation import make_stock_copy
 from tests.support.cli import ADDED, PROPOSER, Cli
 
 
@@ -20,7 +20,7 @@ def test_the_copy_is_the_release_and_the_installation_stays(
     stale.write_bytes(b"stale")
     folder = tmp_path / "stock"
     folder.mkdir()
-    assert make_stock_copy(site, folder) is not None
+    assert make_stock_copy(site, folder)
     for path, data in before.items():
         assert (folder / path.relative_to(site)).read_bytes() == data
     assert not (folder / ADDED).exists()
