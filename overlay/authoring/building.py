@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 from packaging.version import Version
 
@@ -276,14 +277,8 @@ def _run(
     Where there is none, the newest release on which a merge is clean, for review.
     """
     bases = {topic.base.release for topic in topics} - {None}
-    runs: list[list[str]] = []
-    for name in names:
-        if outcomes[name] is not Outcome.EXACT:
-            continue
-        if runs and names.index(name) == names.index(runs[-1][-1]) + 1:
-            runs[-1].append(name)
-        else:
-            runs.append([name])
+    grouped = groupby(names, key=lambda name: outcomes[name] is Outcome.EXACT)
+    runs = [list(group) for lands, group in grouped if lands]
     if runs:
         has = [names.index(name) for name in names if outcomes[name] is Outcome.UPSTREAM]
         first = min(has, default=len(names))

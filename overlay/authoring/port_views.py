@@ -73,9 +73,14 @@ def conflict(port: TopicPort, release: str) -> Conflict | None:
     title = package_named(port.path.partition("/")[0]).title
     name = f"yours ({port.variant.patch.name})"
     lines = merged.marked(name, f"{title} {port.base}", f"{title} {release}")
-    end = "\r\n" if theirs.ends and theirs.ends[0] == "\r\n" else "\n"
-    text = end.join(lines) + (end if theirs.final_newline and lines else "")
-    return Conflict(port.origin, yours, port.after, text.encode(theirs.encoding, "replace"))
+    return Conflict(port.origin, yours, port.after, _text(lines, theirs))
+
+
+def _text(lines: Sequence[str], like: SourceText) -> bytes:
+    """A text of lines that ends them as another one does, in its encoding."""
+    end = "\r\n" if like.ends and like.ends[0] == "\r\n" else "\n"
+    text = end.join(lines) + (end if like.final_newline and lines else "")
+    return text.encode(like.encoding, "replace")
 
 
 def with_hunks(text: bytes, hunks: Sequence[Hunk]) -> bytes | None:
@@ -111,9 +116,7 @@ def placed_before(port: TopicPort, release: str) -> bytes | None:
             known = set(region.base)
             lines += [line for line in region.ours if line not in known]
         lines += region.lines
-    end = "\r\n" if sides[2].ends and sides[2].ends[0] == "\r\n" else "\n"
-    text = end.join(lines) + (end if sides[2].final_newline and lines else "")
-    return text.encode(sides[2].encoding, "replace")
+    return _text(lines, sides[2])
 
 
 def hunk_view(hunk: Hunk) -> tuple[str, ...]:

@@ -7,23 +7,15 @@ the package is told beside it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+
+from packaging.version import Version
 
 from overlay.authoring.locating import ReleaseTexts
 from overlay.errors import UsageError
 from overlay.package import VLLM, Package
 from overlay.targets import resolution
 from overlay.targets.resolution import release_named, releases, spelt
-
-if TYPE_CHECKING:
-    from packaging.version import Version
-
-    from overlay.targets.target import Progress, Target
-
-
-def known(package: Package) -> tuple[str, ...]:
-    """The releases of a package that the overlay knows, oldest first; none of most packages."""
-    return package.releases
+from overlay.targets.target import Progress, Target
 
 
 def named(text: str, package: Package = VLLM) -> tuple[Package, tuple[str, ...]]:

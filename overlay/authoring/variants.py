@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from packaging.version import Version
 
@@ -227,18 +228,10 @@ def _encoded(text: str) -> bytes:
 
 def _compressed(topic: Topic, cells: Mapping[str, _Cell], every: Sequence[str]) -> dict[str, bytes]:
     """The patch files: a range for each run of neighbours with the same hunks."""
-    runs: list[list[str]] = []
-    for name in every:
-        cell = cells.get(name)
-        if cell is None:
-            runs.append([])
-        elif runs and runs[-1] and cells[runs[-1][-1]].key == cell.key:
-            runs[-1].append(name)
-        else:
-            runs.append([name])
     made: dict[str, bytes] = {}
-    for run in runs:
-        if run:
+    for key, group in groupby(every, key=lambda name: cells[name].key if name in cells else None):
+        if key is not None:
+            run = list(group)
             # A text that was there before stays: its base lies in the wider range too.
             newest_first = [cells[name] for name in reversed(run)]
             chosen = next((cell for cell in newest_first if cell.existing), newest_first[-1])

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from packaging.version import Version
 
 from overlay.authoring import disk
 from overlay.authoring import releases as package_releases
 from overlay.authoring import session as sessions
-from overlay.authoring.commands.edits import made_of, words
+from overlay.authoring.commands.new import made_of, words
 from overlay.authoring.editing import Edited, expect_bytes
 from overlay.authoring.editing import commit as compose_commit
 from overlay.authoring.free_ids import require_free
@@ -30,23 +30,19 @@ from overlay.authoring.reports.authored import (
 from overlay.authoring.session import DOCUMENT, Kind, Session, finish, from_anywhere, read
 from overlay.authoring.triage import FileFate
 from overlay.authoring.writing import check_folder, write_folder
+from overlay.commands.request import Request
 from overlay.errors import PackageIndexError, UsageError
-from overlay.features.model import of_package
+from overlay.features.model import Feature, of_package
 from overlay.features.sources import SHARED, entries, shipped_folder, stray
-from overlay.package import VLLM, Package, package_named, package_problem, path_problem
+from overlay.package import VLLM, Package, Tree, package_named, package_problem, path_problem
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
 from overlay.planning.upstream import remembers
 from overlay.results import Fate
 from overlay.results.invocation import command
 from overlay.settings import in_home
+from overlay.targets.target import Progress
 from overlay.untrusted import sha256
-
-if TYPE_CHECKING:
-    from overlay.commands.request import Request
-    from overlay.features.model import Feature
-    from overlay.package import Tree
-    from overlay.targets.target import Progress
 
 #: The notes of a session: the folders of patches it was begun with, and the title of a feature
 #: that is not there yet.
@@ -226,7 +222,7 @@ def _release(named: str | None, package: Package, feature: Feature | None = None
             return package_releases.version_of(named, package).public
         except UsageError as error:
             raise UsageError(f"--release: {error}") from error
-    known = package_releases.known(package)
+    known = package.releases
     if feature is not None:
         known = tuple(name for name in known if Version(name) in feature.releases)
         return known[-1] if known else str(feature.releases.last)
@@ -379,7 +375,7 @@ def _made(
     source = f"edits of {package.title} {release}"
     text = words(id_, session.notes.get(_TITLE, ""), source, package)
     files = [TwoTexts(path, now.base.get(path), now.now[path]) for path in now.changed]
-    known = package_releases.known(package)
+    known = package.releases
     prepared, unread = made_of(files, now, release, text, below, known, progress)
     summary = prepared.summary
     if prepared.folder is None:
@@ -405,7 +401,7 @@ def _changed(
     (patches,), id_ = session.patches, feature.id
     trees = _Trees(session, progress)
     # Nothing of the feature, old or new, is applied to those that have it by memory.
-    known = package_releases.known(session.package)
+    known = session.package.releases
     served = [name for name in known if not remembers(feature, Version(name))]
     form = compose_commit(
         feature,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from overlay.authoring import releases as package_releases
 from overlay.authoring.building import Prepared, texts_with
@@ -22,6 +22,7 @@ from overlay.authoring.sources import Source, read_source
 from overlay.authoring.triage import FileFate
 from overlay.authoring.writing import check_folder, write_folder
 from overlay.errors import UsageError, told_once
+from overlay.features.model import Feature
 from overlay.package import VLLM, Package, known_package
 from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax
@@ -31,10 +32,7 @@ from overlay.report.lines import BLANK, Line, Span, labelled
 from overlay.report.words import count, enumeration
 from overlay.results import Fate, Outcome
 from overlay.results.invocation import Invocation, absolute
-
-if TYPE_CHECKING:
-    from overlay.features.model import Feature
-    from overlay.targets.target import Progress
+from overlay.targets.target import Progress
 
 #: The most letters of a subject that an id of ``--each`` takes.
 _SLUG = 40
@@ -115,7 +113,7 @@ def _served(commits: Sequence[Commit], releases: str | None) -> tuple[Package, t
     """
     package = known_package(file.path for commit in commits for file in commit.files) or VLLM
     if releases is None:
-        return package, package_releases.known(package)
+        return package, package.releases
     return package_releases.named(releases, package)
 
 

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from overlay.authoring.commands.edits import Workshop, feature_of, holder, saved, survey
-from overlay.authoring.commands.new import found, written
+from overlay.authoring.commands.new import (
+    Workshop,
+    feature_of,
+    found,
+    holder,
+    saved,
+    survey,
+    written,
+)
 from overlay.authoring.free_ids import require_free
 from overlay.authoring.reports.authored import NewReport
-from overlay.commands.request import root_of
+from overlay.commands.request import Request, root_of
 from overlay.commands.revert import Keep, Kept
 from overlay.errors import OverlayError, UsageError
+from overlay.features.model import Feature
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.beside import folders_of
 from overlay.on_disk.journal import reading
 from overlay.report.words import enumeration
 from overlay.results import Change
 from overlay.results.invocation import command
-
-if TYPE_CHECKING:
-    from overlay.commands.request import Request
-    from overlay.features.model import Feature
-    from overlay.targets.target import Target
+from overlay.targets.target import Target
 
 
 def keep(request: Request, targets: Sequence[Target], keep_as: Keep) -> Kept:

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
@@ -17,6 +18,7 @@ from overlay.authoring.incoming import IncomingFile, read_changes
 from overlay.commands.check import every_target
 from overlay.commands.request import Request
 from overlay.errors import OverlayError, UsageError
+from overlay.features.model import Feature, Patch, Variant
 from overlay.features.patch_headers import author, last_update
 from overlay.package import VLLM, Package, path_problem
 from overlay.report.base import Report, by_fields
@@ -24,13 +26,10 @@ from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, MARK, Line, Span, aligned, causes, labelled
 from overlay.report.model import TargetFailure, TargetReport
 from overlay.report.problems import word
+from overlay.report.progress import Meter
 from overlay.report.words import count, enumeration
 from overlay.results import ANY_MORE, FeatureResult, State
 from overlay.targets.resolution import releases
-
-if TYPE_CHECKING:
-    from overlay.features.model import Feature, Patch, Variant
-    from overlay.report.progress import Meter
 
 _PULL = re.compile(r"/pull/(\d+)\b")
 
@@ -382,14 +381,8 @@ def logged(feature: str, releases: Sequence[Release]) -> Verdict:
 
 def _spans(releases: Sequence[Release], state: State) -> str:
     """The runs of neighbouring releases in a state, as ranges in words."""
-    runs: list[list[str]] = []
-    before: State | None = None
-    for entry in releases:
-        if entry.state is state and before is state:
-            runs[-1].append(entry.release)
-        elif entry.state is state:
-            runs.append([entry.release])
-        before = entry.state
+    grouped = groupby(releases, key=lambda entry: entry.state is state)
+    runs = [[entry.release for entry in group] for is_in_it, group in grouped if is_in_it]
     return enumeration([run[0] if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs])
 
 

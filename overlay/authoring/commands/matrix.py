@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from packaging.version import Version
 
@@ -16,7 +16,7 @@ from overlay.authoring.releases import package_of
 from overlay.commands.assess import examine
 from overlay.commands.parallel import cores, in_processes, no_step
 from overlay.commands.request import Request
-from overlay.features.model import of_package, packages_of
+from overlay.features.model import Feature, Topic, of_package, packages_of
 from overlay.package import VLLM, Package
 from overlay.planning.obsolete import obsolete_by
 from overlay.planning.scope_cache import Memo
@@ -26,14 +26,11 @@ from overlay.report.base import Cell as TableCell
 from overlay.report.base import Report, Table, plain
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, Line, Span, labelled
+from overlay.report.progress import Meter
 from overlay.report.words import count, enumeration
 from overlay.results import Outcome, State, whole_outcome
 from overlay.results.invocation import command
 from overlay.targets.resolution import release_named, releases, resolve, spelt
-
-if TYPE_CHECKING:
-    from overlay.features.model import Feature, Topic
-    from overlay.report.progress import Meter
 
 #: The states in which it is of interest how a port would land.
 _CARRIED = (State.INAPPLICABLE, State.PARTIAL, State.DRIFTED, State.MISSING)

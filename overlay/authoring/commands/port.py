@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
@@ -18,19 +17,16 @@ from overlay.authoring.ports import FeaturePort
 from overlay.authoring.reports.ported import PortReport, concluded
 from overlay.authoring.variants import remembered, with_ports
 from overlay.authoring.writing import Expected, check_files
+from overlay.commands.request import Request
 from overlay.errors import OverlayError, UsageError
 from overlay.features import sources
 from overlay.features.folder import holes as holes_of
+from overlay.features.model import Feature
 from overlay.package import VLLM, Package
 from overlay.planning.scope_cache import Memo
 from overlay.results.invocation import absolute, command
 from overlay.settings import in_home
-from overlay.untrusted import read_regular
-
-if TYPE_CHECKING:
-    from overlay.commands.request import Request
-    from overlay.features.model import Feature
-    from overlay.targets.target import Progress
+from overlay.targets.target import Progress
 
 
 def port(
@@ -61,7 +57,7 @@ def port(
     meant = _meant(request, features)
     names = known_names(asked, package)
     porter = make_porter(names, package, progress)
-    for name in set(asked) - set(package_releases.known(package)):
+    for name in set(asked) - set(package.releases):
         porter.texts.open(name)  # memory would answer for a release that nobody has
     ports = [
         port
@@ -156,7 +152,7 @@ def make_porter(
 
 def known_names(asked: Sequence[str], package: Package = VLLM) -> tuple[str, ...]:
     """The known releases of a package and those that are asked about, oldest first."""
-    return tuple(sorted({*package_releases.known(package), *asked}, key=Version))
+    return tuple(sorted({*package.releases, *asked}, key=Version))
 
 
 def with_gaps(feature: Feature, asked: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
@@ -188,11 +184,7 @@ def write_ports(
     for id_ in dict.fromkeys(port.feature.id for port in ports):
         own = [port for port in ports if port.feature.id == id_]
         feature, folder = own[0].feature, folder_of(own[0].feature)
-        before = {
-            name: data
-            for name in disk.files_below(folder)
-            if (data := read_regular(folder / name, follow=False)) is not None
-        }
+        before = disk.contents(folder)
         earlier = features[: features.index(feature)]
         known, shared = _memory(porter, own, earlier, names), feature.shared_modules()
         after = with_ports(feature, before, own, names, today, merged=known)

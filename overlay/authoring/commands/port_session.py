@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from overlay.authoring import disk
 from overlay.authoring import session as sessions
@@ -37,13 +36,11 @@ from overlay.authoring.ports import FeaturePort, TopicPort
 from overlay.authoring.reports.ported import OpenFile, PortReport, ScopeViews, ended, waiting
 from overlay.authoring.resolvers import merge_tool, propose
 from overlay.authoring.session import Kind, Session, Waiting, finish, read, without
+from overlay.commands.request import Request
 from overlay.features.folder import holes as holes_of
+from overlay.features.model import Feature
 from overlay.results import Outcome
-
-if TYPE_CHECKING:
-    from overlay.commands.request import Request
-    from overlay.features.model import Feature
-    from overlay.targets.target import Progress
+from overlay.targets.target import Progress
 
 
 class Key(str, Enum):

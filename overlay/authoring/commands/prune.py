@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from packaging.version import Version
 
 from overlay.authoring import releases as package_releases
-from overlay.authoring.disk import NewFolder, replace_features, settle
+from overlay.authoring.disk import NewFolder, contents, replace_features, settle
 from overlay.authoring.pruning import Proposal, Pruner, Served
 from overlay.commands.request import Request
 from overlay.errors import OverlayError, UsageError
-from overlay.features.model import of_package, packages_of
-from overlay.features.sources import entries, left_behind, stray
+from overlay.features.model import Feature, of_package, packages_of
+from overlay.features.sources import entries, unread
 from overlay.package import VLLM, Package
 from overlay.planning.scope_cache import Memo
 from overlay.report.base import Report
@@ -25,14 +24,7 @@ from overlay.report.lines import Line, Span, labelled
 from overlay.report.words import count
 from overlay.results.invocation import command
 from overlay.targets.resolution import release_named
-from overlay.untrusted import read_regular
-
-if TYPE_CHECKING:
-    from overlay.features.model import Feature
-    from overlay.targets.target import Progress
-
-#: The largest file of a feature's folder, in bytes; ``origin/`` may hold whole changes.
-_LIMIT = 64 * 1024 * 1024
+from overlay.targets.target import Progress
 
 
 def prune(
@@ -65,7 +57,7 @@ def prune(
     proposals: list[Proposal] = []
     for package, names in spans.items():
         served = [_with_files(feature, folder) for feature in of_package(features, package)]
-        texts = package_releases.texts_of(package_releases.known(package), package, progress)
+        texts = package_releases.texts_of(package.releases, package, progress)
         proposals += Pruner(texts, names, Memo()).propose(served)
     if write and proposals:
         if [feature.source for feature in request.load()] != [each.source for each in features]:
@@ -91,7 +83,7 @@ def _served(oldest: str | None, packages: Sequence[Package]) -> dict[Package, tu
     :raises UsageError: if it is not a release, or nothing is known that could tell what is needed.
     """
     if oldest is None:
-        spans = {package: package_releases.known(package) for package in packages}
+        spans = {package: package.releases for package in packages}
         if unknown := [package for package, names in spans.items() if not names]:
             raise UsageError(
                 f"expected features for packages whose releases the overlay knows, found some for "
@@ -100,7 +92,7 @@ def _served(oldest: str | None, packages: Sequence[Package]) -> dict[Package, tu
             )
         return spans
     package, first = _first(oldest, packages[0] if len(packages) == 1 else VLLM)
-    known = package_releases.known(package)
+    known = package.releases
     names = tuple(name for name in known if Version(name) >= first)
     if not names:
         newest = f"a release up to {known[-1]}, the newest" if known else "one of the releases"
@@ -136,15 +128,8 @@ def _with_files(feature: Feature, folder: Path) -> Served:
     """A feature with the files of its folder, if that is the one to be pruned."""
     if not _lies_in(feature, folder):
         return Served(feature)
-    place = entries(folder)[feature.id]
-    files: dict[str, bytes] = {}
-    for parent, folders, names in os.walk(place):
-        folders[:] = [name for name in folders if not (left_behind(name) or stray(name))]
-        for name in names:
-            file = Path(parent, name)
-            if not stray(name) and (data := read_regular(file, _LIMIT)) is not None:
-                files[file.relative_to(place).as_posix()] = data
-    return Served(feature, files)
+    files = contents(entries(folder)[feature.id])
+    return Served(feature, {name: data for name, data in files.items() if unread(name) is None})
 
 
 def _carry_out(folder: Path, proposals: Sequence[Proposal]) -> None:
