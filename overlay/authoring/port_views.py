@@ -86,16 +86,16 @@ def _text(lines: Sequence[str], like: SourceText) -> bytes:
 def with_hunks(text: bytes, hunks: Sequence[Hunk]) -> bytes | None:
     """A text with hunks that are made on it; ``None`` where one is not."""
     texts = Texts(Syntax())
-    made: list[Edit] = []
+    splices: list[Edit] = []
     ending: bool | None = None
     for hunk in hunks:
         match = texts.match(hunk, text)
         if match.state is not State.PRISTINE or match.line is None:
             return None
-        made += edits(hunk, match.line - 1)
+        splices += edits(hunk, match.line - 1)
         ending = final_newline_after(hunk) if ending is None else ending
     try:
-        return texts.source(text).splice(made, ending).to_bytes()
+        return texts.source(text).splice(splices, ending).to_bytes()
     except TextError:
         return None
 
@@ -113,8 +113,8 @@ def placed_before(port: TopicPort, release: str) -> bytes | None:
     lines: list[str] = []
     for region in result.regions:
         if region.side is Side.CONFLICT:
-            known = set(region.base)
-            lines += [line for line in region.ours if line not in known]
+            base_lines = set(region.base)
+            lines += [line for line in region.ours if line not in base_lines]
         lines += region.lines
     return _text(lines, sides[2])
 
@@ -140,11 +140,11 @@ def upstream_view(port: TopicPort, hunk: Hunk) -> tuple[str, ...]:
     matcher = difflib.SequenceMatcher(None, base.lines, release.lines)
     groups = list(matcher.get_grouped_opcodes(_CONTEXT))
     own = _own_lines(hunk, base.lines)
-    shown = [group for group in groups if _concerns(group, base, release, own)]
-    lines = [line for group in shown for line in _diff(group, base.lines, release.lines)]
-    if left := len(groups) - len(shown):
-        what = "change lies" if left == 1 else "changes lie"
-        lines.append(f"({left} other {what} inside functions and classes)")
+    own_groups = [group for group in groups if _concerns(group, base, release, own)]
+    lines = [line for group in own_groups for line in _diff(group, base.lines, release.lines)]
+    if others := len(groups) - len(own_groups):
+        what = "change lies" if others == 1 else "changes lie"
+        lines.append(f"({others} other {what} inside functions and classes)")
     return tuple(lines)
 
 

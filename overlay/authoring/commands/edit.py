@@ -27,7 +27,7 @@ from overlay.authoring.reports.authored import (
     authored,
     edited,
 )
-from overlay.authoring.session import DOCUMENT, Kind, Session, finish, from_anywhere, read
+from overlay.authoring.session import DOCUMENT, Session, SessionKind, finish, from_anywhere, read
 from overlay.authoring.triage import FileFate
 from overlay.authoring.writing import check_folder, write_folder
 from overlay.commands.request import Request
@@ -71,7 +71,7 @@ def begin(
     feature = _named(features, id_)
     package, features = feature.package, of_package(features, feature.package)
     own = {id_: feature.source or ""}
-    empty = Session(Path(), Kind.EDIT, own, "", (_writable(feature),), package=package)
+    empty = Session(Path(), SessionKind.EDIT, own, "", (_writable(feature),), package=package)
     empty = replace(empty, release=_release(release, package, feature))
     _expect_paths(more, package)
     earlier = features[: features.index(feature)]
@@ -105,7 +105,9 @@ def begin_new(
     _expect_paths(files, package)
     notes = {_TITLE: title} if title else {}
     folder = Path(os.path.abspath(patches))
-    empty = Session(Path(), Kind.EDIT, {id_: ""}, "", (folder,), notes=notes, package=package)
+    empty = Session(
+        Path(), SessionKind.EDIT, {id_: ""}, "", (folder,), notes=notes, package=package
+    )
     empty = replace(empty, release=_release(release, package))
     everything = _at_hand(request, patches)
     if any(feature.id == id_ for feature in everything):
@@ -143,7 +145,7 @@ def _opened(
     action = EditAction.BEGUN
     if more and (session.folder / DOCUMENT).exists():
         action = EditAction.GROWN
-        there = read(session.folder, Kind.EDIT)
+        there = read(session.folder, SessionKind.EDIT)
         _expect_same(there, features)
         new = {path: data for path, data in layout.laid.items() if path not in there.files}
         bases = {path: layout.base[path] for path in new if path in layout.base}
@@ -174,9 +176,9 @@ def _named(features: Sequence[Feature], id_: str) -> Feature:
     """
     feature = next((feature for feature in features if feature.id == id_), None)
     if feature is None:
-        known = ", ".join(feature.id for feature in features) or "none"
+        ids = ", ".join(feature.id for feature in features) or "none"
         raise UsageError(
-            f"{id_}: expected one of {known}; name the folder of a further feature with "
+            f"{id_}: expected one of {ids}; name the folder of a further feature with "
             f"--patches DIR, or begin a new one with {command('new', id_, '--file', 'vllm/...')}"
         )
     return feature
@@ -210,36 +212,38 @@ def _expect_paths(paths: Sequence[str], package: Package) -> None:
             raise UsageError(f"--file: {problem}")
 
 
-def _release(named: str | None, package: Package, feature: Feature | None = None) -> str:
+def _release(text: str | None, package: Package, feature: Feature | None = None) -> str:
     """The release to edit on; by default the newest known one that a feature serves.
 
-    :param named: as a bare version or with the name of the package (``vllm-ascend==0.23.0``).
+    :param text: as a bare version or with the name of the package (``vllm-ascend==0.23.0``).
     :param feature: ``None`` for a new one, which may serve any.
     :raises UsageError: if what is named is not a release of the package, or none is known.
     """
-    if named is not None:
+    if text is not None:
         try:
-            return package_releases.version_of(named, package).public
+            return package_releases.version_of(text, package).public
         except UsageError as error:
             raise UsageError(f"--release: {error}") from error
-    known = package.releases
+    names = package.releases
     if feature is not None:
-        known = tuple(name for name in known if Version(name) in feature.releases)
-        return known[-1] if known else str(feature.releases.last)
-    if not known:
+        names = tuple(name for name in names if Version(name) in feature.releases)
+        return names[-1] if names else str(feature.releases.last)
+    if not names:
         raise UsageError(
             f"expected --release: the overlay knows no release of {package.title}; name one, "
             f"such as {package.distribution}==1.0"
         )
-    return known[-1]
+    return names[-1]
 
 
 def _at_hand(request: Request, place: Path) -> tuple[Feature, ...]:
     """Every feature; the folder that is written to may not be there yet, by whatever path named."""
     folders = [in_home(each) for each in request.patches]
     there = [os.path.lexists(each) or not _same(each, place) for each in folders]
-    named = tuple(each for each, is_there in zip(request.patches, there, strict=True) if is_there)
-    return request._replace(patches=named).load()
+    readable = tuple(
+        each for each, is_there in zip(request.patches, there, strict=True) if is_there
+    )
+    return request._replace(patches=readable).load()
 
 
 def _same(folder: str | Path, other: str | Path) -> bool:
@@ -260,7 +264,7 @@ def abort(folder: Path) -> EditReport:
 
     :raises UsageError: if there is none; :raises OSError: if it cannot be removed.
     """
-    session = read(from_anywhere(folder), Kind.EDIT)
+    session = read(from_anywhere(folder), SessionKind.EDIT)
     sessions.abort(session)
     return _report(session, EditAction.ABORTED)
 
@@ -273,7 +277,7 @@ def commit(request: Request, folder: Path, progress: Progress | None = None) -> 
         carry; the session stays.
     :raises OverlayError: if the features cannot be read or written; the session stays.
     """
-    session = read(from_anywhere(folder), Kind.EDIT)
+    session = read(from_anywhere(folder), SessionKind.EDIT)
     ((id_, source),) = session.features.items()
     folders = tuple(each for each in session.notes.get(_FOLDERS, "").split(os.pathsep) if each)
     request = request._replace(patches=(*request.patches, *folders))
@@ -375,8 +379,8 @@ def _made(
     source = f"edits of {package.title} {release}"
     text = words(id_, session.notes.get(_TITLE, ""), source, package)
     files = [TwoTexts(path, now.base.get(path), now.now[path]) for path in now.changed]
-    known = package.releases
-    prepared, unread = made_of(files, now, release, text, below, known, progress)
+    names = package.releases
+    prepared, unread = made_of(files, now, release, text, below, names, progress)
     summary = prepared.summary
     if prepared.folder is None:
         raise UsageError("\n".join(str(file.problem) for file in summary.problems))
@@ -401,8 +405,8 @@ def _changed(
     (patches,), id_ = session.patches, feature.id
     trees = _Trees(session, progress)
     # Nothing of the feature, old or new, is applied to those that have it by memory.
-    known = session.package.releases
-    served = [name for name in known if not remembers(feature, Version(name))]
+    names = session.package.releases
+    served = [name for name in names if not remembers(feature, Version(name))]
     form = compose_commit(
         feature,
         disk.contents(entries(patches)[id_]),

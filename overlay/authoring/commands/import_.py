@@ -310,11 +310,11 @@ class ImportReport(Report):
         for entry in self.carried:
             if entry.problem is not None:
                 continue  # told as the report's error
-            made = "added module"
+            what = "added module"
             if entry.fate is Fate.EDITED:
                 base = entry.base or "a text that only --base has"
-                made = f"{count(entry.hunks, 'hunk')}, made on {base}"
-            yield labelled(0, "carried   ", f"{entry.path}  {made}")
+                what = f"{count(entry.hunks, 'hunk')}, made on {base}"
+            yield labelled(0, "carried   ", f"{entry.path}  {what}")
         for path, releases in self.taken.items():
             yield labelled(0, "taken     ", f"{path}  another file in {enumeration(releases)}")
         yield from landings(self.outcomes)

@@ -86,8 +86,8 @@ def _emptied(edited: Sequence[Workshop]) -> list[str]:
         record = workshop.target.record or ()
         brought = [edit.path for edit in workshop.edits if edit.pristine is None]
         stay |= folders_of(brought) - folders_of(record) if record else set()
-    named = enumeration(sorted(f"{folder}/" for folder in stay))
-    return [f"modules are taken out of {named}, and no folder is removed"] if stay else []
+    text = enumeration(sorted(f"{folder}/" for folder in stay))
+    return [f"modules are taken out of {text}, and no folder is removed"] if stay else []
 
 
 def _surveyed(request: Request, targets: Sequence[Target]) -> tuple[list[Workshop], list[str]]:
@@ -131,10 +131,10 @@ def _named(edited: Sequence[Workshop], holders: Mapping[int, Feature | None], id
     return edited[0]
 
 
-def _report(own: Workshop, known: Feature | None, keep_as: Keep) -> NewReport:
+def _report(own: Workshop, feature: Feature | None, keep_as: Keep) -> NewReport:
     """The feature that holds the edits: the one that does already, or else a new one."""
-    if known is not None:
-        return found(own, known)
+    if feature is not None:
+        return found(own, feature)
     again = command("new", keep_as.id, "--from-edits", "--update")
     replace = f"{again} first, which replaces it"
     require_free(keep_as.patches, keep_as.id, update=False, instead=replace)

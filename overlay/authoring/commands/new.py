@@ -64,9 +64,9 @@ def new_from_edits(
     :raises OverlayError: if the target, its pristine text or the features cannot be read.
     """
     require_free(patches, id_, update=update)
-    package, known = VLLM, None
+    package, names = VLLM, None
     if releases is not None:
-        package, known = package_releases.named(releases)
+        package, names = package_releases.named(releases)
     target = request.resolve(name, progress, package)
     if target.root is None:
         raise UsageError(
@@ -80,16 +80,18 @@ def new_from_edits(
             f"{id_} is applied there and its files were edited since: choose another id, on top of "
             f"it, or take the edits over in {command('edit', id_)}"
         )
-    made = feature_of(surveyed, id_, patches, title=title, releases=known, progress=progress)
+    made = feature_of(surveyed, id_, patches, title=title, releases=names, progress=progress)
     return written(surveyed, made, patches, update=update)
 
 
-def written(surveyed: Workshop, made: Made, patches: Path, *, update: bool = False) -> NewReport:
+def written(
+    surveyed: Workshop, result: FeatureOfEdits, patches: Path, *, update: bool = False
+) -> NewReport:
     """Write a feature that was made of edits, if it is complete, and say what it is.
 
     :raises OverlayError, OSError: if it cannot be written.
     """
-    prepared = made.prepared
+    prepared = result.prepared
     summary, folder = prepared.summary, None
     if prepared.folder is not None:
         folder = write_folder(prepared.folder, patches, update=update)
@@ -104,7 +106,7 @@ def written(surveyed: Workshop, made: Made, patches: Path, *, update: bool = Fal
         outcomes=summary.outcomes,
         releases=span,
         merged=summary.merged,
-        unread=made.unread,
+        unread=result.unread,
         folder=folder,
         beside=surveyed.others or (),
     )
@@ -182,10 +184,10 @@ def survey(
     release = target.release
     early = release is not None and release.is_prerelease and not package.has_candidates
     if release is None or early or release.is_devrelease:
-        found = "none can be told" if release is None else f"found {release}"
+        version = "none can be told" if release is None else f"found {release}"
         raise UsageError(
             f"{target.name}: expected a {package.title} of a final release, whose files the "
-            f"edits can be compared with; {found}. Make a diff, and use `overlay import`"
+            f"edits can be compared with; {version}. Make a diff, and use `overlay import`"
         )
     with reading(root, package=package) as interrupted:
         if interrupted is not None:
@@ -234,10 +236,10 @@ def _with_patched(surveyed: Workshop) -> Workshop:
         data = written.get(path)
         # What was edited before the overlay came is part of what it wrote, and of the edit.
         if data is None or (not edit.before and sha256(data) != edit.written):
-            named = " and ".join(f"{name} ({entry.origin})" for name, entry in patching.items())
+            origin = " and ".join(f"{name} ({entry.origin})" for name, entry in patching.items())
             raise UsageError(
                 f"{path}: it was edited after the overlay had patched it, and what the overlay "
-                f"wrote is needed: expected the patches that were applied, {named}; those at hand "
+                f"wrote is needed: expected the patches that were applied, {origin}; those at hand "
                 "make another text. Name their folders with --patches, in the form in which they "
                 "were applied"
             )
@@ -259,7 +261,7 @@ def _plan(features: Sequence[Feature], surveyed: Workshop) -> Plan:
 # A feature of the edits
 
 
-class Made(NamedTuple):
+class FeatureOfEdits(NamedTuple):
     """A feature made of edits, not written yet.
 
     :ivar unread: releases that could not be read, with the error, so that they are not served.
@@ -277,7 +279,7 @@ def feature_of(
     title: str = "",
     releases: Sequence[str] | None = None,
     progress: Progress | None = None,
-) -> Made:
+) -> FeatureOfEdits:
     """The feature that makes the edits of a target, tried on releases; nothing is written.
 
     :param patches: the folder of patches that it is for: the order of features depends on it.
@@ -293,10 +295,10 @@ def feature_of(
         pristine = ReleaseTexts((release,), lambda _: surveyed.pristine)
         tree = texts_with(surveyed.below, pristine, Memo()).open(release)
     names = package.releases if releases is None else releases
-    made = made_of(files, tree, release, text, surveyed.below, names, progress)
-    if made.prepared.folder is not None:
-        _expect_edits(surveyed, check_folder(made.prepared.folder), patches)
-    return made
+    result = made_of(files, tree, release, text, surveyed.below, names, progress)
+    if result.prepared.folder is not None:
+        _expect_edits(surveyed, check_folder(result.prepared.folder), patches)
+    return result
 
 
 def made_of(
@@ -307,7 +309,7 @@ def made_of(
     below: Sequence[Feature],
     names: Sequence[str],
     progress: Progress | None,
-) -> Made:
+) -> FeatureOfEdits:
     """The feature that edits of a release make, tried on releases; nothing is written.
 
     :param tree: the release's files with the features below applied.
@@ -317,7 +319,7 @@ def made_of(
     plain, unread = readable(release, tree, names, text.package, progress)
     others = texts_with(below, plain, syntax) if below else plain
     texts = ReleaseTexts(plain.names, lambda name: tree if name == release else others.open(name))
-    return Made(build(change_of(files, release, syntax), text, texts, {}, syntax), unread)
+    return FeatureOfEdits(build(change_of(files, release, syntax), text, texts, {}, syntax), unread)
 
 
 def words(id_: str, title: str, source: str, package: Package = VLLM) -> Words:
@@ -339,7 +341,7 @@ def words(id_: str, title: str, source: str, package: Package = VLLM) -> Words:
 
 
 def readable(
-    own: str, tree: Tree, wanted: Sequence[str], package: Package, progress: Progress | None
+    own: str, tree: Tree, candidates: Sequence[str], package: Package, progress: Progress | None
 ) -> tuple[ReleaseTexts, dict[str, str]]:
     """The releases to try; those that cannot be read are left out, with the reason.
 
@@ -347,7 +349,7 @@ def readable(
     """
     trees: dict[str, Tree] = {own: tree}
     unread: dict[str, str] = {}
-    for name in wanted:
+    for name in candidates:
         if name not in trees:
             try:
                 trees[name] = package_releases.tree_of(name, package, progress)
@@ -364,8 +366,10 @@ def _expect_edits(surveyed: Workshop, feature: Feature, patches: Path) -> None:
     """
     order = _placed(feature, patches, surveyed)
     planned = _plan(order, surveyed)
-    made = {change.path: change.after for change in planned.changes}
-    wrong = [edit.path for edit in surveyed.edits if made.get(edit.path, edit.pristine) != edit.now]
+    texts = {change.path: change.after for change in planned.changes}
+    wrong = [
+        edit.path for edit in surveyed.edits if texts.get(edit.path, edit.pristine) != edit.now
+    ]
     if not wrong:
         return
     reasons = [

@@ -10,7 +10,7 @@ from typing import ClassVar, NamedTuple
 from packaging.version import Version
 
 from overlay.authoring import releases as package_releases
-from overlay.authoring.disk import NewFolder, contents, replace_features, settle
+from overlay.authoring.disk import NewFolder, contents, finish_switch, replace_features
 from overlay.authoring.pruning import Proposal, Pruner, Served
 from overlay.commands.request import Request
 from overlay.errors import OverlayError, UsageError
@@ -50,7 +50,7 @@ def prune(
         )
     folder = request.folders[-1]
     if write:
-        settle(folder)
+        finish_switch(folder)
     features = request.load()
     own = [feature for feature in features if _lies_in(feature, folder)]
     spans = _served(oldest, packages_of(own) or (VLLM,))
@@ -63,15 +63,15 @@ def prune(
         if [feature.source for feature in request.load()] != [each.source for each in features]:
             raise OverlayError(f"{folder}: it was changed meanwhile; run the command again")
         _carry_out(folder, proposals)
-    shown = tuple(
+    rows = tuple(
         PruneEntry(each.feature, each.kind.value, each.text, each.evidence) for each in proposals
     )
     return PruneReport(
-        concluded(shown, folder, oldest, written=write),
+        concluded(rows, folder, oldest, written=write),
         folder=folder,
         releases=", ".join(_span(package, names) for package, names in spans.items()),
-        written=write and bool(shown),
-        proposals=shown,
+        written=write and bool(rows),
+        proposals=rows,
     )
 
 
@@ -92,10 +92,12 @@ def _served(oldest: str | None, packages: Sequence[Package]) -> dict[Package, tu
             )
         return spans
     package, first = _first(oldest, packages[0] if len(packages) == 1 else VLLM)
-    known = package.releases
-    names = tuple(name for name in known if Version(name) >= first)
+    releases = package.releases
+    names = tuple(name for name in releases if Version(name) >= first)
     if not names:
-        newest = f"a release up to {known[-1]}, the newest" if known else "one of the releases"
+        newest = (
+            f"a release up to {releases[-1]}, the newest" if releases else "one of the releases"
+        )
         raise UsageError(
             f"--oldest {oldest}: expected {newest} that this overlay knows of {package.title}"
         )
@@ -107,10 +109,10 @@ def _first(oldest: str, package: Package) -> tuple[Package, Version]:
 
     :raises UsageError: if it is not a release.
     """
-    named = release_named(oldest, package)
-    if named is None:
+    pair = release_named(oldest, package)
+    if pair is None:
         raise UsageError(f"--oldest: {oldest!r} is not a release number, such as 0.26.0")
-    return named[1], named[0]
+    return pair[1], pair[0]
 
 
 def _span(package: Package, names: Sequence[str]) -> str:
