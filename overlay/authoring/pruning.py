@@ -25,6 +25,7 @@ from overlay.package import ReleaseRange
 from overlay.planning.obsolete import obsolete_by
 from overlay.planning.planner import below, plan
 from overlay.planning.scopes import Syntax
+from overlay.report.base import by_fields
 from overlay.results import Change, Plan, State
 
 #: Path below a feature's folder -> its bytes; ``None``: the file goes.
@@ -54,6 +55,10 @@ class Proposal:
     text: str
     evidence: str
     files: Files | None
+
+    def plain(self) -> dict[str, object]:
+        """The fields of the JSON."""
+        return by_fields(self, "files")
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from overlay.authoring.editing import commit as compose_commit
 from overlay.authoring.free_ids import require_free
 from overlay.authoring.from_texts import TwoTexts
 from overlay.authoring.layout import lay_out
+from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.reports.authored import (
     AuthoredFile,
     EditAction,
@@ -34,7 +35,7 @@ from overlay.commands.request import Request
 from overlay.errors import PackageIndexError, UsageError
 from overlay.features.model import Feature, of_package
 from overlay.features.sources import SHARED, entries, shipped_folder, stray
-from overlay.package import VLLM, Package, Tree, package_named, package_problem, path_problem
+from overlay.package import VLLM, Package, package_named, package_problem, path_problem
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
 from overlay.planning.upstream import remembers
@@ -224,7 +225,7 @@ def _release(text: str | None, package: Package, feature: Feature | None = None)
             return package_releases.version_of(text, package).public
         except UsageError as error:
             raise UsageError(f"--release: {error}") from error
-    names = package.releases
+    names = package_releases.known(package)
     if feature is not None:
         names = tuple(name for name in names if Version(name) in feature.releases)
         return names[-1] if names else str(feature.releases.last)
@@ -379,7 +380,7 @@ def _made(
     source = f"edits of {package.title} {release}"
     text = words(id_, session.notes.get(_TITLE, ""), source, package)
     files = [TwoTexts(path, now.base.get(path), now.now[path]) for path in now.changed]
-    names = package.releases
+    names = package_releases.known(package)
     prepared, unread = made_of(files, now, release, text, below, names, progress)
     summary = prepared.summary
     if prepared.folder is None:
@@ -403,15 +404,16 @@ def _changed(
 ) -> dict[str, Any]:
     """Write a feature as its session has it now; the parameters as for ``_made``."""
     (patches,), id_ = session.patches, feature.id
-    trees = _Trees(session, progress)
+    trees = package_releases.texts_of((), session.package, progress)
+    unread: dict[str, str] = {}
     # Nothing of the feature, old or new, is applied to those that have it by memory.
-    names = session.package.releases
+    names = package_releases.known(session.package)
     served = [name for name in names if not remembers(feature, Version(name))]
     form = compose_commit(
         feature,
         disk.contents(entries(patches)[id_]),
         now,
-        _fits(trees, below, now.changed),
+        _fits(trees, unread, below, now.changed),
         served,
         datetime.now().astimezone().date().isoformat(),
     )
@@ -426,40 +428,27 @@ def _changed(
         "files": authored(fates, form.hunks),
         "releases": str(form.releases),
         "left": form.left,
-        "unread": trees.unread,
+        "unread": unread,
         "merged": None if feature.merged is None else str(feature.merged),
     }
 
 
-class _Trees:
-    """The releases that an edit is tried on; those that cannot be read are noted."""
-
-    def __init__(self, session: Session, progress: Progress | None) -> None:
-        self.session, self.progress = session, progress
-        self.unread: dict[str, str] = {}
-        self._trees: dict[str, Tree] = {}
-
-    def get(self, release: str) -> Tree | None:
-        """A release, ``None`` where it cannot be read."""
-        if release not in self._trees and release not in self.unread:
-            try:
-                self._trees[release] = package_releases.tree_of(
-                    release, self.session.package, self.progress
-                )
-            except PackageIndexError as error:
-                self.unread[release] = str(error)
-        return self._trees.get(release)
-
-
 def _fits(
-    trees: _Trees, below: Sequence[Feature], paths: Sequence[str]
+    trees: ReleaseTexts, unread: dict[str, str], below: Sequence[Feature], paths: Sequence[str]
 ) -> Callable[[Feature, str], bool]:
-    """Whether a form of the feature lands on a release, in the files that were edited."""
+    """Whether a form of the feature lands on a release, in the files that were edited.
+
+    :param unread: takes each release that cannot be read, with the reason.
+    """
     memo = Memo()
 
     def fits(feature: Feature, release: str) -> bool:
-        tree = trees.get(release)
-        if tree is None:
+        if release in unread:
+            return False
+        try:
+            tree = trees.open(release)
+        except PackageIndexError as error:
+            unread[release] = str(error)
             return False
         planned = plan([*below, feature], tree, Version(release), syntax=memo)
         own = planned.features[-1]

@@ -113,7 +113,7 @@ def _served(commits: Sequence[Commit], releases: str | None) -> tuple[Package, t
     """
     package = known_package(file.path for commit in commits for file in commit.files) or VLLM
     if releases is None:
-        return package, package.releases
+        return package, package_releases.known(package)
     return package_releases.named(releases, package)
 
 
@@ -229,17 +229,8 @@ def _require_carried(
 
 def _report(summary: Summary, folder: Path | None) -> ImportReport:
     span = None if summary.releases is None or folder is None else str(summary.releases)
-    problems = len(summary.problems)
     return ImportReport(
-        concluded(
-            summary.id,
-            folder,
-            span,
-            summary.review,
-            problems,
-            _carried(summary),
-            tuple(summary.taken),
-        ),
+        concluded(summary, folder),
         feature=summary.id,
         title=summary.title,
         commits=summary.commits,
@@ -379,44 +370,28 @@ def series(imports: tuple[ImportReport, ...]) -> SeriesReport:
     return SeriesReport(Verdict(worst.code, text), imports)
 
 
-def concluded(
-    feature: str,
-    folder: Path | None,
-    releases: str | None,
-    review: tuple[str, ...],
-    problems: int,
-    carried: int,
-    taken: Sequence[str] = (),
-) -> Verdict:
-    """The verdict of ``import``.
-
-    :param problems: files that could not be placed; :param carried: files edited or added.
-    :param taken: paths of added modules that are other files in some release.
-    """
-    if problems:
-        return Verdict(Code.NOT_PLACED, _not_placed(problems))
-    if not carried:
+def concluded(summary: Summary, folder: Path | None) -> Verdict:
+    """The verdict of ``import``."""
+    if summary.problems:
+        return Verdict(Code.NOT_PLACED, _not_placed(len(summary.problems)))
+    if not _carried(summary):
         return Verdict(
             Code.NOT_IMPORTED, "Nothing was written: the change has no Python module of vllm/."
         )
     if folder is None:
-        why = "see above"
-        if taken:
-            there = (
-                "is a file of its own there" if len(taken) == 1 else "are files of their own there"
-            )
-            why = f"{enumeration(taken, most=3)} {there}: give the added module another name"
-        return Verdict(
-            Code.NOT_IMPORTED,
-            f"Nothing was written: {feature} lands on none of the releases; {why}.",
-        )
-    if review:
-        return Verdict(
-            Code.IMPORT_REVIEW,
-            f"Wrote {folder} for {releases}, where it was merged: review it before you apply it.",
-        )
+        why, modules = "see above", list(summary.taken)
+        if modules:
+            single = "is a file of its own there"
+            there = single if len(modules) == 1 else "are files of their own there"
+            why = f"{enumeration(modules, most=3)} {there}: give the added module another name"
+        text = f"Nothing was written: {summary.id} lands on none of the releases; {why}."
+        return Verdict(Code.NOT_IMPORTED, text)
+    wrote = f"Wrote {folder} for {summary.releases}"
+    if summary.review:
+        text = f"{wrote}, where it was merged: review it before you apply it."
+        return Verdict(Code.IMPORT_REVIEW, text)
     check = Invocation(patches=(absolute(folder.parent),)).command("check")
-    return Verdict(Code.IMPORTED, f"Wrote {folder} for {releases}; {check} tries it.")
+    return Verdict(Code.IMPORTED, f"{wrote}; {check} tries it.")
 
 
 def _not_placed(files: int) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from overlay.authoring.commands.new import (
     Workshop,
     feature_of,
-    found,
+    held_report,
     holder,
     saved,
     survey,
@@ -134,7 +134,7 @@ def _named(edited: Sequence[Workshop], holders: Mapping[int, Feature | None], id
 def _report(own: Workshop, feature: Feature | None, keep_as: Keep) -> NewReport:
     """The feature that holds the edits: the one that does already, or else a new one."""
     if feature is not None:
-        return found(own, feature)
+        return held_report(own, feature)
     again = command("new", keep_as.id, "--from-edits", "--update")
     replace = f"{again} first, which replaces it"
     require_free(keep_as.patches, keep_as.id, update=False, instead=replace)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from packaging.version import Version
 
@@ -19,7 +19,7 @@ from overlay.authoring.building import Prepared, Words, build, texts_with
 from overlay.authoring.free_ids import require_free
 from overlay.authoring.from_texts import TwoTexts, change_of
 from overlay.authoring.locating import ReleaseTexts
-from overlay.authoring.reports.authored import NewReport, authored, made_new
+from overlay.authoring.reports.authored import AuthoredFile, NewReport, authored, made_new
 from overlay.authoring.triage import FileFate
 from overlay.authoring.writing import check_folder, write_folder
 from overlay.commands.request import Request
@@ -95,24 +95,19 @@ def written(
     summary, folder = prepared.summary, None
     if prepared.folder is not None:
         folder = write_folder(prepared.folder, patches, update=update)
-    span = None if folder is None else str(summary.releases)
-    files = authored(summary.files, prepared.hunks, surveyed.stacks)
-    return NewReport(
-        made_new(summary.id, files, folder, span, surveyed.others or ()),
-        feature=summary.id,
-        target=surveyed.target.name,
-        release=str(surveyed.release),
-        files=files,
+    return _report(
+        surveyed,
+        summary.id,
+        authored(summary.files, prepared.hunks, surveyed.stacks),
+        folder,
+        None if folder is None else str(summary.releases),
         outcomes=summary.outcomes,
-        releases=span,
         merged=summary.merged,
         unread=result.unread,
-        folder=folder,
-        beside=surveyed.others or (),
     )
 
 
-def found(surveyed: Workshop, feature: Feature) -> NewReport:
+def held_report(surveyed: Workshop, feature: Feature) -> NewReport:
     """The report of a feature that holds the edits already."""
     hunks = {
         variant.patch.path: variant.patch.hunks
@@ -127,15 +122,31 @@ def found(surveyed: Workshop, feature: Feature) -> NewReport:
     ]
     files = authored(fates, hunks, surveyed.stacks)
     folder = Path(feature.origin) / feature.id
+    return _report(surveyed, feature.id, files, folder, str(feature.releases))
+
+
+def _report(
+    surveyed: Workshop,
+    id_: str,
+    files: tuple[AuthoredFile, ...],
+    folder: Path | None,
+    span: str | None,
+    **more: Any,
+) -> NewReport:
+    """What was made of edits.
+
+    :param span: the range that the feature serves; :param more: further fields of the report.
+    """
     return NewReport(
-        made_new(feature.id, files, folder, str(feature.releases), surveyed.others or ()),
-        feature=feature.id,
-        target=surveyed.target.name,
-        release=str(surveyed.release),
-        files=files,
-        releases=str(feature.releases),
+        made_new(id_, files, folder, span, surveyed.others or ()),
+        id_,
+        str(surveyed.release),
+        files,
+        releases=span,
         folder=folder,
+        target=surveyed.target.name,
         beside=surveyed.others or (),
+        **more,
     )
 
 
@@ -294,7 +305,7 @@ def feature_of(
     if surveyed.below:
         pristine = ReleaseTexts((release,), lambda _: surveyed.pristine)
         tree = texts_with(surveyed.below, pristine, Memo()).open(release)
-    names = package.releases if releases is None else releases
+    names = package_releases.known(package) if releases is None else releases
     result = made_of(files, tree, release, text, surveyed.below, names, progress)
     if result.prepared.folder is not None:
         _expect_edits(surveyed, check_folder(result.prepared.folder), patches)

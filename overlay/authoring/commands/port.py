@@ -57,7 +57,7 @@ def port(
     own = _meant(request, features)
     names = known_names(targets, package)
     porter = make_porter(names, package, progress)
-    for name in set(targets) - set(package.releases):
+    for name in set(targets) - set(package_releases.known(package)):
         porter.texts.open(name)  # memory would answer for a release that nobody has
     ports = [
         port
@@ -152,7 +152,7 @@ def make_porter(
 
 def known_names(others: Sequence[str], package: Package = VLLM) -> tuple[str, ...]:
     """The known releases of a package and those that are asked about, oldest first."""
-    return tuple(sorted({*package.releases, *others}, key=Version))
+    return tuple(sorted({*package_releases.known(package), *others}, key=Version))
 
 
 def with_gaps(feature: Feature, targets: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from packaging.version import Version
 
@@ -57,21 +57,18 @@ def prune(
     proposals: list[Proposal] = []
     for package, names in spans.items():
         served = [_with_files(feature, folder) for feature in of_package(features, package)]
-        texts = package_releases.texts_of(package.releases, package, progress)
+        texts = package_releases.texts_of(package_releases.known(package), package, progress)
         proposals += Pruner(texts, names, Memo()).propose(served)
     if write and proposals:
         if [feature.source for feature in request.load()] != [each.source for each in features]:
             raise OverlayError(f"{folder}: it was changed meanwhile; run the command again")
         _carry_out(folder, proposals)
-    rows = tuple(
-        PruneEntry(each.feature, each.kind.value, each.text, each.evidence) for each in proposals
-    )
     return PruneReport(
-        concluded(rows, folder, oldest, written=write),
+        concluded(proposals, folder, oldest, written=write),
         folder=folder,
         releases=", ".join(_span(package, names) for package, names in spans.items()),
-        written=write and bool(rows),
-        proposals=rows,
+        written=write and bool(proposals),
+        proposals=tuple(proposals),
     )
 
 
@@ -83,7 +80,7 @@ def _served(oldest: str | None, packages: Sequence[Package]) -> dict[Package, tu
     :raises UsageError: if it is not a release, or nothing is known that could tell what is needed.
     """
     if oldest is None:
-        spans = {package: package.releases for package in packages}
+        spans = {package: package_releases.known(package) for package in packages}
         if unknown := [package for package, names in spans.items() if not names]:
             raise UsageError(
                 f"expected features for packages whose releases the overlay knows, found some for "
@@ -92,7 +89,7 @@ def _served(oldest: str | None, packages: Sequence[Package]) -> dict[Package, tu
             )
         return spans
     package, first = _first(oldest, packages[0] if len(packages) == 1 else VLLM)
-    releases = package.releases
+    releases = package_releases.known(package)
     names = tuple(name for name in releases if Version(name) >= first)
     if not names:
         newest = (
@@ -151,18 +148,6 @@ def _carry_out(folder: Path, proposals: Sequence[Proposal]) -> None:
 # The report
 
 
-class PruneEntry(NamedTuple):
-    """One proposal.
-
-    :ivar kind: what it does, as one of a few fixed texts; :ivar text: the same in full.
-    """
-
-    feature: str
-    kind: str
-    text: str
-    evidence: str
-
-
 @dataclass(frozen=True)
 class PruneReport(Report):
     """What ``prune`` proposes, or did.
@@ -176,7 +161,7 @@ class PruneReport(Report):
     folder: Path
     releases: str
     written: bool
-    proposals: tuple[PruneEntry, ...]
+    proposals: tuple[Proposal, ...]
 
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
         """The text of the report."""
@@ -187,7 +172,7 @@ class PruneReport(Report):
 
 
 def concluded(
-    entries: Sequence[PruneEntry], folder: Path, oldest: str | None, *, written: bool
+    entries: Sequence[Proposal], folder: Path, oldest: str | None, *, written: bool
 ) -> Verdict:
     """The verdict of ``prune``.
 
