@@ -27,7 +27,6 @@ from overlay.commands.status import by_ledger
 from overlay.commands.target_report import notices, only, with_runner
 from overlay.errors import UsageError
 from overlay.on_disk import transaction as commit
-from overlay.report.changes import ApplyReport
 from overlay.report.codes import Verdict
 from overlay.report.model import TargetReport
 from overlay.report.outcomes import (
@@ -38,6 +37,7 @@ from overlay.report.outcomes import (
     untested_refused,
     would_apply,
 )
+from overlay.report.targets import ApplyReport
 from overlay.report.wording import together, with_idle
 from overlay.results.invocation import NOTHING_NAMED, invoked
 

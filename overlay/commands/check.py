@@ -13,7 +13,7 @@ from overlay.commands.target_report import with_runner
 from overlay.errors import OverlayError, ReleaseError, described
 from overlay.report.model import TargetFailure, TargetReport
 from overlay.report.progress import counting
-from overlay.report.reading import CheckReport
+from overlay.report.targets import CheckReport
 from overlay.report.wording import checked, nothing_new
 from overlay.results.invocation import NOTHING_NAMED, Invocation, current, invoked
 from overlay.targets.resolution import packages_meant, releases

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import overlay
 from overlay import settings as switches
@@ -21,15 +21,6 @@ from overlay.commands.project import find_project
 from overlay.commands.variables import cache_problem
 from overlay.errors import OverlayError, UsageError
 from overlay.processes import records
-from overlay.report.diagnosis import (
-    CacheFacts,
-    DeviceFacts,
-    OverlayFacts,
-    PluginFacts,
-    PythonFacts,
-    TorchFacts,
-    VllmFacts,
-)
 from overlay.settings import kept_out
 from overlay.untrusted import read_regular
 
@@ -43,6 +34,16 @@ GROUP = "vllm.general_plugins"
 _OTHERS = ("vllm.platform_plugins",)
 
 
+class PythonFacts(NamedTuple):
+    """The interpreter that runs this, and the machine."""
+
+    version: str
+    implementation: str
+    executable: str
+    prefix: str
+    platform: str
+
+
 def interpreter() -> PythonFacts:
     """The Python that runs this, and the machine."""
     return PythonFacts(
@@ -54,6 +55,19 @@ def interpreter() -> PythonFacts:
     )
 
 
+class OverlayFacts(NamedTuple):
+    """The overlay itself.
+
+    :ivar patches: the folders of patches that the command was given.
+    :ivar project: the file that names folders for the project, or that there is none.
+    """
+
+    version: str
+    folder: str
+    patches: tuple[str, ...]
+    project: str
+
+
 def this_overlay(patches: tuple[str, ...]) -> OverlayFacts:
     """The overlay itself."""
     return OverlayFacts(
@@ -62,6 +76,18 @@ def this_overlay(patches: tuple[str, ...]) -> OverlayFacts:
         patches=patches,
         project=str(find_project().file or "no overlay.toml at or above the working folder"),
     )
+
+
+class VllmFacts(NamedTuple):
+    """The vLLM that this Python would import.
+
+    :ivar found: how it was found, in words; :ivar record: its list of files.
+    """
+
+    version: str | None
+    root: str
+    found: str
+    record: str | None
 
 
 def vllm(target: Target, elsewhere: Environment | None = None) -> VllmFacts:
@@ -80,6 +106,13 @@ def _how(target: Target) -> str:
         if os.path.realpath(entry or ".") == os.path.realpath(root):
             return f"on sys.path as {entry or 'the current folder'}"
     return "by an editable installation"
+
+
+class TorchFacts(NamedTuple):
+    """torch, from its files; ``None`` where it is not installed."""
+
+    version: str | None
+    built_for: str | None
 
 
 def torch(elsewhere: Environment | None = None) -> TorchFacts:
@@ -127,6 +160,14 @@ def _assigned(text: str, name: str) -> str | None:
     return None
 
 
+class DeviceFacts(NamedTuple):
+    """The graphics drivers and devices that the kernel tells of."""
+
+    nvidia_driver: str | None
+    amd_driver: str | None
+    devices: tuple[str, ...]
+
+
 def devices(root: Path = Path("/")) -> DeviceFacts:
     """The graphics drivers and devices that the kernel tells of, without asking any of them."""
     models = []
@@ -150,6 +191,21 @@ def _text(file: Path) -> str:
         return file.read_text(errors="replace")
     except OSError:  # no such driver, or one that hides it
         return ""
+
+
+class PluginFacts(NamedTuple):
+    """A plugin of vLLM that this Python sees.
+
+    :ivar value: what it loads, as ``module:function``.
+    :ivar runs: whether vLLM runs it; :ivar why: what decides that.
+    """
+
+    group: str
+    name: str
+    value: str
+    distribution: str | None
+    runs: bool
+    why: str
 
 
 def plugins(
@@ -207,6 +263,19 @@ def plugin_problems(seen: Sequence[PluginFacts]) -> Iterator[str]:
     for plugin in ours[:1]:
         if not plugin.runs:
             yield kept_out(plugin.why)
+
+
+class CacheFacts(NamedTuple):
+    """The cache of patched modules, and the folder where processes leave their records.
+
+    :ivar problem: why the cache cannot be used, where it cannot.
+    """
+
+    folder: str | None
+    entries: int
+    bytes: int
+    problem: str | None
+    records: str
 
 
 def cache() -> CacheFacts:

@@ -14,9 +14,9 @@ from overlay.on_disk.journal import reading
 from overlay.planning.diff import render
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
-from overlay.report.changes import DiffReport
 from overlay.report.codes import Exit
 from overlay.report.outcomes import differs
+from overlay.report.targets import DiffReport
 from overlay.report.wording import together
 from overlay.targets.target import public
 from overlay.untrusted import all_unreadable

@@ -19,7 +19,6 @@ from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.disk_state import from_ledger
 from overlay.on_disk.journal import reading
-from overlay.report.changes import RevertReport
 from overlay.report.codes import Code
 from overlay.report.model import TargetReport
 from overlay.report.outcomes import (
@@ -31,6 +30,7 @@ from overlay.report.outcomes import (
     not_reverted,
     reverted,
 )
+from overlay.report.targets import RevertReport
 from overlay.report.wording import together
 from overlay.results import Change, FeatureResult, FileResult, Plan, State
 from overlay.targets.target import public

@@ -22,10 +22,10 @@ from overlay.on_disk.disk_state import Condition, conditions, keep_edit, pristin
 from overlay.on_disk.journal import reading
 from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
-from overlay.report.changes import RevertReport
 from overlay.report.codes import Code
 from overlay.report.model import Obstacle
 from overlay.report.outcomes import neither, not_taken_off, taken_off
+from overlay.report.targets import RevertReport
 from overlay.report.wording import together
 from overlay.report.words import enumeration
 from overlay.results import FeatureResult, Plan, Reason, State

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from overlay import settings
 from overlay.errors import OverlayError, UsageError
 from overlay.features.switches import Declaration, check_values, declarations
-from overlay.report.diagnosis import EnvironmentFacts, SwitchFacts
 from overlay.untrusted import problem_of_owner
 
 if TYPE_CHECKING:
@@ -28,6 +27,31 @@ _WATCHED = (
     "XDG_CACHE_HOME",
     "XDG_RUNTIME_DIR",
 )
+
+
+class SwitchFacts(NamedTuple):
+    """A variable that a feature reads.
+
+    :ivar values: those that it takes; empty: any text.
+    :ivar value: what it is set to; ``None`` where it is not set.
+    """
+
+    feature: str
+    name: str
+    values: tuple[str, ...]
+    default: str
+    value: str | None
+    text: str
+
+
+class EnvironmentFacts(NamedTuple):
+    """The variables that decide what runs.
+
+    :ivar set: name -> value of those that are set.
+    """
+
+    set: Mapping[str, str]
+    switches: tuple[SwitchFacts, ...] = ()
 
 
 class Variables(NamedTuple):

@@ -14,7 +14,7 @@ from overlay.results import Change, FeatureResult, State
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from overlay.report.changes import RevertReport
+    from overlay.report.targets import RevertReport
 
 # apply
 

@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 
 from overlay.package import VLLM
 from overlay.planning import advice
-from overlay.report.as_text import render
 from overlay.report.base import Report, failure
 from overlay.report.catalogue import FeatureEntry, ListReport, TopicEntry
 from overlay.report.codes import Code, Exit, Verdict
 from overlay.report.lines import Line, Span, aligned, paint
 from overlay.report.model import TargetReport
 from overlay.report.problems import Place, problems
-from overlay.report.reading import CheckReport, StatusReport
+from overlay.report.targets import CheckReport, StatusReport
 from overlay.report.wording import checked
 from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State, combine
 
@@ -46,7 +45,7 @@ def targets(draw: st.DrawFn) -> TargetReport:
 
 
 def text(report: Report, *, verbose: bool = False) -> str:
-    return "\n".join(str(line) for line in render(report, verbose=verbose))
+    return "\n".join(str(line) for line in report.lines(verbose=verbose))
 
 
 @given(st.lists(targets(), min_size=1, max_size=4), st.booleans())

@@ -10,17 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overlay.commands.live import ProcessesReport
 from overlay.processes.live import LiveProcess
 from overlay.processes.records import ProcessRecord
 from overlay.report.as_json import as_json
-from overlay.report.as_text import render
 from overlay.report.base import Report, failure
 from overlay.report.catalogue import FeatureEntry, ListReport, TopicEntry
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import paint
 from overlay.report.model import Obstacle, TargetReport
-from overlay.report.reading import CheckReport, StatusReport
-from overlay.report.running import ProcessesReport
+from overlay.report.targets import CheckReport, StatusReport
 from overlay.report.wording import status
 from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State, Way
 from tests.commands.conftest import fake_vllm
@@ -76,7 +75,7 @@ def harmless(shown: str) -> None:
 def test_no_control_character_reaches_the_text(text: str, verbose: bool) -> None:
     for report in reports(text):
         stream = io.StringIO()
-        paint(render(report, verbose=verbose), stream)
+        paint(report.lines(verbose=verbose), stream)
         harmless(stream.getvalue())
         assert as_json(report).isascii()
         assert not set(as_json(report)) - {chr(code) for code in (*range(0x20, 0x7F), 0x0A)}
@@ -93,7 +92,7 @@ def test_none_reaches_a_terminal(columns: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("COLUMNS", columns)
     for report in reports(EVIL):
         stream = Terminal()
-        paint(render(report), stream)
+        paint(report.lines(), stream)
         harmless(stream.getvalue())
 
 

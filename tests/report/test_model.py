@@ -9,7 +9,7 @@ from overlay.report.base import failure
 from overlay.report.catalogue import FeatureEntry, ListReport, TopicEntry
 from overlay.report.codes import Code, Verdict
 from overlay.report.model import TargetReport
-from overlay.report.reading import CheckReport, StatusReport
+from overlay.report.targets import CheckReport, StatusReport
 from overlay.report.words import enumeration
 from overlay.results import FeatureResult, FileResult, HunkResult, Reason, State
 

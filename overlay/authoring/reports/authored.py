@@ -10,9 +10,9 @@ from typing import Any, ClassVar, NamedTuple
 
 from overlay.authoring.reports.imported import landings, on_disk_only
 from overlay.report.base import Report
-from overlay.report.changes import beside_lines
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import Line, Span, labelled
+from overlay.report.targets import beside_lines
 from overlay.report.words import count, enumeration
 from overlay.results import Fate, Outcome
 from overlay.results.invocation import absolute, command
