@@ -26,11 +26,11 @@ from overlay.settings import in_home
 
 if TYPE_CHECKING:
     from overlay.commands.doctor import DoctorReport
+    from overlay.commands.list_ import ListReport
     from overlay.commands.live import ProcessesReport
     from overlay.features.model import Feature
     from overlay.processes.live import LiveProcess
     from overlay.report.base import Report
-    from overlay.report.catalogue import ListReport
     from overlay.report.codes import Code
     from overlay.report.model import Obstacle, TargetReport
     from overlay.report.targets import (
@@ -59,7 +59,7 @@ _TYPES = {
     "FeatureResult": "overlay.results",
     "FileResult": "overlay.results",
     "HunkResult": "overlay.results",
-    "ListReport": "overlay.report.catalogue",
+    "ListReport": "overlay.commands.list_",
     "LiveProcess": "overlay.processes.live",
     "Notice": "overlay.results",
     "Obstacle": "overlay.report.model",
