@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from overlay.commands.request import ended, writable, writing_to_none
+from overlay.commands.scene import ended, writable, writing_to_none
 from overlay.commands.status import of_files
 from overlay.commands.target_report import only, with_notices
 from overlay.commands.unrecorded import is_changed, prove

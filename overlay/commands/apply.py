@@ -21,8 +21,9 @@ from overlay.commands.assess import (
     until_current,
 )
 from overlay.commands.next_process import with_plugin, with_running
-from overlay.commands.request import Request, Scene, ended, writable, writing_to_none
+from overlay.commands.request import Request
 from overlay.commands.required import expect_known, with_requirements
+from overlay.commands.scene import Scene, ended, writable, writing_to_none
 from overlay.commands.status import by_ledger
 from overlay.commands.target_report import notices, only, with_runner
 from overlay.errors import UsageError

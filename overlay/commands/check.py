@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from overlay.commands.assess import examine, outlook
 from overlay.commands.parallel import cores, in_processes, in_threads, stepped
-from overlay.commands.request import Request, Scene, words_of
+from overlay.commands.request import Request, words_of
+from overlay.commands.scene import Scene, scene_of
 from overlay.commands.target_report import with_runner
 from overlay.errors import OverlayError, ReleaseError, described
 from overlay.report.model import TargetFailure, TargetReport
@@ -104,7 +105,7 @@ def _found(
 ) -> Scene | TargetFailure:
     name = request.target
     try:
-        return request.scene(features)._replace(invocation=meant)
+        return scene_of(request, features)._replace(invocation=meant)
     except ReleaseError as error:
         return TargetFailure(name, str(error), error.cause)
     except OverlayError as error:

@@ -5,23 +5,34 @@ Nothing of vLLM or torch is imported; a part that cannot be told says why instea
 
 from __future__ import annotations
 
+import ast
 import os
 import platform
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import overlay
 from overlay import settings as switches
+from overlay.cache import cache_folder
 from overlay.commands.cache import PARTS
 from overlay.commands.project import find_project
 from overlay.commands.variables import cache_problem
 from overlay.errors import OverlayError, UsageError
+from overlay.features.model_runners import advice
 from overlay.processes import records
 from overlay.settings import kept_out
+from overlay.targets.environments import (
+    environment_at,
+    is_environment,
+    named_interpreter,
+    resolve_environment,
+)
+from overlay.targets.installed import resolve_installed
 from overlay.untrusted import read_regular
 
 if TYPE_CHECKING:
@@ -148,8 +159,6 @@ def torch_built_for(folder: Path) -> str | None:
 
 def _assigned(text: str, name: str) -> str | None:
     """What ``name: Optional[str] = 'value'`` assigns in a Python text; ``None`` for None."""
-    import ast
-
     for node in ast.walk(ast.parse(text)):
         targets: list[ast.expr] = [node.target] if isinstance(node, ast.AnnAssign) else []
         targets += node.targets if isinstance(node, ast.Assign) else []
@@ -280,8 +289,6 @@ class CacheFacts(NamedTuple):
 
 def cache() -> CacheFacts:
     """The store of patched modules, and where processes leave their records."""
-    from overlay.cache import cache_folder
-
     try:
         folder = cache_folder() / "modules"
     except RuntimeError as error:
@@ -312,10 +319,6 @@ def model_runner(
     elsewhere: Environment | None = None,
 ) -> str:
     """Which model runner the installed release chooses; see ``overlay.features.model_runners``."""
-    from importlib.util import find_spec
-
-    from overlay.features.model_runners import advice
-
     # A search on the path; nothing of vllm-ascend is imported.
     if elsewhere is None:
         ascend = find_spec("vllm_ascend") is not None
@@ -326,9 +329,6 @@ def model_runner(
 
 def installed(elsewhere: Environment | None = None) -> tuple[Target | None, str | None]:
     """The vLLM of this Python or of another environment, or why there is none."""
-    from overlay.targets.environments import resolve_environment
-    from overlay.targets.installed import resolve_installed
-
     try:
         if elsewhere is not None:
             return resolve_environment(Path(elsewhere.name), elsewhere.name), None
@@ -344,8 +344,6 @@ def environment_of(name: str | None, python: str | None) -> Environment | None:
     """
     if name is None and python is None:
         return None
-    from overlay.targets.environments import environment_at, is_environment, named_interpreter
-
     if name is not None and not is_environment(Path(os.path.expanduser(name))):
         raise UsageError(
             f"{name}: expected a virtual environment or the interpreter of one, since doctor tells "

@@ -10,9 +10,13 @@ from pathlib import Path
 
 import overlay
 from overlay.commands import wings
+from overlay.commands.check import check
+from overlay.commands.doctor import doctor
+from overlay.commands.live import live
 from overlay.commands.output import write_output
 from overlay.commands.page import CollectedReport, Section, collected, page
 from overlay.commands.request import Request
+from overlay.commands.status import status
 from overlay.errors import OverlayError, UsageError
 from overlay.report.base import Report, failure
 
@@ -52,11 +56,6 @@ def report(
 
 
 def _sections(request: Request, releases: str | None, *, matrix: bool) -> Iterator[Section]:
-    from overlay.commands.check import check
-    from overlay.commands.doctor import doctor
-    from overlay.commands.live import live
-    from overlay.commands.status import status
-
     target = "" if request.target is None else f" {request.target}"
     names = [] if request.target is None else [request.target]
     yield _section(f"check{target}", lambda: check(request, names))

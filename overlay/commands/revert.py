@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from overlay.commands import wings
-from overlay.commands.request import ended, refuse_release, root_of, writing_to_none
+from overlay.commands.scene import ended, refuse_release, root_of, scene_of, writing_to_none
 from overlay.commands.status import of_files, with_next_process
 from overlay.commands.take_off import take_off
 from overlay.commands.target_report import notices
@@ -130,7 +130,7 @@ def _targets(request: Request) -> tuple[Target, ...]:
     except OverlayError:
         features = ()
     # A feature that is named and does not exist is reported where it is known what is applied.
-    targets = request._replace(features=(), require=()).scene(features).targets
+    targets = scene_of(request._replace(features=(), require=()), features).targets
     for target in targets:
         root_of(target, "revert")
     return targets

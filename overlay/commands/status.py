@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from overlay.commands.next_process import plugin_patches, with_plugin
 from overlay.commands.request import Request
 from overlay.commands.required import expect_known, with_requirements
+from overlay.commands.scene import survey
 from overlay.commands.target_report import report, with_runner
 from overlay.errors import OverlayError
 from overlay.features.model import of_package
@@ -25,6 +26,7 @@ from overlay.report.wording import together
 from overlay.report.words import enumeration
 from overlay.results import Notice, Reason, State
 from overlay.results.invocation import command
+from overlay.settings import kept_out, plugin_allowed
 from overlay.targets.target import public
 from overlay.untrusted import all_unreadable
 
@@ -43,7 +45,7 @@ def status(request: Request) -> StatusReport:
     :raises UsageError: if a required feature does not exist.
     :raises OverlayError: if the features, the target or its ledger cannot be read.
     """
-    scene = request.survey()
+    scene = survey(request)
     expect_known(request.require, scene.features)
     named = request.names_target
     answers = [of_files(target, scene.features) for target in scene.targets]
@@ -62,12 +64,8 @@ def status(request: Request) -> StatusReport:
 
 def _kept_out() -> tuple[Notice, ...]:
     """A notice where vLLM's allow-list keeps our plugin from patching in memory."""
-    from overlay.settings import plugin_allowed
-
     if plugin_allowed():
         return ()
-    from overlay.settings import kept_out
-
     why = kept_out(f"VLLM_PLUGINS={os.environ['VLLM_PLUGINS']} does not name overlay")
     return (Notice(None, why),)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from overlay.commands.assess import absent, needed, until_current
+from overlay.commands.scene import scene_of
 from overlay.commands.status import with_next_process
 from overlay.commands.target_report import notices, report
 from overlay.errors import UsageError
@@ -53,7 +54,7 @@ def take_off(request: Request, said: str | None, *, named: bool) -> RevertReport
     :raises OverlayError: if the patches or the ledger cannot be read, or the target not written.
     """
     features = request.at_hand()
-    targets = request._replace(features=(), require=()).scene(features).targets
+    targets = scene_of(request._replace(features=(), require=()), features).targets
     return until_current(lambda: _attempt(request, targets, features, said, named=named))
 
 

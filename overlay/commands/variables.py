@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from overlay import settings
 from overlay.errors import OverlayError, UsageError
+from overlay.features.folder import load_all
 from overlay.features.switches import Declaration, check_values, declarations
+from overlay.on_disk import ledger as ledgers
 from overlay.untrusted import problem_of_owner
 
 if TYPE_CHECKING:
@@ -99,7 +101,6 @@ def variables(
 
 def _unread_patches(folders: Iterable[Path]) -> Iterator[str]:
     """What the plugin does not read of the folders in ``OVERLAY_PATCHES``, and why."""
-    from overlay.features.folder import load_all
 
     for folder in folders:
         try:
@@ -129,7 +130,6 @@ def _on_disk(target: Target | None) -> set[str]:
     """The features that are applied, whose folder need not be at hand."""
     if target is None or target.root is None:
         return set()
-    from overlay.on_disk import ledger as ledgers
 
     try:
         ledger = ledgers.load(target.root)

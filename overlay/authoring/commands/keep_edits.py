@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from overlay.authoring.commands.edits import Workshop, feature_of, holder, saved, survey
 from overlay.authoring.commands.new import found, written
 from overlay.authoring.free_ids import require_free
-from overlay.commands.request import root_of
 from overlay.commands.revert import Keep, Kept
+from overlay.commands.scene import root_of
 from overlay.errors import OverlayError, UsageError
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.beside import folders_of

@@ -11,6 +11,7 @@ from overlay.authoring.commands.edits import Made, Workshop, feature_of, survey
 from overlay.authoring.free_ids import require_free
 from overlay.authoring.reports.authored import AuthoredFile, AuthoredHunks, NewReport, made_new
 from overlay.authoring.triage import FileFate
+from overlay.commands.scene import resolve
 from overlay.errors import UsageError
 from overlay.package import VLLM
 from overlay.results import Fate
@@ -47,7 +48,7 @@ def new_from_edits(
     package, known = VLLM, None
     if releases is not None:
         package, known = package_releases.named(releases)
-    target = request.resolve(package)
+    target = resolve(request, package)
     if target.root is None:
         raise UsageError(
             f"{target.name}: expected an installed {package.title} or a folder that holds "

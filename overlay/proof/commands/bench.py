@@ -13,6 +13,7 @@ from pathlib import Path
 
 from overlay.commands.output import write_output
 from overlay.commands.request import Request
+from overlay.commands.scene import resolve
 from overlay.errors import OverlayError, UsageError
 from overlay.proof.commands.budget import Budget, Schedule
 from overlay.proof.commands.device import device_of, expect_device
@@ -47,7 +48,7 @@ def bench(
     expect_device(device_of(question.python, (*question.arguments, question.engine)), "bench")
     shared = sharing(question, free_memory())
     python = interpreter(question.python)
-    root = Request(python=None if question.python is None else str(python)).resolve().root
+    root = resolve(Request(python=None if question.python is None else str(python))).root
     assert root is not None, "an environment's vLLM is in a folder"
     with tempfile.TemporaryDirectory(prefix="overlay-bench-") as folder:
         work = Path(folder)

@@ -85,9 +85,10 @@ def _built_for(python: str | None) -> str | None:
         built = diagnosis.torch().built_for
     else:
         from overlay.commands.request import Request
+        from overlay.commands.scene import resolve
 
         try:
-            target = Request(python=python).resolve()
+            target = resolve(Request(python=python))
         except OverlayError:
             return None  # who starts the engines says what is missing
         built = None if target.root is None else diagnosis.torch_built_for(target.root / "torch")
