@@ -16,7 +16,7 @@ from overlay.package import VLLM, Package, package_of_distribution
 from overlay.report.base import Report, plain
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, MARK, Line, Span, labelled
-from overlay.report.words import count, enumeration
+from overlay.report.words import count, enumeration, is_are
 from overlay.results.invocation import command
 
 #: Why a feature is kept as a patch, in words.
@@ -293,7 +293,7 @@ def listed(
     text = f"{count(features, 'feature')}, no holes."
     if unknown:
         text = (
-            f"{text[:-1]}; {enumeration(unknown)} {'is' if len(unknown) == 1 else 'are'} newer "
+            f"{text[:-1]}; {enumeration(unknown)} {is_are(unknown)} newer "
             f"than this overlay: {command('check', '--releases', 'new')} says what fits."
         )
     return Verdict(Code.LISTED, text)
