@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlay.authoring.commands.matrix import MatrixCell, MatrixReport, MatrixRow
+from overlay.commands.page import CollectedReport, Section, collected, page
 from overlay.report.base import failure
 from overlay.report.codes import Code, Verdict
-from overlay.report.collected import CollectedReport, Section, collected
-from overlay.report.page import page
 from overlay.results import State
 from overlay.untrusted import printable
 from tests.commands.test_report_command import Page, expect_safe
@@ -20,7 +19,7 @@ TEXTS = st.text(max_size=30) | st.sampled_from(
 
 
 def made(*sections: Section) -> CollectedReport:
-    return CollectedReport(collected(sections), sections, "2026-01-01T00:00:00+00:00", "1")
+    return CollectedReport(collected(sections), "2026-01-01T00:00:00+00:00", "1", None, sections)
 
 
 @given(st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=4))

@@ -16,8 +16,9 @@ from overlay.authoring.commands.new import (
 )
 from overlay.authoring.free_ids import require_free
 from overlay.authoring.reports.authored import NewReport
-from overlay.commands.request import Request, root_of
+from overlay.commands.request import Request
 from overlay.commands.revert import Keep, Kept
+from overlay.commands.scene import root_of
 from overlay.errors import OverlayError, UsageError
 from overlay.features.model import Feature
 from overlay.on_disk import ledger as ledgers

@@ -23,6 +23,7 @@ from overlay.authoring.reports.authored import AuthoredFile, NewReport, authored
 from overlay.authoring.triage import FileFate
 from overlay.authoring.writing import check_folder, write_folder
 from overlay.commands.request import Request
+from overlay.commands.scene import resolve
 from overlay.errors import PackageIndexError, UsageError
 from overlay.features.model import Feature
 from overlay.on_disk import ledger as ledgers
@@ -65,7 +66,7 @@ def new_from_edits(
     package, names = VLLM, None
     if releases is not None:
         package, names = package_releases.named(releases)
-    target = request.resolve(package)
+    target = resolve(request, package)
     if target.root is None:
         raise UsageError(
             f"{target.name}: expected an installed {package.title} or a folder that holds "
