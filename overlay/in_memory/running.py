@@ -249,7 +249,7 @@ class RunningProcess:
 
 
 def _left_out(activation: Activation) -> tuple[str, ...]:
-    """What does not run here that should, for whoever asks later; the log has it in full."""
+    """The features left out of this process, as its record keeps them; the log has all of it."""
     if activation.impossible is not None:
         return (f"every feature: {activation.impossible}",)
     return tuple(

@@ -145,9 +145,11 @@ def assess(
     reason = void(ledger, present, release)
     if reason is not None:
         return plan._replace(notices=(*plan.notices, *_void_notices(ledger, present, reason)))
-    known = {entry.result.feature: entry for entry in ledger.applied}
+    applied = {entry.result.feature: entry for entry in ledger.applied}
     results = tuple(
-        _judged(known.pop(result.feature), ledger, present) if result.feature in known else result
+        _judged(applied.pop(result.feature), ledger, present)
+        if result.feature in applied
+        else result
         for result in plan.features
     )
     notices = [*_of_others(plan, present), *_by_another_overlay(ledger, features, plan.features)]
@@ -169,10 +171,10 @@ def with_edits(plan: Plan, ledger: Ledger | None, tree: Tree, release: str | Non
     if void(ledger, present, release) is not None:
         return plan
     changed = {path for path, now in present.items() if now in (Condition.EDITED, Condition.GONE)}
-    known = {entry.result.feature: entry for entry in ledger.applied}
+    applied = {entry.result.feature: entry for entry in ledger.applied}
     results = tuple(
-        _judged(known[result.feature], ledger, present)
-        if result.feature in known and any(file.path in changed for file in result.files)
+        _judged(applied[result.feature], ledger, present)
+        if result.feature in applied and any(file.path in changed for file in result.files)
         else result
         for result in plan.features
     )
