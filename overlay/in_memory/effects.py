@@ -23,11 +23,11 @@ from overlay.in_memory import log
 from overlay.in_memory.import_watch import when_imported
 from overlay.processes.counts import COUNTS_NAME
 from overlay.processes.records import Effect, EffectRecord, Meaning
+from overlay.results import ModelRunner
 from overlay.untrusted import printable
 
 if TYPE_CHECKING:
     from overlay.features.switches import Declaration
-    from overlay.results import ModelRunner
 
 _WORKER_MODULE = "vllm.v1.worker.worker_base"
 
@@ -278,8 +278,6 @@ def in_words(effects: Iterable[EffectRecord]) -> str:
 
 def model_runner(runner: object) -> ModelRunner | None:
     """Which model runner an object is; ``None`` for any other than V1 and V2."""
-    from overlay.results import ModelRunner
-
     bases = {(each.__module__, each.__name__) for each in type(runner).__mro__}
     if _V2_RUNNER in bases:
         return ModelRunner.V2

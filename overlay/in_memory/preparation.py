@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import overlay
+from overlay.cache import cache_folder
 from overlay.errors import OverlayError
 from overlay.features.sources import fingerprint, owner_problem
 from overlay.in_memory import module_cache as store
@@ -251,8 +252,6 @@ def _places() -> Iterable[Path]:
 
     The last one lasts as long as this process does.
     """
-    from overlay.cache import cache_folder
-
     with contextlib.suppress(RuntimeError):  # no home folder
         yield cache_folder() / "modules"
     for folder in records.usable():  # the user's own, and found again by the next process

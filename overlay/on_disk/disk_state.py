@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import overlay
 from overlay.package import paths_in
-from overlay.results import Notice, Reason, State, combine
+from overlay.results import Notice, Plan, Reason, State, combine
 from overlay.results.invocation import command
 from overlay.untrusted import sha256
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from overlay.features.model import Feature
     from overlay.on_disk.ledger import Entry, Ledger, LedgerFeature
     from overlay.package import Package, Tree
-    from overlay.results import FeatureResult, FileResult, Plan
+    from overlay.results import FeatureResult, FileResult
 
 
 Reader = Callable[[str], "bytes | None"]
@@ -109,8 +109,6 @@ def from_ledger(ledger: Ledger, tree: Tree, release: str | None = None) -> Plan 
     :param release: the installed release, as far as it is known.
     :returns: ``None`` where the ledger is void, and only a plan can tell.
     """
-    from overlay.results import Plan
-
     present = conditions(ledger, tree.read)
     if void(ledger, present, release) is not None:
         return None
