@@ -40,7 +40,7 @@ def adopt(request: Request) -> AdoptReport:
     :raises OverlayError: if the features or the target cannot be read or written.
     """
     scene = writable(request, "adopt")
-    said = ended(scene.targets)
+    recovery = ended(scene.targets)
     proven = [_to_adopt(scene.features, target) for target in scene.targets]
     works = [
         commit.adopting(
@@ -63,8 +63,8 @@ def adopt(request: Request) -> AdoptReport:
         answer = of_files(target, scene.features)
         if entry is not None:
             answer = only(answer, entry.features)
-        if said and not answers:
-            answer = with_notices(answer, [said])
+        if recovery and not answers:
+            answer = with_notices(answer, [recovery])
         answers.append(answer)
         verdicts.append(adopted(answer, wrote=target.package in wrote))
     first, *others = answers

@@ -85,11 +85,11 @@ class _Parents:
 
     def first(self, pid: int, recorded: Mapping[int, ProcessRecord]) -> int:
         """The first recorded process among ``pid`` and its ancestors; ``pid`` if there is none."""
-        found = pid
+        first = pid
         for at in self._line(pid):
             if at in recorded:
-                found = at
-        return found
+                first = at
+        return first
 
     def under(self, pid: int, name: str) -> bool:
         """Whether ``pid`` or an ancestor of it has that name."""
