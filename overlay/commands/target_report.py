@@ -76,10 +76,10 @@ def with_runner(
     }
     if not runners or target.package != VLLM.name:
         return target  # other packages choose by rules of their own
-    from overlay.features.model_runners import told
+    from overlay.features.model_runners import note_on
 
     ascend = target.root is not None and (target.root / "vllm_ascend").is_dir()
-    return replace(target, runner=told(runners, release, os.environ, ascend=ascend))
+    return replace(target, runner=note_on(runners, release, os.environ, ascend=ascend))
 
 
 def _with_early(
