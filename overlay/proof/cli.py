@@ -114,8 +114,8 @@ def _on_engine(write: Callable[[str], None]) -> Callable[[str, float | None], No
     """
 
     def write_progress(title: str, seconds: float | None) -> None:
-        took = "started" if seconds is None else f"ended after {seconds:.0f} s"
-        write(f"engine {title}: {took}")
+        event = "started" if seconds is None else f"ended after {seconds:.0f} s"
+        write(f"engine {title}: {event}")
 
     return write_progress
 

@@ -68,9 +68,9 @@ def tiny_requests(vocab: int, shortest: int = 2) -> tuple[Request, ...]:
     :param shortest: the fewest tokens of a prompt.
     """
     rng = random.Random(3)
-    made = []
+    requests = []
     for index in range(12):
         prompt = tuple(rng.randrange(FIRST_TOKEN, vocab) for _ in range(rng.randint(shortest, 39)))
         tokens = 16 if index < 4 else 12 + 5 * index
-        made.append(Request(prompt, tokens, arrival=index // 4 * 3))
-    return tuple(made)
+        requests.append(Request(prompt, tokens, arrival=index // 4 * 3))
+    return tuple(requests)

@@ -73,9 +73,9 @@ def steady(measure: Callable[[], float], limit: Limit) -> dict[str, Any] | None:
     return {"values": values[-2:], "runs": len(values), "agreed": agree(*values[-2:])}
 
 
-def agree(one: float, other: float) -> bool:
+def agree(first: float, second: float) -> bool:
     """Whether two runs differ so little that warming up has ended."""
-    return abs(one - other) <= _AGREE * max(one, other)
+    return abs(first - second) <= _AGREE * max(first, second)
 
 
 def measure(
@@ -93,13 +93,13 @@ def measure(
         return float(result["output_throughput"])
 
     cells: dict[str, Any] = {}
-    found: dict[str, Any] = {"concurrency": cells, "first_token": None}
+    figures: dict[str, Any] = {"concurrency": cells, "first_token": None}
     for size in load.concurrency:
         cell = steady(partial(throughput, size), limit)
         if cell is None:
             return
         cells[str(size)] = cell
-        keep(found)
+        keep(figures)
     rate = load.rate
     if rate is None:
         rate = half_of(statistics.fmean(answered[-2:]))
@@ -111,8 +111,8 @@ def measure(
             return
         values.append(first_token(client, rate))
     # The first run at this rate meets batches that were not there before.
-    found["first_token"] = {"rate": rate, "values": values[1:]}
-    keep(found)
+    figures["first_token"] = {"rate": rate, "values": values[1:]}
+    keep(figures)
 
 
 def requests_of(size: int) -> int:

@@ -112,9 +112,9 @@ def parsed(arguments: list[str]) -> dict[str, Any]:
     from vllm.engine.arg_utils import EngineArgs
 
     parser = EngineArgs.add_cli_args(parser_class()(prog="vLLM"))
-    given, plain = (vars(parser.parse_args(words)) for words in (arguments, []))
-    names = (field.name for field in fields(EngineArgs) if field.name in given)
-    return {name: given[name] for name in names if given[name] != plain[name]}
+    values, defaults = (vars(parser.parse_args(words)) for words in (arguments, []))
+    names = (field.name for field in fields(EngineArgs) if field.name in values)
+    return {name: values[name] for name in names if values[name] != defaults[name]}
 
 
 class Engine:

@@ -75,12 +75,12 @@ def voters_rule(wrong_every: int = 7) -> Rule:
 
 def following(rule: Rule, requests: Iterable[Request]) -> tuple[Request, ...]:
     """The requests with prompts of the same lengths that follow the rule from two tokens on."""
-    made = []
+    changed = []
     for request in requests:
-        begun = request.prompt[:2]
-        rest = continuation(rule, begun, len(request.prompt) - 2)
-        made.append(replace(request, prompt=(*begun, *rest)))
-    return tuple(made)
+        start = request.prompt[:2]
+        rest = continuation(rule, start, len(request.prompt) - 2)
+        changed.append(replace(request, prompt=(*start, *rest)))
+    return tuple(changed)
 
 
 def vote(

@@ -94,7 +94,7 @@ class EngineRun(NamedTuple):
         """The share of verifications that accepted each draft position, from the first on."""
         steps = [step for each in self.served for step in each.steps]
         counts = oracle.count_steps(steps, self.k)
-        return tuple(found / max(counts.drafts, 1) for found in counts.per_position)
+        return tuple(times / max(counts.drafts, 1) for times in counts.per_position)
 
     @property
     def modes(self) -> tuple[Mode, ...]:
@@ -196,53 +196,53 @@ class Difference(NamedTuple):
         )
 
 
-def first_difference(expected: Sequence[Served], found: Sequence[Served]) -> Difference | None:
+def first_difference(expected: Sequence[Served], actual: Sequence[Served]) -> Difference | None:
     """The first request, and in it the first position, where two runs of the same prompts differ.
 
     Accepted drafts are compared at each number of known tokens at which both runs verified drafts,
     so that two runs that batched the same work differently compare equal.  Where one run drafted
     fewer there, near a length limit, only those are compared.
     """
-    for number, (one, other) in enumerate(zip(expected, found, strict=True)):
-        differences = [*_tokens(number, one, other), *_accepted(number, one, other)]
+    for number, (reference, served) in enumerate(zip(expected, actual, strict=True)):
+        differences = [*_tokens(number, reference, served), *_accepted(number, reference, served)]
         if differences:
             return min(differences, key=lambda each: each.position)
     return None
 
 
-def _tokens(number: int, one: Served, other: Served) -> Iterator[Difference]:
-    length = max(len(one.tokens), len(other.tokens))
+def _tokens(number: int, reference: Served, served: Served) -> Iterator[Difference]:
+    length = max(len(reference.tokens), len(served.tokens))
     for position in range(length):
-        left = one.tokens[position] if position < len(one.tokens) else None
-        right = other.tokens[position] if position < len(other.tokens) else None
+        left = reference.tokens[position] if position < len(reference.tokens) else None
+        right = served.tokens[position] if position < len(served.tokens) else None
         if left != right:
             yield Difference(number, position, Kind.TOKEN, left, right)
             return
 
 
-def _accepted(number: int, one: Served, other: Served) -> Iterator[Difference]:
-    before = {step.known: step for step in one.steps}
-    for step in other.steps:
+def _accepted(number: int, reference: Served, served: Served) -> Iterator[Difference]:
+    before = {step.known: step for step in reference.steps}
+    for step in served.steps:
         match = before.get(step.known)
         if match is None:
             continue
         most = min(step.drafted, match.drafted)
-        wanted, got = min(match.accepted, most), min(step.accepted, most)
-        if wanted != got:
-            yield Difference(number, step.known - other.prompt, Kind.ACCEPTED, wanted, got)
+        expected, actual = min(match.accepted, most), min(step.accepted, most)
+        if expected != actual:
+            yield Difference(number, step.known - served.prompt, Kind.ACCEPTED, expected, actual)
             return
 
 
 def leaves_answer(
-    rule: Rule, requests: Sequence[Request], found: Sequence[Served]
+    rule: Rule, requests: Sequence[Request], actual: Sequence[Served]
 ) -> Difference | None:
     """The first place where a run is not what the rule of the models gives beforehand."""
     return first_difference(
         [
             known_answer(rule, request, served)
-            for request, served in zip(requests, found, strict=True)
+            for request, served in zip(requests, actual, strict=True)
         ],
-        found,
+        actual,
     )
 
 

@@ -55,13 +55,13 @@ class VerifySpec:
     @classmethod
     def from_json(cls, text: str) -> VerifySpec:
         """Read what ``to_json`` wrote."""
-        given = json.loads(text)
+        data = json.loads(text)
         requests = tuple(
             Request(**{**request, "prompt": tuple(request["prompt"])})
-            for request in given["requests"]
+            for request in data["requests"]
         )
-        arguments, prompts = tuple(given["arguments"]), tuple(given["prompts"])
-        return cls(arguments, requests, prompts, int(given["tokens"]))
+        arguments, prompts = tuple(data["arguments"]), tuple(data["prompts"])
+        return cls(arguments, requests, prompts, int(data["tokens"]))
 
 
 class CannotServe(Exception):
@@ -84,23 +84,23 @@ def engine_arguments(arguments: tuple[str, ...]) -> Any:
 
     parser = EngineArgs.add_cli_args(parser_class()(prog="vLLM"))
     try:
-        known = parser.parse_args(list(arguments))
+        namespace = parser.parse_args(list(arguments))
     except SystemExit as ended:
         raise CannotServe(
             NOT_SERVED, "vLLM refuses the engine arguments; it says why above"
         ) from ended
-    made = EngineArgs.from_cli_args(known)
-    if getattr(made, "data_parallel_size", 1) > 1:
+    options = EngineArgs.from_cli_args(namespace)
+    if getattr(options, "data_parallel_size", 1) > 1:
         raise CannotServe(
             NOT_SERVED,
-            f"expected one engine, found --data-parallel-size {made.data_parallel_size}: verify "
+            f"expected one engine, found --data-parallel-size {options.data_parallel_size}: verify "
             "compares one engine's requests; leave it out",
         )
-    if not made.speculative_config:
+    if not options.speculative_config:
         raise CannotServe(NO_DRAFTER, "the engine arguments name no draft")
     # Without it nothing counts what was accepted.
-    made.disable_log_stats = False
-    return made
+    options.disable_log_stats = False
+    return options
 
 
 def parser_class() -> Any:
@@ -252,11 +252,11 @@ def _facts(engine: Any) -> list[dict[str, Any]]:
 
 def _since(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     """The facts of a rank with what was counted in between."""
-    made = dict(after)
+    counts = dict(after)
     for name in ("replayed", "left"):
         counted = {key: n - before[name].get(key, 0) for key, n in after[name].items()}
-        made[name] = {key: count for key, count in counted.items() if count}
-    return made
+        counts[name] = {key: count for key, count in counted.items() if count}
+    return counts
 
 
 def prepare() -> None:

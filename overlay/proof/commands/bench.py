@@ -79,8 +79,8 @@ def check_question(question: Question) -> None:
     :raises UsageError: naming what was expected and what was found.
     """
     if question.model is None:
-        given = {"--draft": question.draft, "--method": question.method}
-        named = [option for option, value in given.items() if value is not None]
+        draft_options = {"--draft": question.draft, "--method": question.method}
+        named = [option for option, value in draft_options.items() if value is not None]
         if named:
             raise UsageError(
                 f"{' and '.join(named)}: expected --model as well, found none; a --shape has a "

@@ -86,8 +86,8 @@ class Stage:
                 if self._has(part, each)
             ]
 
-        timed = tuple(read(engine, found) for engine, found in results(Part.STEPS))
-        served = tuple(read_served(engine, found) for engine, found in results(Part.SERVING))
+        timed = tuple(read(engine, starts) for engine, starts in results(Part.STEPS))
+        served = tuple(read_served(engine, starts) for engine, starts in results(Part.SERVING))
         reference = self.question.reference
         if not any(self._has(part, reference) and self._has(part, OVERLAY) for part in Part):
             raise OverlayError(
@@ -101,20 +101,20 @@ class Stage:
 
     def _gaps(self, timed: tuple[Timed, ...], served: tuple[Served, ...]) -> tuple[Gap, ...]:
         """What was asked for and not measured, of the engines that were not left out."""
-        asked, parts = self.question, self.question.schedule.parts
+        question, parts = self.question, self.question.schedule.parts
         batches = {each.engine: set(each.batches) for each in timed}
         concurrency = {each.engine: set(each.concurrency) for each in served}
         with_first = {each.engine for each in served if each.first_token is not None}
         gaps = list[Gap]()
         for engine in (each for each in self.question.engines if each not in self._left):
-            for part, quantity, wanted, found in (
-                (Part.STEPS, Quantity.STEP_TIME, asked.batches, batches),
-                (Part.SERVING, Quantity.THROUGHPUT, asked.concurrency, concurrency),
+            for part, quantity, sizes, measured in (
+                (Part.STEPS, Quantity.STEP_TIME, question.batches, batches),
+                (Part.SERVING, Quantity.THROUGHPUT, question.concurrency, concurrency),
             ):
-                missing = tuple(size for size in wanted if size not in found.get(engine, ()))
+                missing = tuple(size for size in sizes if size not in measured.get(engine, ()))
                 if part in parts and missing:
                     gaps.append(Gap(engine, quantity, missing))
-            if Part.SERVING in parts and asked.rate != 0 and engine not in with_first:
+            if Part.SERVING in parts and question.rate != 0 and engine not in with_first:
                 gaps.append(Gap(engine, Quantity.FIRST_TOKEN, ()))
         return tuple(gaps)
 
@@ -128,12 +128,12 @@ class Stage:
             if number and not all(whole):
                 spent = f"--budget {schedule.budget:g} s was spent"
                 return (f"round {number + 1} was not finished: {spent}",)
-            took = self.budget.spent - before
+            seconds = self.budget.spent - before
             left = schedule.rounds - number - 1
-            if left and took > self.budget.left:
+            if left and seconds > self.budget.left:
                 rounds = "1 round was" if left == 1 else f"{left} rounds were"
                 note = (
-                    f"{rounds} left out: one more takes about {took:.0f} s, and "
+                    f"{rounds} left out: one more takes about {seconds:.0f} s, and "
                     f"{self.budget.spent:.0f} s of --budget {schedule.budget:g} are spent"
                 )
                 return (note,)
@@ -170,10 +170,10 @@ class Stage:
             cells = result.get("concurrency") or [n for n in result if n.startswith("batch")]
             if cells:
                 self._results.setdefault((start.part, start.engine), []).append(result)
-            asked = self.question.batches
+            sizes = self.question.batches
             if start.part is Part.SERVING:
-                asked = self.question.concurrency
-            return len(cells) == len(asked)
+                sizes = self.question.concurrency
+            return len(cells) == len(sizes)
         if start.engine in (OVERLAY, self.question.reference):
             raise OverlayError(f"{start.engine}, {start.part.value}: {failure_text(ended)}")
         self._left[start.engine] = failure_text(ended)

@@ -172,9 +172,9 @@ def _refuse_ignored(question: Question, why: str, *, prompts: bool = False) -> N
         "--k": question.k,
         "--prompts": question.prompts if prompts else None,
     }
-    given = [option for option, value in options.items() if value is not None]
-    if given:
-        raise UsageError(f"{why}, so {' and '.join(given)} would change nothing: omit it")
+    useless = [option for option, value in options.items() if value is not None]
+    if useless:
+        raise UsageError(f"{why}, so {' and '.join(useless)} would change nothing: omit it")
 
 
 def _is_path(place: str) -> bool:
@@ -228,13 +228,13 @@ class Stage:
     code: Path
     on_engine: OnEngine
 
-    def run(self, wanted: Sequence[tuple[ModelSet, Mode]], at_a_time: int) -> dict[str, Ended]:
+    def run(self, engines: Sequence[tuple[ModelSet, Mode]], at_a_time: int) -> dict[str, Ended]:
         """Run an engine for each set and mode; how each ended, by its title.
 
         :raises OverlayError: as soon as one cannot be compared at all.
         """
-        jobs = [self._job(models, mode) for models, mode in wanted]
-        modes = {title(models, mode): mode for models, mode in wanted}
+        jobs = [self._job(models, mode) for models, mode in engines]
+        modes = {title(models, mode): mode for models, mode in engines}
 
         def on_engine(job: Job, ended: Ended | None) -> None:
             self.on_engine(job.name, None if ended is None else ended.seconds)
@@ -263,16 +263,16 @@ class Stage:
         return Job(name, command, environment, folder, log)
 
 
-def _runner(question: Question, given: Mapping[str, str]) -> dict[str, str]:
+def _runner(question: Question, environment: Mapping[str, str]) -> dict[str, str]:
     """The variable that asks vLLM for model runner V1; empty where the user or vLLM chooses.
 
     From 0.25 on vLLM chooses V2 for models like the tiny ones, which are served here alone. With
     the user's own models the answer must be about the runner that serves them elsewhere.
 
-    :param given: the user's variables.
+    :param environment: the user's variables.
     """
-    asked = runner_environment(ModelRunner.V1)
-    return asked if question.tiny and not asked.keys() & given.keys() else {}
+    variables = runner_environment(ModelRunner.V1)
+    return variables if question.tiny and not variables.keys() & environment.keys() else {}
 
 
 def title(models: ModelSet, mode: Mode) -> str:
@@ -293,12 +293,12 @@ def _in_order(
         for models in sets:
             yield _after_reference(stage, models)
         return
-    wanted = [(models, mode) for models in sets for mode in models.modes]
-    ended = stage.run(wanted, question.jobs or (1 if on_cpu else 4))
+    engines = [(models, mode) for models in sets for mode in models.modes]
+    ended = stage.run(engines, question.jobs or (1 if on_cpu else 4))
     for models in sets:
-        found = {mode: ended[title(models, mode)] for mode in models.modes}
-        reference = usable(found[Mode.OFF]) if Mode.OFF in found else None
-        results = [_result(models, mode, found[mode], reference) for mode in models.modes]
+        by_mode = {mode: ended[title(models, mode)] for mode in models.modes}
+        reference = usable(by_mode[Mode.OFF]) if Mode.OFF in by_mode else None
+        results = [_result(models, mode, by_mode[mode], reference) for mode in models.modes]
         if all(result.outcome is Outcome.DIED for result in results):
             raise OverlayError(
                 f"{models.name}: no engine served in any mode that was run; with --mode off as "

@@ -100,13 +100,13 @@ def _cause(log: str) -> str:
 
     The process that others have failed under only says that it is somewhere above.
     """
-    lines = [found[1] for found in map(_RAISED.match, log.splitlines()) if found]
-    told = [line for line in lines if _ELSEWHERE not in line]
-    return (told or lines or [""])[-1]
+    lines = [match[1] for match in map(_RAISED.match, log.splitlines()) if match]
+    causes = [line for line in lines if _ELSEWHERE not in line]
+    return (causes or lines or [""])[-1]
 
 
-def _help(said: str) -> str:
+def _help(output: str) -> str:
     """What the user can do; vLLM has no codes for these, so its sentences are looked for."""
-    if any(part in said for part in _MEMORY):
+    if any(part in output for part in _MEMORY):
         return _MEMORY_HELP
-    return _PORT_HELP if any(part in said for part in _PORT) else ""
+    return _PORT_HELP if any(part in output for part in _PORT) else ""

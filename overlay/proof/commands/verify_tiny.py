@@ -118,10 +118,10 @@ def tiny_sets(
     """
     sets = []
     for name, draft in DRAFTS.items():
-        wanted = tuple(mode for mode in draft.modes if not modes or mode in modes)
+        own_modes = tuple(mode for mode in draft.modes if not modes or mode in modes)
         if on_cpu:
-            wanted = _ON_CPU.get(name, ())
-        if only not in (None, name) or not set(wanted) - {Mode.OFF}:
+            own_modes = _ON_CPU.get(name, ())
+        if only not in (None, name) or not set(own_modes) - {Mode.OFF}:
             continue
         _write(python, folder / draft.folder, draft.writer)
         rule = voters_rule() if draft.one_pass else make_rule()
@@ -129,7 +129,7 @@ def tiny_sets(
         if draft.one_pass:
             requests = following(rule, tiny_requests(VOTERS, LEAST_PROMPT))
         spec = replace(_spec(folder, draft, arguments, on_cpu=on_cpu), requests=requests)
-        sets.append(ModelSet(name, spec, (rule, requests), wanted))
+        sets.append(ModelSet(name, spec, (rule, requests), own_modes))
     if not sets:
         served = f"on a CPU one of the drafts {', '.join(_ON_CPU)}"
         if not on_cpu:
@@ -144,16 +144,16 @@ def _spec(
 ) -> VerifySpec:
     """What the engines of a draft are started with, without what they serve."""
     models = folder / draft.folder / ("parallel" if draft.one_pass else "")
-    made = ["--model", str(models / "target")]
+    words = ["--model", str(models / "target")]
     for name, value in (_ARGUMENTS | (_CPU_ARGUMENTS if on_cpu else {})).items():
-        made += [name] if value is None else [name, str(value)]
+        words += [name] if value is None else [name, str(value)]
     config = {
         **draft.speculative,
         "model": str(models / draft.model),
         "num_speculative_tokens": draft.k,
     }
-    made += ["--speculative-config", json.dumps(config)]
-    return VerifySpec((*made, *arguments))
+    words += ["--speculative-config", json.dumps(config)]
+    return VerifySpec((*words, *arguments))
 
 
 def _write(python: Path, folder: Path, writer: str) -> None:

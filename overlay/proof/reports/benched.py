@@ -105,13 +105,13 @@ class Table(NamedTuple):
         """Head, then a row for each number of requests with medians, ranges and ratios."""
         others = [name for name in self.columns if name != OVERLAY]
         heads = (f"{name}, {self.unit}" for name in self.columns)
-        made = [tuple(map(Cell, (self.load, *heads, *(f"/ {name}" for name in others))))]
-        found = {(each.other, each.batch): each for each in self.comparisons}
+        rows = [tuple(map(Cell, (self.load, *heads, *(f"/ {name}" for name in others))))]
+        by_cell = {(each.other, each.batch): each for each in self.comparisons}
         for size in self.sizes:
             values = [self.shown(samples.get(size)) for samples in self.columns.values()]
-            ratios = [Cell(self.ratio_text(found.get((other, size)))) for other in others]
-            made.append((Cell(self.load_of(size)), *values, *ratios))
-        return tuple(made)
+            ratios = [Cell(self.ratio_text(by_cell.get((other, size)))) for other in others]
+            rows.append((Cell(self.load_of(size)), *values, *ratios))
+        return tuple(rows)
 
     def ratio_text(self, comparison: Comparison | None) -> str:
         """How many times as fast the overlay is, or why nothing follows."""
@@ -223,7 +223,9 @@ class BenchReport(Report):
         """How long it took until engines could be measured."""
         parts = (("step times", self.timed), ("servers", self.served))
         for name, engines in parts:
-            each = [_starts_text(one.engine, one.starts) for one in engines if one.starts]
+            each = [
+                _starts_text(engine.engine, engine.starts) for engine in engines if engine.starts
+            ]
             if each:
                 yield f"seconds to start, {name}: {', '.join(each)}"
 
