@@ -16,7 +16,7 @@ from overlay.errors import UsageError
 from overlay.proof.commands import bench as benching
 from overlay.proof.commands import verify as verifying
 from overlay.proof.commands.budget import Part
-from overlay.proof.commands.question import Question as BenchQuestion
+from overlay.proof.commands.question import BenchQuestion
 from overlay.proof.verification import Mode
 from overlay.report.progress import Meter
 
@@ -103,7 +103,7 @@ def verify(request: Request, /, modes: tuple[str, ...], **options: Any) -> Repor
       overlay verify --model ./target --draft ./draft -- --tensor-parallel-size 2
     """
     modes_asked = tuple(Mode[title.upper()] for title in modes)
-    question = verifying.Question(modes=modes_asked, python=request.python, **options)
+    question = verifying.VerifyQuestion(modes=modes_asked, python=request.python, **options)
     return verifying.verify(question, _on_engine(Meter().line))
 
 

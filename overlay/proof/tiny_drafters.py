@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from overlay.proof.oracle import FIRST_TOKEN, Rule, continuation, make_rule
-from overlay.proof.prompts import Request
+from overlay.proof.prompts import EngineRequest
 from overlay.proof.tiny_models import (
     HEAD_DIM,
     HEADS,
@@ -73,7 +73,7 @@ def voters_rule(wrong_every: int = 7) -> Rule:
     return replace(rule, answers=answers)
 
 
-def following(rule: Rule, requests: Iterable[Request]) -> tuple[Request, ...]:
+def following(rule: Rule, requests: Iterable[EngineRequest]) -> tuple[EngineRequest, ...]:
     """The requests with prompts of the same lengths that follow the rule from two tokens on."""
     changed = []
     for request in requests:

@@ -23,7 +23,7 @@ from typing import Any
 
 from overlay.proof import engine_compat, oracle
 from overlay.proof.engine_pool import write_result
-from overlay.proof.prompts import Request
+from overlay.proof.prompts import EngineRequest
 from overlay.results import ModelRunner
 
 NOT_PATCHED = "not patched"
@@ -44,7 +44,7 @@ class VerifySpec:
     """
 
     arguments: tuple[str, ...]
-    requests: tuple[Request, ...] = ()
+    requests: tuple[EngineRequest, ...] = ()
     prompts: tuple[str, ...] = ()
     tokens: int = 64
 
@@ -57,7 +57,7 @@ class VerifySpec:
         """Read what ``to_json`` wrote."""
         data = json.loads(text)
         requests = tuple(
-            Request(**{**request, "prompt": tuple(request["prompt"])})
+            EngineRequest(**{**request, "prompt": tuple(request["prompt"])})
             for request in data["requests"]
         )
         arguments, prompts = tuple(data["arguments"]), tuple(data["prompts"])
@@ -136,21 +136,21 @@ def require_patched() -> None:
         )
 
 
-def tokenized(engine: Any, spec: VerifySpec) -> tuple[Request, ...]:
+def tokenized(engine: Any, spec: VerifySpec) -> tuple[EngineRequest, ...]:
     """The requests of a spec; texts by the engine's own tokenizer."""
     if spec.requests:
         return spec.requests
     tokenizer = engine.get_tokenizer()
     return tuple(
-        Request(tuple(tokenizer.encode(text)), spec.tokens, arrival=3 * (number // 4))
+        EngineRequest(tuple(tokenizer.encode(text)), spec.tokens, arrival=3 * (number // 4))
         for number, text in enumerate(spec.prompts)
     )
 
 
 def serve(
     llm: Any,
-    requests: tuple[Request, ...],
-    options_of: Callable[[Request], dict[str, Any]] = lambda _: {},
+    requests: tuple[EngineRequest, ...],
+    options_of: Callable[[EngineRequest], dict[str, Any]] = lambda _: {},
 ) -> tuple[dict[str, Any], int]:
     """Add each request at its step and step the engine until all are done.
 

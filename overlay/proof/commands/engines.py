@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from overlay.errors import OverlayError
 from overlay.proof.commands.budget import Budget, Part, Start
 from overlay.proof.commands.launch import Launch
-from overlay.proof.commands.question import Question
+from overlay.proof.commands.question import BenchQuestion
 from overlay.proof.commands.verify_failures import failure_text
 from overlay.proof.engine_pool import Ended, Job, run_jobs
 from overlay.proof.repeats import Gap, Quantity, Served, Timed, read, read_served
@@ -47,7 +47,7 @@ def run_one(job: Job, deadline: float, on_engine: OnJob) -> Ended:
 
 
 @dataclass
-class Stage:
+class BenchStage:
     """The place where the engines of one comparison run.
 
     :ivar launch: how they are started.
@@ -62,7 +62,7 @@ class Stage:
     _left: dict[str, str] = field(default_factory=dict)
 
     @property
-    def question(self) -> Question:
+    def question(self) -> BenchQuestion:
         """What the user asked."""
         return self.launch.question
 

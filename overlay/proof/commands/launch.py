@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from overlay.proof.commands.budget import Budget, Part, Start
-from overlay.proof.commands.question import Question
+from overlay.proof.commands.question import BenchQuestion
 from overlay.proof.engine_launch import append_path
 from overlay.proof.engine_pool import Job
 from overlay.proof.reports.benched import OVERLAY, V2
@@ -34,7 +34,7 @@ class Launch:
     :ivar budget: has begun.
     """
 
-    question: Question
+    question: BenchQuestion
     python: Path
     work: Path
     code: Path

@@ -13,7 +13,7 @@ from overlay.untrusted import parse_json, read_regular
 
 
 @dataclass(frozen=True)
-class Question:
+class BenchQuestion:
     """What the user asked.
 
     :ivar shape: one of ``proof.shapes.SHAPES``, with dummy weights; unused with ``model``.

@@ -33,7 +33,7 @@ class Comparison(NamedTuple):
     conclusive: bool
 
 
-class Cell(NamedTuple):
+class BenchCell(NamedTuple):
     """One cell of a table; :ivar detail: what is said of its text, in smaller letters."""
 
     text: str
@@ -43,7 +43,7 @@ class Cell(NamedTuple):
         return f"{self.text} ({self.detail})" if self.detail else self.text
 
 
-class Table(NamedTuple):
+class BenchTable(NamedTuple):
     """One table of the report.
 
     :ivar name: what was measured; :ivar unit: of the values.
@@ -101,16 +101,16 @@ class Table(NamedTuple):
         return tuple(tuple(map(str, row)) for row in self.cells)
 
     @property
-    def cells(self) -> tuple[tuple[Cell, ...], ...]:
+    def cells(self) -> tuple[tuple[BenchCell, ...], ...]:
         """Head, then a row for each number of requests with medians, ranges and ratios."""
         others = [name for name in self.columns if name != OVERLAY]
         heads = (f"{name}, {self.unit}" for name in self.columns)
-        rows = [tuple(map(Cell, (self.load, *heads, *(f"/ {name}" for name in others))))]
+        rows = [tuple(map(BenchCell, (self.load, *heads, *(f"/ {name}" for name in others))))]
         by_cell = {(each.other, each.batch): each for each in self.comparisons}
         for size in self.sizes:
             values = [self.shown(samples.get(size)) for samples in self.columns.values()]
-            ratios = [Cell(self.ratio_text(by_cell.get((other, size)))) for other in others]
-            rows.append((Cell(self.load_of(size)), *values, *ratios))
+            ratios = [BenchCell(self.ratio_text(by_cell.get((other, size)))) for other in others]
+            rows.append((BenchCell(self.load_of(size)), *values, *ratios))
         return tuple(rows)
 
     def ratio_text(self, comparison: Comparison | None) -> str:
@@ -123,12 +123,12 @@ class Table(NamedTuple):
         both = (self.columns[name][size] for name in (OVERLAY, comparison.other))
         return "overlap" if all(sample.repeated for sample in both) else "one repeat"
 
-    def shown(self, sample: Sample | None) -> Cell:
+    def shown(self, sample: Sample | None) -> BenchCell:
         """The median of a sample, and its range."""
         if sample is None:
-            return Cell("not measured")
+            return BenchCell("not measured")
         low, high = min(sample.values), max(sample.values)
-        return Cell(self.number(sample.median), f"{self.number(low)} to {self.number(high)}")
+        return BenchCell(self.number(sample.median), f"{self.number(low)} to {self.number(high)}")
 
     def number(self, value: float) -> str:
         """A value with as many digits as it deserves."""
@@ -142,26 +142,28 @@ def _ratio(ours: Sample, other: Sample, *, more_is_faster: bool) -> float:
     return fast.median / slow.median if slow.median else 0.0
 
 
-def step_table(timed: Sequence[Timed]) -> Table:
+def step_table(timed: Sequence[Timed]) -> BenchTable:
     """The step times."""
     columns = {each.engine: each.batches for each in timed}
-    return Table("median milliseconds of an engine step", "ms", columns, more_is_faster=False)
+    return BenchTable("median milliseconds of an engine step", "ms", columns, more_is_faster=False)
 
 
-def throughput_table(served: Sequence[Served]) -> Table:
+def throughput_table(served: Sequence[Served]) -> BenchTable:
     """The output tokens of a server a second."""
     columns = {each.engine: each.concurrency for each in served}
-    return Table("output tokens a second of a server", "tokens/s", columns, more_is_faster=True)
+    return BenchTable(
+        "output tokens a second of a server", "tokens/s", columns, more_is_faster=True
+    )
 
 
-def first_token_table(served: Sequence[Served]) -> Table | None:
+def first_token_table(served: Sequence[Served]) -> BenchTable | None:
     """The time to the first token at the one rate of requests; ``None`` where it was not taken."""
     rates = [each.rate for each in served if each.first_token and each.rate is not None]
     if not rates:
         return None
     columns = {each.engine: {0: each.first_token} if each.first_token else {} for each in served}
     name = f"milliseconds to the first token at {rates[0]:g} requests a second"
-    return Table(name, "ms", columns, more_is_faster=False, rate=rates[0])
+    return BenchTable(name, "ms", columns, more_is_faster=False, rate=rates[0])
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,7 @@ class BenchReport(Report):
         return f"vLLM {release}{device}: {what}, {drafts}"
 
     @property
-    def tables(self) -> tuple[Table, ...]:
+    def tables(self) -> tuple[BenchTable, ...]:
         """All tables that there are."""
         steps = (step_table(self.timed),) if self.timed else ()
         if not self.served:
