@@ -56,13 +56,6 @@ MASK: Final = 0
 LEAST_PROMPT: Final = 8
 
 
-def successor_of(successor: tuple[int, ...], token: int, times: int) -> int:
-    """The successor of the successor of the ... of ``token``, so many ``times``."""
-    for _ in range(times):
-        token = successor[token]
-    return token
-
-
 def voters_rule(wrong_every: int = 7) -> Rule:
     """The rule of ``parallel``: where a multiple of ``wrong_every`` is right, drafts are wrong."""
     rule = make_rule(VOTERS)
@@ -96,13 +89,14 @@ def vote(
     table[MASK, ON - 1] = table[MASK, ON] = 1
     head = zeros(rule.vocab, HIDDEN)
     distances = [looks[0]] * HEADS
+    answers = list(range(rule.vocab))
     for place, distance in enumerate(looks):
         start = place * rule.vocab
+        answers = [rule.successor[token] for token in answers]
         for first in range(start // HEAD_DIM, (start + rule.vocab) // HEAD_DIM):
             distances[first] = distance
         for token in range(FIRST_TOKEN, rule.vocab):
-            right = successor_of(rule.successor, token, place + 1)
-            head[rule.answers[right], start + token] = 1
+            head[rule.answers[answers[token]], start + token] = 1
     return table, head, distances
 
 
