@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from overlay.proof.engine_pool import write_result
-from overlay.proof.serving_runs import Limit, Load, measure
+from overlay.proof.serving_runs import Limit, measure
 from overlay.proof.verify_engine import NOT_SERVED, RAISED, parser_class
 
 _HOST = "127.0.0.1"
@@ -244,7 +244,7 @@ def run(spec: ServingSpec, out: Path) -> None:
             write_result(out, {**about, **figures, "acceptance": server.acceptance()})
 
         keep({"concurrency": {}, "first_token": None})
-        measure(client, Load(spec.concurrency, spec.rate), limit, keep)
+        measure(client.ask, spec.concurrency, spec.rate, limit, keep)
     finally:
         server.end()
 

@@ -1,7 +1,7 @@
 """Write a tiny target with a drafter that makes all drafts in one pass: P-EAGLE.
 
-``python -m overlay.proof.tiny_drafters FOLDER`` writes ``target``, ``peagle`` and ``rule.json``
-into the folder ``parallel``.
+``python -m overlay.proof.tiny_drafters FOLDER`` writes ``target`` and ``peagle`` into
+the folder ``parallel``.
 
 **The vote.**  With ``x[t+1] = s(x[t-1])``, the row of a pass that predicts the token ``m`` behind
 the next one can tell it from any of ``s(x)`` one position back, ``s(s(x))`` three back, and so on,
@@ -14,6 +14,7 @@ beginning.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -37,9 +38,7 @@ from overlay.proof.tiny_models import (
     embedding,
     llama_config,
     target_weights,
-    write_as_told,
     write_checkpoint,
-    write_rule,
     zeros,
 )
 
@@ -116,7 +115,7 @@ def peagle_weights(rule: Rule) -> Weights:
     return {**draft, "mask_hidden": zeros(1, 3 * HIDDEN)}
 
 
-def write_models(folder: Path, _: Rule) -> None:
+def write_models(folder: Path) -> None:
     """Write the models that vote."""
     rule = voters_rule()
     parallel = folder / "parallel"
@@ -124,8 +123,7 @@ def write_models(folder: Path, _: Rule) -> None:
     write_checkpoint(parallel / "target", target_weights(rule), config)
     config = eagle3_config(VOTERS, [1, 2, 3], ptd_token_id=MASK)
     write_checkpoint(parallel / "peagle", peagle_weights(rule), config)
-    write_rule(parallel, rule)
 
 
 if __name__ == "__main__":
-    write_as_told(write_models, __doc__)
+    write_models(Path(sys.argv[1]))

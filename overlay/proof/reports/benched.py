@@ -156,14 +156,13 @@ def throughput_table(served: Sequence[Served]) -> BenchTable:
     )
 
 
-def first_token_table(served: Sequence[Served]) -> BenchTable | None:
-    """The time to the first token at the one rate of requests; ``None`` where it was not taken."""
+def first_token_table(served: Sequence[Served]) -> BenchTable:
+    """The time to the first token at the one rate of requests; empty where it was not taken."""
     rates = [each.rate for each in served if each.first_token and each.rate is not None]
-    if not rates:
-        return None
     columns = {each.engine: {0: each.first_token} if each.first_token else {} for each in served}
-    name = f"milliseconds to the first token at {rates[0]:g} requests a second"
-    return BenchTable(name, "ms", columns, more_is_faster=False, rate=rates[0])
+    rate = rates[0] if rates else 0.0
+    name = f"milliseconds to the first token at {rate:g} requests a second"
+    return BenchTable(name, "ms", columns, more_is_faster=False, rate=rate)
 
 
 @dataclass(frozen=True)
@@ -202,12 +201,10 @@ class BenchReport(Report):
 
     @property
     def tables(self) -> tuple[BenchTable, ...]:
-        """All tables that there are."""
-        steps = (step_table(self.timed),) if self.timed else ()
-        if not self.served:
-            return steps
-        first = first_token_table(self.served)
-        return (*steps, throughput_table(self.served), *((first,) if first else ()))
+        """All tables that there is anything in; that of a server's throughput where any served."""
+        throughput = (throughput_table(self.served),) if self.served else ()
+        steps, first = step_table(self.timed), first_token_table(self.served)
+        return (*((steps,) if self.timed else ()), *throughput, *((first,) if first.sizes else ()))
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -266,11 +263,11 @@ class BenchReport(Report):
                 "k": self.k,
                 "rounds": self.rounds,
                 "engines": [_timed_data(each) for each in self.timed],
-                "comparisons": plain(comparisons(self.timed)),
+                "comparisons": plain(step_table(self.timed).comparisons),
                 "serving": [_served_data(each) for each in self.served],
-                "serving_comparisons": plain(_serving_comparisons(self.served)),
+                "serving_comparisons": plain(throughput_table(self.served).comparisons),
                 "first_token_comparisons": [
-                    by_fields(each, "batch") for each in _first_token_comparisons(self.served)
+                    by_fields(each, "batch") for each in first_token_table(self.served).comparisons
                 ],
                 "not_measured": plain(self.gaps),
                 "left": dict(self.left),
@@ -331,20 +328,6 @@ def _served_data(served: Served) -> dict[str, Any]:
     }
 
 
-def comparisons(timed: Sequence[Timed]) -> tuple[Comparison, ...]:
-    """The overlay's step times beside each other engine's, at every batch size."""
-    return step_table(timed).comparisons if timed else ()
-
-
-def _serving_comparisons(served: Sequence[Served]) -> tuple[Comparison, ...]:
-    return throughput_table(served).comparisons if served else ()
-
-
-def _first_token_comparisons(served: Sequence[Served]) -> tuple[Comparison, ...]:
-    table = first_token_table(served)
-    return () if table is None else table.comparisons
-
-
 def benched(
     timed: Sequence[Timed], served: Sequence[Served] = (), gaps: Sequence[Gap] = ()
 ) -> Verdict:
@@ -387,8 +370,10 @@ def _against(
     other: str, timed: Sequence[Timed], served: Sequence[Served]
 ) -> list[tuple[str, Comparison]]:
     """Each comparison with that engine, and its cell as a phrase."""
-    steps = [(f"with {count(each.batch, 'request')}", each) for each in comparisons(timed)]
-    serving = _serving_comparisons(served)
+    steps = [
+        (f"with {count(each.batch, 'request')}", each) for each in step_table(timed).comparisons
+    ]
+    serving = throughput_table(served).comparisons
     throughput = [(f"serving {count(each.batch, 'request')}", each) for each in serving]
-    first = [("to the first token", each) for each in _first_token_comparisons(served)]
+    first = [("to the first token", each) for each in first_token_table(served).comparisons]
     return [cell for cell in (*steps, *throughput, *first) if cell[1].other == other]
