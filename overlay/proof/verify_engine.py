@@ -259,21 +259,14 @@ def _since(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     return counts
 
 
-def prepare() -> None:
-    """Set what must be set before vLLM is imported.
-
-    The engine core stays in this process, where its scheduler can be watched.
-    """
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-
-
 def main() -> None:
     """Wait to be told to go on, run the spec, write the result."""
     spec_file, out = map(Path, sys.argv[1:3])
     if not sys.stdin.readline():
         sys.exit("whoever started this engine is gone")
-    prepare()
+    # The engine core stays in this process, where its scheduler can be watched.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     spec = VerifySpec.from_json(spec_file.read_text(encoding="utf-8"))
     try:
         result = run(spec)

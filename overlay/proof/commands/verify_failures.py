@@ -33,11 +33,6 @@ _PORT_HELP = (
     "a port that the engine was told to use is taken: end what holds it, or unset VLLM_PORT and "
     "MASTER_PORT so that the engine takes a free one"
 )
-_FIXED_HELP = {
-    verify_engine.OTHER_RUNNER: "",
-    verify_engine.NO_DRAFTER: "name a draft with --draft, or --speculative-config behind --",
-    verify_engine.NOT_SERVED: "",
-}
 _LINES = 15
 
 
@@ -64,10 +59,12 @@ def raised_by(ended: Ended, *, with_graphs: bool) -> str | None:
     raise OverlayError(failure_text(ended))
 
 
-def _fixed_help(kind: str) -> str | None:
+def _fixed_help(kind: str) -> str:
     if kind == verify_engine.NOT_PATCHED:
         return f"run {command('apply')}, then {command('status')}"
-    return _FIXED_HELP.get(kind)
+    if kind == verify_engine.NO_DRAFTER:
+        return "name a draft with --draft, or --speculative-config behind --"
+    return ""
 
 
 def failure_text(ended: Ended) -> str:
