@@ -25,16 +25,21 @@ from overlay.results.invocation import invoked
 from overlay.settings import in_home
 
 if TYPE_CHECKING:
+    from overlay.commands.doctor import DoctorReport
+    from overlay.commands.list_ import ListReport
+    from overlay.commands.live import ProcessesReport
     from overlay.features.model import Feature
     from overlay.processes.live import LiveProcess
     from overlay.report.base import Report
-    from overlay.report.catalogue import ListReport
-    from overlay.report.changes import ApplyReport, DiffReport, RevertReport
     from overlay.report.codes import Code
-    from overlay.report.diagnosis import DoctorReport
     from overlay.report.model import Obstacle, TargetReport
-    from overlay.report.reading import CheckReport, StatusReport
-    from overlay.report.running import ProcessesReport
+    from overlay.report.targets import (
+        ApplyReport,
+        CheckReport,
+        DiffReport,
+        RevertReport,
+        StatusReport,
+    )
     from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State
     from overlay.targets.target import Progress
 
@@ -45,25 +50,25 @@ R = TypeVar("R", bound="Report")
 
 #: Where each type of the promise is defined; imported when it is asked for.
 _TYPES = {
-    "ApplyReport": "overlay.report.changes",
-    "CheckReport": "overlay.report.reading",
+    "ApplyReport": "overlay.report.targets",
+    "CheckReport": "overlay.report.targets",
     "Code": "overlay.report.codes",
-    "DiffReport": "overlay.report.changes",
-    "DoctorReport": "overlay.report.diagnosis",
+    "DiffReport": "overlay.report.targets",
+    "DoctorReport": "overlay.commands.doctor",
     "Feature": "overlay.features.model",
     "FeatureResult": "overlay.results",
     "FileResult": "overlay.results",
     "HunkResult": "overlay.results",
-    "ListReport": "overlay.report.catalogue",
+    "ListReport": "overlay.commands.list_",
     "LiveProcess": "overlay.processes.live",
     "Notice": "overlay.results",
     "Obstacle": "overlay.report.model",
-    "ProcessesReport": "overlay.report.running",
+    "ProcessesReport": "overlay.commands.live",
     "Reason": "overlay.results",
     "Report": "overlay.report.base",
-    "RevertReport": "overlay.report.changes",
+    "RevertReport": "overlay.report.targets",
     "State": "overlay.results",
-    "StatusReport": "overlay.report.reading",
+    "StatusReport": "overlay.report.targets",
     "TargetReport": "overlay.report.model",
 }
 

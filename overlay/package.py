@@ -241,6 +241,25 @@ def same_release(version: Version) -> Version:
     return Version(f"{epoch}{'.'.join(map(str, numbers))}{behind}")
 
 
+class Release(NamedTuple):
+    """A release of a package.
+
+    >>> str(Release(Version("0.26.0"), VLLM)), Release(Version("0.26.0"), VLLM).requirement
+    ('vLLM 0.26.0', 'vllm==0.26.0')
+    """
+
+    version: Version
+    package: Package
+
+    def __str__(self) -> str:
+        return f"{self.package.title} {self.version}"
+
+    @property
+    def requirement(self) -> str:
+        """The release as pip takes it."""
+        return f"{self.package.distribution}=={self.version}"
+
+
 _RANGE = re.compile(r"^(?P<first>[^.\s][^\s]*?)\.\.(?P<last>[^.\s][^\s]*)$")
 
 

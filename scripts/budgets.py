@@ -37,7 +37,7 @@ VAGUE = frozenset(
     "left looked made meant named one others planned put said seen shown spoken taken told "
     "wanted".split()
 )
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True)
@@ -123,17 +123,16 @@ def _arrows(plan: import_graph.FloorPlan, breaks: Callable[[str, str], bool]) ->
     ]
 
 
-def imports_in_functions(tree: ast.Module) -> int:
-    """Count the imports that stand inside functions."""
-    return len(
-        {
-            node
-            for function in ast.walk(tree)
-            if isinstance(function, _FUNCTIONS)
-            for node in ast.walk(function)
-            if isinstance(node, (ast.Import, ast.ImportFrom))
-        }
-    )
+def imports_in_functions(node: ast.AST, inside: bool = False) -> int:
+    """Count the imports that stand inside functions, below a node.
+
+    :param inside: whether the node itself stands in one.
+    """
+    inside = inside or isinstance(node, _FUNCTIONS)
+    count = int(inside and isinstance(node, (ast.Import, ast.ImportFrom)))
+    # No import stands inside an expression.
+    below = (each for each in ast.iter_child_nodes(node) if not isinstance(each, ast.expr))
+    return count + sum(imports_in_functions(each, inside) for each in below)
 
 
 def names(tree: ast.Module) -> Iterator[str]:

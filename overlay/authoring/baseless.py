@@ -110,12 +110,12 @@ def _with_it(file: IncomingFile, present: dict[str, bytes]) -> str | None:
 def _nearest(file: IncomingFile, present: dict[str, bytes]) -> tuple[str, _Misfit] | None:
     """The release whose text is nearest to the change, the newest first, and where it differs."""
     best: tuple[str, _Misfit] | None = None
-    known: set[bytes] = set()
+    texts_seen: set[bytes] = set()
     for name in reversed(present):
         data = present[name]
-        if data in known:
+        if data in texts_seen:
             continue
-        known.add(data)
+        texts_seen.add(data)
         try:
             lines = SourceText.from_bytes(data).lines
         except TextError:
@@ -141,7 +141,7 @@ def _misfit(hunk: Hunk, lines: Sequence[str]) -> _Misfit | None:
     nearest: _Misfit | None = None
     for at in range(max(1, len(lines) - len(pre) + 1)):
         window = list(lines[at : at + len(pre)])
-        alike = sum(one == other for one, other in zip(pre, window, strict=False))
+        alike = sum(expected == other for expected, other in zip(pre, window, strict=False))
         if alike == len(pre):
             return None
         if nearest is None or alike > nearest.alike:

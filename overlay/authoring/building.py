@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 from packaging.version import Version
 
@@ -31,8 +32,7 @@ from overlay.planning.planner import plan
 from overlay.planning.scopes import Syntax, find
 from overlay.planning.telling import SHARE, new_lines
 from overlay.planning.text import SourceText
-from overlay.results import Change as TextChange
-from overlay.results import Outcome, whole_outcome
+from overlay.results import Change, Outcome, whole_outcome
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class _Patched:
 
     texts: ReleaseTexts
     release: str
-    changes: Mapping[str, TextChange]
+    changes: Mapping[str, Change]
 
     def read(self, path: str) -> bytes | None:
         """The bytes of a file; see ``Tree``."""
@@ -82,7 +82,7 @@ class EditedFile:
 
 
 @dataclass(frozen=True)
-class Change:
+class FeatureChange:
     """What a feature is to do: the files that it edits and adds.
 
     :ivar added: path -> bytes; :ivar fates: what became of each file of the change.
@@ -124,7 +124,7 @@ class Words:
 
 
 def build(
-    change: Change,
+    change: FeatureChange,
     words: Words,
     texts: ReleaseTexts,
     beside: Mapping[str, bytes],
@@ -202,9 +202,9 @@ def _patches(
         files[f"{name}/{chosen.span}.patch"] = _patch(topic, chosen, after, texts, headers)
         before = texts.read(chosen.base, topic.base.path)
         # On the text that the change was made on, its own result; elsewhere that of the merge.
-        made = topic.base.after if before == topic.base.before else after
-        if before is not None and made is not None:
-            expected.append(Expected(name, chosen.base, before, made))
+        result = topic.base.after if before == topic.base.before else after
+        if before is not None and result is not None:
+            expected.append(Expected(name, chosen.base, before, result))
     return files, expected
 
 
@@ -234,8 +234,8 @@ def _patch(
     # What a guessed base had proves nothing, but such a line has another reason to be there.
     name = "Base-Has" if topic.base.by_id else "Tells-Nothing"
     text = before if topic.base.by_id and before is not None else topic.base.before
-    if known := base_has(own if topic.base.by_id else topic.hunks, text):
-        own_headers[name] = "\n".join(known)
+    if base_lines := base_has(own if topic.base.by_id else topic.hunks, text):
+        own_headers[name] = "\n".join(base_lines)
     return render_patch(own_headers, path, own).encode("utf-8", "surrogateescape")
 
 
@@ -243,15 +243,15 @@ def _carried(
     topics: Sequence[EditedFile], texts: ReleaseTexts, syntax: Syntax
 ) -> dict[str, list[Carried]]:
     """Each topic carried to each release; releases with the same text are judged once."""
-    known: dict[tuple[int, bytes | None], Carried] = {}
+    answers: dict[tuple[int, bytes | None], Carried] = {}
     carried: dict[str, list[Carried]] = {}
     for release in texts.names:
         results = []
         for number, topic in enumerate(topics):
             key = (number, texts.read(release, topic.base.path))
-            if key not in known:
-                known[key] = carry(topic.base.before, topic.hunks, key[1], syntax)
-            results.append(known[key])
+            if key not in answers:
+                answers[key] = carry(topic.base.before, topic.hunks, key[1], syntax)
+            results.append(answers[key])
         carried[release] = results
     return carried
 
@@ -276,14 +276,8 @@ def _run(
     Where there is none, the newest release on which a merge is clean, for review.
     """
     bases = {topic.base.release for topic in topics} - {None}
-    runs: list[list[str]] = []
-    for name in names:
-        if outcomes[name] is not Outcome.EXACT:
-            continue
-        if runs and names.index(name) == names.index(runs[-1][-1]) + 1:
-            runs[-1].append(name)
-        else:
-            runs.append([name])
+    grouped = groupby(names, key=lambda name: outcomes[name] is Outcome.EXACT)
+    runs = [list(group) for lands, group in grouped if lands]
     if runs:
         has = [names.index(name) for name in names if outcomes[name] is Outcome.UPSTREAM]
         first = min(has, default=len(names))
@@ -293,9 +287,9 @@ def _run(
             return len(bases & set(run)), before, len(run), Version(run[-1])
 
         best = max(runs, key=value)
-        held = [name for name in best if name in bases]
+        base_names = [name for name in best if name in bases]
         span = ReleaseRange(Version(best[0]), Version(best[-1]))
-        return _Run(span, held[-1] if held else best[-1])
+        return _Run(span, base_names[-1] if base_names else best[-1])
     clean = [name for name in names if outcomes[name].wants_review]
     if not clean:
         return _Run(None)
@@ -322,8 +316,8 @@ def _first_with_it(
 
     None where a later one lacks it again: then upstream took it back, and nothing is remembered.
     """
-    known = [Version(t.base.release) for t in topics if t.base.release is not None]
-    behind = max(known, default=Version("0"))
+    versions = [Version(t.base.release) for t in topics if t.base.release is not None]
+    behind = max(versions, default=Version("0"))
     later = [name for name in names if Version(name) > behind]
     first = next((name for name in later if outcomes[name] is Outcome.UPSTREAM), None)
     if first is None or any(outcomes[name] is Outcome.EXACT for name in names_from(names, first)):
@@ -338,20 +332,22 @@ def derived_tests(
 
     :param parts: for each file the text that its hunks were made on, its path, and the hunks.
     """
-    found: dict[tuple[str, str], list[str]] = {}
+    lines_by_scope: dict[tuple[str, str], list[str]] = {}
     for before, path, hunks in parts:
         source = SourceText.from_bytes(before)
         scopes = find(source.lines)
         for hunk in hunks:
             places = scopes.get(hunk.scope, ())
-            known = [line for place in places for line in source.lines[place.start : place.stop]]
+            base_lines = [
+                line for place in places for line in source.lines[place.start : place.stop]
+            ]
             if hunk.base_has is not None:  # it says which of its lines the base had
-                known = []
-            lines = found.setdefault((path, hunk.scope), [])
-            lines += [line for line in new_lines(hunk, known) if line not in lines]
+                base_lines = []
+            lines = lines_by_scope.setdefault((path, hunk.scope), [])
+            lines += [line for line in new_lines(hunk, base_lines) if line not in lines]
     return tuple(
         DerivedTest(path, scope, tuple(lines), SHARE)
-        for (path, scope), lines in found.items()
+        for (path, scope), lines in lines_by_scope.items()
         if lines
     )
 

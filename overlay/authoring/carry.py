@@ -19,7 +19,7 @@ from overlay.features.model import MODULE_SCOPE, Hunk
 from overlay.planning.matching import edits, final_newline_after
 from overlay.planning.scopes import Syntax, UnparsableError, find
 from overlay.planning.text import Edit, SourceText, TextError
-from overlay.planning.upstream import taken
+from overlay.planning.upstream import hunk_is_upstream
 from overlay.results import Outcome, State, whole_outcome
 
 #: A scope that shares at least this much of its text with the base's scope is that scope, moved.
@@ -86,18 +86,18 @@ def carry(
     origin_text = ScopedText(origin, scopes)
     others = [with_base(hunk, origin_text) for hunk in hunks]
     exact = [_settled(hunk, origin_text, ScopedText(text, now), others) for hunk in hunks]
-    landed = [edit for known in exact if known is not None for edit in known.edits]
+    landed = [edit for answer in exact if answer is not None for edit in answer.edits]
     try:
         if landed:
             endings = (final_newline_after(h) for h, one in zip(hunks, exact, strict=True) if one)
             text = text.splice(landed, next((end for end in endings if end is not None), None))
             now = syntax.scopes(text.to_bytes(), text.lines)
     except (TextError, UnparsableError):  # they exclude each other: none of them lands
-        exact = [known if known is not None and not known.edits else None for known in exact]
+        exact = [answer if answer is not None and not answer.edits else None for answer in exact]
     results: list[CarriedHunk] = []
-    for hunk, known in zip(hunks, exact, strict=True):
-        if known is not None:
-            results.append(known.result)
+    for hunk, answer in zip(hunks, exact, strict=True):
+        if answer is not None:
+            results.append(answer.result)
             continue
         result, changed = _merged(hunk, origin_text, ScopedText(text, now))
         if changed is not None:
@@ -133,7 +133,7 @@ def _settled(
     """A hunk that upstream has or that lands exactly; ``None`` for any other."""
     known = with_base(hunk, origin)
     for place in target.scopes.get(hunk.scope, ()):
-        if taken(known, [target.source.lines[place.start : place.stop]], others).merged:
+        if hunk_is_upstream(known, [target.source.lines[place.start : place.stop]], others).merged:
             return _Settled(CarriedHunk(hunk, Outcome.UPSTREAM, hunk.scope, place.start + 1))
     placed = target.match(known)
     if placed.state is State.UPSTREAMED:
@@ -151,8 +151,8 @@ def _merged(
     at_base, home = origin.match(hunk), origin.home(hunk)
     if at_base.state is not State.PRISTINE or at_base.line is None or home is None:
         return CarriedHunk(hunk, Outcome.CONFLICT, hunk.scope), None
-    made = edits(hunk, at_base.line - 1)
-    ours = origin.source.splice(made, final_newline_after(hunk)).lines
+    splices = edits(hunk, at_base.line - 1)
+    ours = origin.source.splice(splices, final_newline_after(hunk)).lines
     grown = len(hunk.post) - len(hunk.pre)
     base_lines = origin.source.lines[home.start : home.stop]
     places = list(target.scopes.get(hunk.scope, ()))

@@ -119,11 +119,11 @@ def _blocks(old: ScopedText, new: ScopedText) -> Iterator[_Block]:
 
     So neither last line is context: as such it would have to end alike before and after.
     """
-    kept = matches(old.lines, new.lines)
+    pairs = matches(old.lines, new.lines)
     if old.source.final_newline is not new.source.final_newline:
         last_old, last_new = len(old.lines) - 1, len(new.lines) - 1
-        kept = {a: b for a, b in kept.items() if a != last_old and b != last_new}
-    ends = [(-1, -1), *sorted(kept.items()), (len(old.lines), len(new.lines))]
+        pairs = {a: b for a, b in pairs.items() if a != last_old and b != last_new}
+    ends = [(-1, -1), *sorted(pairs.items()), (len(old.lines), len(new.lines))]
     for (a, b), (next_a, next_b) in pairwise(ends):
         if next_a - a > 1 or next_b - b > 1:
             yield _Block(range(a + 1, next_a), range(b + 1, next_b))

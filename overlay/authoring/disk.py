@@ -77,12 +77,12 @@ def replace_features(
             for part in ("new", "gone", "old"):
                 os.mkdir(staged / part)
             for folder in new:
-                made, files = staged / "new" / folder.id, _contents(patches / folder.id, folder)
-                lay(made, files)
-                if contents(made) != files:
-                    raise OSError(errno.EIO, "what was written is not read back", str(made))
+                place, files = staged / "new" / folder.id, _contents(patches / folder.id, folder)
+                write_tree(place, files)
+                if contents(place) != files:
+                    raise OSError(errno.EIO, "what was written is not read back", str(place))
             for name in gone:
-                lay(staged / "gone", {name: b""})
+                write_tree(staged / "gone", {name: b""})
             sync(staged)
             os.replace(staged, patches / SWITCH)
         except BaseException:
@@ -111,7 +111,7 @@ def require_inside(id_: str, files: Collection[str] = ()) -> None:
         raise UsageError(f"expected a feature's id and paths inside its folder: {problem}")
 
 
-def settle(patches: Path) -> bool:
+def finish_switch(patches: Path) -> bool:
     """End a switch of features that was interrupted; whether there was one.
 
     :raises OverlayError: if another command keeps writing there; :raises OSError: if it cannot.
@@ -167,10 +167,10 @@ def _undo(patches: Path, new: Sequence[str]) -> None:
     shutil.rmtree(taken_back, ignore_errors=True)
 
 
-def _contents(present: Path, wanted: NewFolder) -> dict[str, bytes]:
+def _contents(present: Path, folder: NewFolder) -> dict[str, bytes]:
     """Every file that a feature's new folder holds."""
-    files = {} if wanted.whole else contents(present)
-    for name, data in wanted.files.items():
+    files = {} if folder.whole else contents(present)
+    for name, data in folder.files.items():
         if data is None:
             files.pop(name, None)
         else:
@@ -180,14 +180,14 @@ def _contents(present: Path, wanted: NewFolder) -> dict[str, bytes]:
 
 def files_below(folder: Path) -> list[str]:
     """The path below ``folder`` of every regular file in it; links and bytecode are left out."""
-    found: list[str] = []
+    paths: list[str] = []
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         for name in sorted(names):
             path = os.path.join(place, name)
             if stat.S_ISREG(os.lstat(path).st_mode):
-                found.append(os.path.relpath(path, folder).replace(os.sep, "/"))
-    return found
+                paths.append(os.path.relpath(path, folder).replace(os.sep, "/"))
+    return paths
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -200,7 +200,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {name: data for name, data in read.items() if data is not None}
 
 
-def lay(folder: Path, files: Mapping[str, bytes]) -> None:
+def write_tree(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write files below a folder and bring them to the disk; folders are made where missing.
 
     :param files: path below ``folder`` -> bytes.
@@ -297,7 +297,7 @@ def _unlink(name: str, folder: int) -> None:
         os.unlink(name, dir_fd=folder)
 
 
-def appear(folder: Path, files: Mapping[str, bytes]) -> None:
+def create_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     """Make a folder with files in it, whole or not at all.
 
     :raises FileExistsError: if something of that name is there.
@@ -309,7 +309,7 @@ def appear(folder: Path, files: Mapping[str, bytes]) -> None:
         staged = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
         try:
             os.chmod(staged, _folder_mode())
-            lay(staged, files)
+            write_tree(staged, files)
             if os.path.lexists(folder):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
             os.replace(staged, folder)
@@ -327,7 +327,7 @@ def _sweep(folder: Path, prefix: str) -> None:
             shutil.rmtree(folder / name, ignore_errors=True)
 
 
-def vanish(folder: Path) -> None:
+def delete_folder(folder: Path) -> None:
     """Remove a folder and what is in it: it is there as it was, or it is gone.
 
     :param folder: by whatever path, ``.`` too.
@@ -341,7 +341,7 @@ def vanish(folder: Path) -> None:
         _sweep(folder.parent, prefix)
 
 
-def withdraw(folder: Path, document: str, own: Collection[str]) -> bool:
+def remove_session(folder: Path, document: str, own: Collection[str]) -> bool:
     """Remove a session's own files, and its folder where nothing else is in it.
 
     :param document: the file without which the folder is not taken for a session; it goes first.
@@ -351,7 +351,7 @@ def withdraw(folder: Path, document: str, own: Collection[str]) -> bool:
     """
     there, names = files_below(folder), {document, *own}
     if all(name in names or stray(name.rpartition("/")[2]) for name in there):
-        vanish(folder)
+        delete_folder(folder)
         return True
     for name in (document, *sorted(names & set(there) - {document})):
         remove_below(folder, name)

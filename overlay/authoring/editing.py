@@ -31,7 +31,7 @@ from overlay.results import State
 _CONTEXTS = (CONTEXT, (1, *CONTEXT))
 
 #: An edited file's texts: without the feature, and as it was edited.
-_Edited = tuple[bytes, bytes]
+_Texts = tuple[bytes, bytes]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Edited:
 
 
 @dataclass(frozen=True)
-class Commit:
+class CommittedFolder:
     """A feature's folder after an edit, not written yet.
 
     :ivar files: path below the folder -> bytes; ``None`` for those that go.
@@ -96,7 +96,7 @@ def commit(
     fits: Callable[[Feature, str], bool],
     names: Sequence[str],
     today: str,
-) -> Commit:
+) -> CommittedFolder:
     """The folder of a feature once the edit of a session is its patch.
 
     :param files: path below the feature's folder -> bytes.
@@ -112,34 +112,34 @@ def commit(
         )
     modules, texts = _sorted(feature, edited)
     shared = feature.shared_modules()
-    known = sorted({*names, str(edited.release)}, key=Version)
-    known = [name for name in known if Version(name) in feature.releases]
+    candidates = sorted({*names, str(edited.release)}, key=Version)
+    candidates = [name for name in candidates if Version(name) in feature.releases]
     topics: list[_Topic] = []
     run: list[str] = []
     for contexts in _CONTEXTS:
-        tried = _topics(feature, edited, texts, contexts)
-        wide = {topic.name: _span(topic, feature) for topic in tried}
-        form = _folder(feature, files, tried, wide, modules, edited, today)
+        trial = _topics(feature, edited, texts, contexts)
+        wide = {topic.name: _span(topic, feature) for topic in trial}
+        form = _folder(feature, files, trial, wide, modules, edited, today)
         reached = _run(
-            check_files(feature.id, form, shared=shared), tried, edited.release, fits, known
+            check_files(feature.id, form, shared=shared), trial, edited.release, fits, candidates
         )
         if len(reached) > len(run):
-            topics, run = tried, reached
-        if len(run) == len(known):
+            topics, run = trial, reached
+        if len(run) == len(candidates):
             break
     wide = {topic.name: _span(topic, feature) for topic in topics}
-    spans = {name: _shared(span, run, known) for name, span in wide.items()}
-    made = _folder(feature, files, topics, spans, modules, edited, today, known=known)
-    after = check_files(feature.id, made, shared=shared)
+    spans = {name: _shared(span, run, candidates) for name, span in wide.items()}
+    final = _folder(feature, files, topics, spans, modules, edited, today, candidates=candidates)
+    after = check_files(feature.id, final, shared=shared)
     if topics and any(test.lines for test in feature.upstream_tests):
-        made["feature.toml"] = with_tests(made["feature.toml"], _tests(after, edited))
-        after = check_files(feature.id, made, shared=shared)
+        final["feature.toml"] = with_tests(final["feature.toml"], _tests(after, edited))
+        after = check_files(feature.id, final, shared=shared)
     expect_bytes(after, edited)
-    return Commit(
+    return CommittedFolder(
         after,
-        {**made, **dict.fromkeys(files.keys() - made.keys())},
+        {**final, **dict.fromkeys(files.keys() - final.keys())},
         ReleaseRange(Version(run[0]), Version(run[-1])),
-        tuple(name for name in known if name not in run) if topics else (),
+        tuple(name for name in candidates if name not in run) if topics else (),
         {topic.path: topic.hunks for topic in topics if topic.hunks},
         tuple(path for path, data in modules.items() if data is not None),
         tuple(path for path, data in modules.items() if data is None),
@@ -159,13 +159,13 @@ def _tests(feature: Feature, edited: Edited) -> tuple[DerivedTest, ...]:
     return derived_tests(parts)
 
 
-def _sorted(feature: Feature, edited: Edited) -> tuple[dict[str, bytes | None], dict[str, _Edited]]:
+def _sorted(feature: Feature, edited: Edited) -> tuple[dict[str, bytes | None], dict[str, _Texts]]:
     """The added modules that change (``None``: go), and the edited files of the release.
 
     :raises UsageError: naming every file that a feature cannot carry.
     """
     modules: dict[str, bytes | None] = {}
-    texts: dict[str, _Edited] = {}
+    texts: dict[str, _Texts] = {}
     problems: list[str] = []
     added = {each.path for each in feature.added}
     for path in edited.changed:
@@ -187,7 +187,7 @@ def _sorted(feature: Feature, edited: Edited) -> tuple[dict[str, bytes | None], 
 
 
 def _topics(
-    feature: Feature, edited: Edited, texts: Mapping[str, _Edited], contexts: Sequence[int]
+    feature: Feature, edited: Edited, texts: Mapping[str, _Texts], contexts: Sequence[int]
 ) -> list[_Topic]:
     """The topics of the edited files; the last topic of a file takes its edit.
 
@@ -229,19 +229,19 @@ def _as_they_were(hunks: Sequence[Hunk], patch: Patch | None, before: bytes) -> 
         return tuple(hunks)
     text = ScopedText.read(before)
     old = {_change(hunk): hunk for hunk in patch.hunks}
-    made = list(hunks)
+    result = list(hunks)
     for at, hunk in enumerate(hunks):
-        known = old.get(_change(hunk))
-        line = None if known is None else text.match(known).line
-        if known is None or line is None:
+        old_hunk = old.get(_change(hunk))
+        line = None if old_hunk is None else text.match(old_hunk).line
+        if old_hunk is None or line is None:
             continue
         room = range(
-            made[at - 1].source_line + len(made[at - 1].pre) if at else 1,
+            result[at - 1].source_line + len(result[at - 1].pre) if at else 1,
             hunks[at + 1].source_line if at + 1 < len(hunks) else len(text.lines) + 1,
         )
-        if room.start <= line and line + len(known.pre) <= room.stop:
-            made[at] = known._replace(source_line=line, base_has=None)
-    return tuple(made)
+        if room.start <= line and line + len(old_hunk.pre) <= room.stop:
+            result[at] = old_hunk._replace(source_line=line, base_has=None)
+    return tuple(result)
 
 
 def _change(hunk: Hunk) -> object:
@@ -255,20 +255,20 @@ def _before_last(base: bytes, patches: Sequence[Patch]) -> bytes:
     texts = Texts(Syntax())
     text = base
     for patch in patches[:-1]:
-        tried = attempt(patch, text, texts)
-        text = tried.after if tried.after is not None else text
+        result = attempt(patch, text, texts)
+        text = result.after if result.after is not None else text
     return text
 
 
 def _leaves_a_hole(topic: _Topic, feature: Feature) -> bool:
     """Whether a topic loses its change on the session's release and keeps one on others."""
-    kept = next((each for each in feature.topics if each.name == topic.name), None)
-    return not topic.hunks and kept is not None and len(kept.variants) > 1
+    own = next((each for each in feature.topics if each.name == topic.name), None)
+    return not topic.hunks and own is not None and len(own.variants) > 1
 
 
 def _emptied(topic: _Topic, feature: Feature) -> str:
-    kept = next(each for each in feature.topics if each.name == topic.name)
-    others = [str(each.releases) for each in kept.variants if each is not topic.variant]
+    own = next(each for each in feature.topics if each.name == topic.name)
+    others = [str(each.releases) for each in own.variants if each is not topic.variant]
     return (
         f"{topic.path}: no change of it is left, while {topic.name} keeps one for "
         f"{', '.join(others)}; a topic has a variant for each release of the feature. Take those "
@@ -285,7 +285,7 @@ def _run(
     topics: Sequence[_Topic],
     release: Version,
     fits: Callable[[Feature, str], bool],
-    known: Sequence[str],
+    candidates: Sequence[str],
 ) -> list[str]:
     """The releases around the session's that get the edit: all topics of it, or none."""
     spans = [_span(topic, trial) for topic in topics if topic.hunks]
@@ -294,18 +294,18 @@ def _run(
         return all(Version(name) in span for span in spans) and fits(trial, name)
 
     if not spans:
-        return list(known)
-    first = last = list(known).index(str(release))
-    while first and takes(known[first - 1]):
+        return list(candidates)
+    first = last = list(candidates).index(str(release))
+    while first and takes(candidates[first - 1]):
         first -= 1
-    while last + 1 < len(known) and takes(known[last + 1]):
+    while last + 1 < len(candidates) and takes(candidates[last + 1]):
         last += 1
-    return list(known[first : last + 1])
+    return list(candidates[first : last + 1])
 
 
-def _shared(span: ReleaseRange, run: Sequence[str], known: Sequence[str]) -> ReleaseRange:
+def _shared(span: ReleaseRange, run: Sequence[str], candidates: Sequence[str]) -> ReleaseRange:
     """The part of a variant's range that gets the edit; its own ends where the run reaches them."""
-    inside = [name for name in known if Version(name) in span]
+    inside = [name for name in candidates if Version(name) in span]
     first, last = max(Version(run[0]), span.first), min(Version(run[-1]), span.last)
     if inside and Version(inside[0]) >= Version(run[0]):
         first = span.first
@@ -322,34 +322,36 @@ def _folder(
     modules: Mapping[str, bytes | None],
     edited: Edited,
     today: str,
-    known: Sequence[str] = (),
+    candidates: Sequence[str] = (),
 ) -> dict[str, bytes]:
     """Every file of the feature's folder.
 
     :param spans: topic -> the range that its new variant serves; what is left of the old one's
-        keeps the old text, cut at the ``known`` releases.
+        keeps the old text, cut at the ``candidates`` releases.
     """
-    made = dict(files)
+    result = dict(files)
     for path, data in modules.items():
-        made.pop(f"files/{path}", None)
+        result.pop(f"files/{path}", None)
         if data is not None:
-            made[f"files/{path}"] = data
+            result[f"files/{path}"] = data
     for topic in topics:
         old: bytes | None = None
         if topic.variant is not None:
-            old = made.pop(f"{topic.name}/{topic.variant.patch.name.rsplit('/', 1)[-1]}")
+            old = result.pop(f"{topic.name}/{topic.variant.patch.name.rsplit('/', 1)[-1]}")
         if topic.hunks:
             data = _rendered(feature, topic, edited.release, today)
-            made[f"{topic.name}/{spans[topic.name]}.patch"] = data
+            result[f"{topic.name}/{spans[topic.name]}.patch"] = data
         if topic.variant is not None and old is not None and topic.hunks:
-            for rest in _rests(topic.variant.releases, spans[topic.name], known):
-                made[f"{topic.name}/{rest}.patch"] = old
-    return made
+            for rest in _rests(topic.variant.releases, spans[topic.name], candidates):
+                result[f"{topic.name}/{rest}.patch"] = old
+    return result
 
 
-def _rests(whole: ReleaseRange, part: ReleaseRange, known: Sequence[str]) -> list[ReleaseRange]:
+def _rests(
+    whole: ReleaseRange, part: ReleaseRange, candidates: Sequence[str]
+) -> list[ReleaseRange]:
     """What is left of a range below and above a part of it, ending at known releases."""
-    versions = [Version(name) for name in known if Version(name) in whole]
+    versions = [Version(name) for name in candidates if Version(name) in whole]
     below = [version for version in versions if version < part.first]
     above = [version for version in versions if version > part.last]
     rests = []
@@ -383,12 +385,12 @@ def expect_bytes(feature: Feature, edited: Edited) -> None:
     :raises UsageError: naming the files of which it does not, and why.
     """
     planned = plan([feature], edited, edited.release)
-    made = {change.path: change.after for change in planned.changes}
-    paths = {*edited.now, *made} - {*feature.shared}
+    texts = {change.path: change.after for change in planned.changes}
+    paths = {*edited.now, *texts} - {*feature.shared}
     wrong = [
         path
         for path in sorted(paths)
-        if made.get(path, edited.base.get(path)) != edited.now.get(path)
+        if texts.get(path, edited.base.get(path)) != edited.now.get(path)
     ]
     if wrong:
         result = planned.features[0]

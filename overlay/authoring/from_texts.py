@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from overlay.authoring.building import Change, EditedFile
+from overlay.authoring.building import EditedFile, FeatureChange
 from overlay.authoring.composing import NotComposable, compose_file
 from overlay.authoring.locating import Base
 from overlay.authoring.triage import FileFate, added_problem, uncompilable
@@ -24,7 +24,7 @@ class TwoTexts(NamedTuple):
     now: bytes | None
 
 
-def change_of(files: Iterable[TwoTexts], release: str, syntax: Syntax) -> Change:
+def change_of(files: Iterable[TwoTexts], release: str, syntax: Syntax) -> FeatureChange:
     """The change that edits make; the fate of a file that cannot be carried says why.
 
     :param release: the release on whose text, perhaps with features below, the edits were made.
@@ -44,7 +44,7 @@ def change_of(files: Iterable[TwoTexts], release: str, syntax: Syntax) -> Change
         elif before is not None:
             problem = f"{path} was removed; a feature never removes a file of a release"
             fates.append(FileFate(path, Fate.EDITED, release, problem=problem))
-    return Change(tuple(topics), added, tuple(fates))
+    return FeatureChange(tuple(topics), added, tuple(fates))
 
 
 def _edited(

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from overlay.authoring.baseless import why as why_no_base
-from overlay.authoring.building import Change, EditedFile, Prepared, Words, build
+from overlay.authoring.building import EditedFile, FeatureChange, Prepared, Words, build
 from overlay.authoring.composing import NotComposable, compose_file
 from overlay.authoring.incoming import Commit, IncomingFile
 from overlay.authoring.locating import ReleaseTexts, locate, replay
@@ -81,7 +81,7 @@ def prepare(
         today,
         package,
     )
-    change = Change(tuple(topics), contents, tuple(fates), len(commits))
+    change = FeatureChange(tuple(topics), contents, tuple(fates), len(commits))
     return build(change, words, texts, {"origin/01.patch": verbatim}, answers)
 
 

@@ -56,7 +56,7 @@ _OF_PARTS = re.compile(
 )
 
 
-class Kind(Enum):
+class ChangeKind(Enum):
     """What a change does to one file."""
 
     MODIFIED = "edits"
@@ -72,7 +72,7 @@ class Kind(Enum):
 
 
 #: The types of what git keeps beside ordinary files, as the first digits of their modes.
-_SPECIAL = {"12": Kind.LINK, "16": Kind.SUBMODULE}
+_SPECIAL = {"12": ChangeKind.LINK, "16": ChangeKind.SUBMODULE}
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class IncomingFile:
     """
 
     path: str
-    kind: Kind
+    kind: ChangeKind
     hunks: tuple[Hunk, ...]
     line: int
     old_path: str | None = None
@@ -213,12 +213,12 @@ def _read_mail(data: bytes, name: str, offset: int) -> Commit:
     words = _LONE.sub("\N{REPLACEMENT CHARACTER}", text[: begins.start()] if begins else text)
     # The lines of the body are those of the file unless the mail was encoded for transport.
     header_lines = data.count(b"\n") - raw.count(b"\n")
-    said = re.split(r"^---\s*$", words, maxsplit=1, flags=re.MULTILINE)[0].strip()
+    body_words = re.split(r"^---\s*$", words, maxsplit=1, flags=re.MULTILINE)[0].strip()
     offset += header_lines + words.count("\n")
     return Commit(
         files=_files(text[begins.start() :], name, offset) if begins else (),
         subject=_SUBJECT_PREFIX.sub("", " ".join(_header(message, "Subject", name).split())),
-        message=said,
+        message=body_words,
         author=_header(message, "From", name).strip(),
     )
 
@@ -309,24 +309,26 @@ def _file(entry: PatchedFile, name: str, offset: int) -> IncomingFile:
     )
 
 
-def _kind(entry: PatchedFile, info: Sequence[str], hunks: Sequence[Hunk], mode: str | None) -> Kind:
+def _kind(
+    entry: PatchedFile, info: Sequence[str], hunks: Sequence[Hunk], mode: str | None
+) -> ChangeKind:
     """What a change does to a file, the gravest first: git's modes tell links from files."""
     source, target = _path(entry.source_file), _path(entry.target_file)
     if target is None:
-        return Kind.REMOVED
+        return ChangeKind.REMOVED
     if mode is not None and mode[:2] in _SPECIAL:
         return _SPECIAL[mode[:2]]
     if entry.is_binary_file or any(line.startswith("GIT binary patch") for line in info):
-        return Kind.BINARY
+        return ChangeKind.BINARY
     if source is None:
-        return Kind.ADDED
+        return ChangeKind.ADDED
     if any(line.startswith("copy from ") for line in info):
-        return Kind.COPIED
+        return ChangeKind.COPIED
     if source != target:
-        return Kind.RENAMED
+        return ChangeKind.RENAMED
     if hunks:
-        return Kind.MODIFIED
-    return Kind.EMPTY if mode is None else Kind.MODE
+        return ChangeKind.MODIFIED
+    return ChangeKind.EMPTY if mode is None else ChangeKind.MODE
 
 
 def _new_mode(info: Sequence[str]) -> str | None:
@@ -365,7 +367,7 @@ def _require_ends(entry: PatchedFile, name: str, offset: int, is_new: bool) -> N
 
     :raises UsageError: at the first line that ends otherwise than those of the file.
     """
-    wanted = None if not is_new else False
+    expected = None if not is_new else False
     for hunk in entry:
         for line in hunk:
             if line.line_type == "\\":
@@ -376,14 +378,14 @@ def _require_ends(entry: PatchedFile, name: str, offset: int, is_new: bool) -> N
                     f"{place}: expected lines of Python, found a byte-order mark; a feature does "
                     "not change the encoding of a file"
                 )
-            found = line.value.endswith("\r\n")
-            wanted = found if wanted is None else wanted
-            if found is not wanted:
+            crlf = line.value.endswith("\r\n")
+            expected = crlf if expected is None else expected
+            if crlf is not expected:
                 ends = ("LF", "CRLF")
                 raise UsageError(
                     f"{place}: expected lines that end with "
-                    f"{ends[wanted]} in {_path(entry.target_file) or _path(entry.source_file)}, "
-                    f"found one that ends with {ends[found]}; a feature does not change line ends"
+                    f"{ends[expected]} in {_path(entry.target_file) or _path(entry.source_file)}, "
+                    f"found one that ends with {ends[crlf]}; a feature does not change line ends"
                 )
 
 

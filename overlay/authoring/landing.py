@@ -42,7 +42,7 @@ class Summary:
     @property
     def problems(self) -> tuple[FileFate, ...]:
         """The files that prevent a complete feature."""
-        return tuple(one for one in self.files if one.problem is not None)
+        return tuple(file for file in self.files if file.problem is not None)
 
 
 def modules_on(added: Mapping[str, bytes], texts: ReleaseTexts) -> dict[str, dict[str, Outcome]]:
@@ -64,12 +64,12 @@ def modules_on(added: Mapping[str, bytes], texts: ReleaseTexts) -> dict[str, dic
 
 def names_taken(modules: Mapping[str, Mapping[str, Outcome]]) -> dict[str, tuple[str, ...]]:
     """The added modules whose name another file has, with the releases where it has."""
-    taken: dict[str, tuple[str, ...]] = {}
+    holders: dict[str, tuple[str, ...]] = {}
     for name, outcomes in modules.items():
         for path, outcome in outcomes.items():
             if outcome is Outcome.CONFLICT:
-                taken[path] = (*taken.get(path, ()), name)
-    return taken
+                holders[path] = (*holders.get(path, ()), name)
+    return holders
 
 
 def taken_back(outcomes: Mapping[str, Outcome], names: Sequence[str]) -> tuple[str, ...]:

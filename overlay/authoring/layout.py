@@ -64,10 +64,10 @@ def lay_out(
         if result.state is not State.PRISTINE:
             raise UsageError(not_there(result, release, package))
     for each in touching:
-        tried = plan([*below, each, *own], tree, release, syntax=syntax)
-        if not tried.state.needs_attention:
+        trial = plan([*below, each, *own], tree, release, syntax=syntax)
+        if not trial.state.needs_attention:
             below.append(each)
-            whole = tried
+            whole = trial
     under = {
         change.path: change.after for change in plan(below, tree, release, syntax=syntax).changes
     }

@@ -24,7 +24,7 @@ from overlay.package import Tree
 from overlay.planning.scopes import UnparsableError
 from overlay.planning.telling import new_lines, share_of, stands_together
 from overlay.planning.text import Edit, SourceText, TextError
-from overlay.planning.upstream import taken
+from overlay.planning.upstream import hunk_is_upstream
 from overlay.results import State
 from overlay.untrusted import read_regular
 
@@ -187,14 +187,14 @@ class _Fit(NamedTuple):
 def _fits(file: IncomingFile, texts: ReleaseTexts, following: Sequence[IncomingFile]) -> list[_Fit]:
     """The releases in which a change is found by its own lines, the newest first."""
     fits: list[_Fit] = []
-    known: dict[bytes, _Fit | None] = {}
+    answers: dict[bytes, _Fit | None] = {}
     for release in reversed(texts.names):
         data = texts.read(release, file.path)
         if data is None:
             continue
-        if data not in known:
-            known[data] = _fit(file, data, following)
-        if (fit := known[data]) is not None:
+        if data not in answers:
+            answers[data] = _fit(file, data, following)
+        if (fit := answers[data]) is not None:
             fits.append(fit._replace(base=replace(fit.base, release=release)))
     return _told_apart([_with_common(fit, fits) for fit in fits])
 
@@ -219,8 +219,8 @@ def _fit(file: IncomingFile, data: bytes, following: Sequence[IncomingFile]) -> 
     for part in following:
         whole = None if whole is None else replay(whole, part.hunks)
     try:
-        made = () if whole is None else compose(data, whole)
-        return _Fit(base, _new(made), ScopedText.read(data), _new(file.hunks))
+        hunks = () if whole is None else compose(data, whole)
+        return _Fit(base, _new(hunks), ScopedText.read(data), _new(file.hunks))
     except (NotComposable, TextError, UnparsableError):
         return _Fit(base, None, None)
 
@@ -276,8 +276,8 @@ def _has_much(data: bytes, hunks: Sequence[Hunk]) -> bool:
         return False
     for hunk in hunks:
         lines = [text.lines[place.start : place.stop] for place in text.scopes.get(hunk.scope, ())]
-        shown = taken(hunk, lines, hunks)
-        there = shown.merged or shown.partly
+        evidence = hunk_is_upstream(hunk, lines, hunks)
+        there = evidence.merged or evidence.partly
         if not there and text.match(hunk).state is not State.UPSTREAMED:
             return False
     return True
@@ -334,12 +334,12 @@ def replay(before: bytes, hunks: Sequence[Hunk]) -> bytes | None:
         source = SourceText.from_bytes(before)
     except TextError:
         return None
-    made: list[Edit] = []
+    splices: list[Edit] = []
     ends: bool | None = None
     shift = done = 0
     for hunk in hunks:
-        wanted = max(hunk.source_line - 1, 0) + shift
-        at = _nearest(source.lines, hunk.pre, wanted, done)
+        target = max(hunk.source_line - 1, 0) + shift
+        at = _nearest(source.lines, hunk.pre, target, done)
         if at is None:
             return None
         if (hunk.pre_unfinished or hunk.post_unfinished) and at + len(hunk.pre) != len(
@@ -348,16 +348,16 @@ def replay(before: bytes, hunks: Sequence[Hunk]) -> bytes | None:
             return None
         if hunk.pre_unfinished or hunk.post_unfinished:
             ends = not hunk.post_unfinished
-        made.append(Edit(at, at + len(hunk.pre), hunk.post))
+        splices.append(Edit(at, at + len(hunk.pre), hunk.post))
         shift, done = at - max(hunk.source_line - 1, 0), at + len(hunk.pre)
     try:
-        return source.splice(made, ends).to_bytes()
+        return source.splice(splices, ends).to_bytes()
     except TextError:
         return None
 
 
-def _nearest(lines: Sequence[str], image: Sequence[str], wanted: int, first: int) -> int | None:
-    return min(_places(lines, image, first), key=lambda at: abs(at - wanted), default=None)
+def _nearest(lines: Sequence[str], image: Sequence[str], target: int, first: int) -> int | None:
+    return min(_places(lines, image, first), key=lambda at: abs(at - target), default=None)
 
 
 def _places(lines: Sequence[str], image: Sequence[str], first: int = 0) -> list[int]:
@@ -375,11 +375,11 @@ def _moved_lines(before: bytes, hunks: Sequence[Hunk]) -> int:
     lines = SourceText.from_bytes(before).lines
     total = done = shift = 0
     for hunk in hunks:
-        wanted = max(hunk.source_line - 1, 0)
-        at = _nearest(lines, hunk.pre, wanted + shift, done)
+        target = max(hunk.source_line - 1, 0)
+        at = _nearest(lines, hunk.pre, target + shift, done)
         if at is not None:
-            total += abs(at - wanted)
-            shift, done = at - wanted, at + len(hunk.pre)
+            total += abs(at - target)
+            shift, done = at - target, at + len(hunk.pre)
     return total
 
 

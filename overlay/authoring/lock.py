@@ -61,16 +61,16 @@ def _beside(folder: Path) -> int:
     """The same for a folder on a file system without locks."""
     path = lock_file(os.path.realpath(folder))
     try:
-        held = open_lock(path, SECONDS)
+        handle = open_lock(path, SECONDS)
     except OSError as error:
         raise OverlayError(
             f"{folder} lies on a file system without locks, and the lock file {path} cannot be "
             f"locked either ({error.strerror}). Nothing was changed; set XDG_CACHE_HOME to a "
             "folder on a local disk"
         ) from error
-    if held is None:
+    if handle is None:
         raise _busy(folder, f", which holds {path}")
-    return held
+    return handle
 
 
 def _busy(folder: Path, by: str) -> OverlayError:

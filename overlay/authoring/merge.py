@@ -135,15 +135,15 @@ def matches(before: Sequence[str], after: Sequence[str]) -> dict[int, int]:
     that were put in or taken out could be others that are equal, the last possible ones are meant,
     so that two texts into which the same lines were put agree on where.
     """
-    kept = dict(_matches(before, after, range(len(before)), range(len(after))))
-    return _slid(kept, before, after)
+    pairs = dict(_matches(before, after, range(len(before)), range(len(after))))
+    return _slid(pairs, before, after)
 
 
-def _slid(kept: dict[int, int], before: Sequence[str], after: Sequence[str]) -> dict[int, int]:
+def _slid(pairs: dict[int, int], before: Sequence[str], after: Sequence[str]) -> dict[int, int]:
     """The matches with each run of added lines, or of removed ones, as far down as it goes."""
     slid: dict[int, int] = {}
     at = place = 0  # the next line of each text that is not settled yet
-    for old, new in sorted(kept.items()):
+    for old, new in sorted(pairs.items()):
         added, removed = new - place, old - at
         if added and not removed and after[place] == before[old]:
             slid[old] = place  # the first added line is this one; the last one is added instead
@@ -218,14 +218,14 @@ def _anchors(
 
 def _once(lines: Sequence[str], place: range) -> dict[str, int]:
     """The telling lines that occur once in a range, with their index."""
-    found: dict[str, int] = {}
+    places: dict[str, int] = {}
     twice: set[str] = set()
     for at in place:
         line = lines[at]
-        if line in found:
+        if line in places:
             twice.add(line)
-        found[line] = at
-    return {line: at for line, at in found.items() if line not in twice and line.strip()}
+        places[line] = at
+    return {line: at for line, at in places.items() if line not in twice and line.strip()}
 
 
 def _marked(region: Region, labels: tuple[str, str, str]) -> Lines:

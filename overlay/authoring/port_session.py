@@ -19,8 +19,8 @@ from overlay.authoring.port_views import conflict, marker_lines
 from overlay.authoring.ports import FeaturePort, TopicPort, as_patch
 from overlay.authoring.session import (
     DOCUMENT,
-    Kind,
     Session,
+    SessionKind,
     Waiting,
     begin,
     features_of,
@@ -69,19 +69,19 @@ def create(
             waiting.append(Waiting(id_, digest, "files", port.feature.added[0].path, "", ""))
     features, places = features_of(waiting), tuple(Path(p).absolute() for p in patches)
     session = Session(
-        folder, Kind.PORT, features, release, places, package=package, waiting=tuple(waiting)
+        folder, SessionKind.PORT, features, release, places, package=package, waiting=tuple(waiting)
     )
     return begin(session, laid, {}).folder
 
 
-def find(named: str | None) -> Path:
+def find(folder: str | None) -> Path:
     """The folder of the session that is meant.
 
-    :param named: as the user gave it; ``None``: the only one in the working folder.
+    :param folder: as the user gave it; ``None``: the only one in the working folder.
     :raises UsageError: if there is none, or several.
     """
-    if named is not None:
-        return from_anywhere(Path(named))
+    if folder is not None:
+        return from_anywhere(Path(folder))
     there = sorted(path.parent for path in Path().glob(f"port-*/{DOCUMENT}"))
     if len(there) == 1:
         return there[0]
@@ -133,7 +133,7 @@ def resolved(
         hunks; nothing is lost.
     """
     problems: list[str] = []
-    made: list[FeaturePort] = []
+    results: list[FeaturePort] = []
     for port in ports:
         waiting = {e.topic: e for e in session.waiting if e.feature == port.feature.id}
         topics = [
@@ -147,12 +147,12 @@ def resolved(
             result = retired(result)
         elif not problems:
             problems += _not_landing(result, syntax)
-        made.append(result)
+        results.append(result)
         if port.problem is not None:
             problems.append(f"{port.problem}: --retire or --skip {port.feature.id}")
     if problems:
         raise UsageError("\n".join(problems))
-    return tuple(made)
+    return tuple(results)
 
 
 def _edited(
@@ -198,8 +198,8 @@ def retired(port: FeaturePort) -> FeaturePort:
     last = max((v.releases.last for t in port.feature.topics for v in t.variants), default=None)
     newest = max(filter(None, (last, port.feature.releases.last)))
     topics = tuple(map(_retired, port.topics))
-    told = "a person retired it there" if Version(port.release) > newest else ""
-    return replace(port, topics=topics, problem=None, shown=told, by_hand=True)
+    evidence = "a person retired it there" if Version(port.release) > newest else ""
+    return replace(port, topics=topics, problem=None, shown=evidence, by_hand=True)
 
 
 def _not_landing(port: FeaturePort, syntax: Syntax) -> list[str]:

@@ -73,24 +73,29 @@ def conflict(port: TopicPort, release: str) -> Conflict | None:
     title = package_named(port.path.partition("/")[0]).title
     name = f"yours ({port.variant.patch.name})"
     lines = merged.marked(name, f"{title} {port.base}", f"{title} {release}")
-    end = "\r\n" if theirs.ends and theirs.ends[0] == "\r\n" else "\n"
-    text = end.join(lines) + (end if theirs.final_newline and lines else "")
-    return Conflict(port.origin, yours, port.after, text.encode(theirs.encoding, "replace"))
+    return Conflict(port.origin, yours, port.after, _text(lines, theirs))
+
+
+def _text(lines: Sequence[str], like: SourceText) -> bytes:
+    """A text of lines that ends them as another one does, in its encoding."""
+    end = "\r\n" if like.ends and like.ends[0] == "\r\n" else "\n"
+    text = end.join(lines) + (end if like.final_newline and lines else "")
+    return text.encode(like.encoding, "replace")
 
 
 def with_hunks(text: bytes, hunks: Sequence[Hunk]) -> bytes | None:
     """A text with hunks that are made on it; ``None`` where one is not."""
     texts = Texts(Syntax())
-    made: list[Edit] = []
+    splices: list[Edit] = []
     ending: bool | None = None
     for hunk in hunks:
         match = texts.match(hunk, text)
         if match.state is not State.PRISTINE or match.line is None:
             return None
-        made += edits(hunk, match.line - 1)
+        splices += edits(hunk, match.line - 1)
         ending = final_newline_after(hunk) if ending is None else ending
     try:
-        return texts.source(text).splice(made, ending).to_bytes()
+        return texts.source(text).splice(splices, ending).to_bytes()
     except TextError:
         return None
 
@@ -108,12 +113,10 @@ def placed_before(port: TopicPort, release: str) -> bytes | None:
     lines: list[str] = []
     for region in result.regions:
         if region.side is Side.CONFLICT:
-            known = set(region.base)
-            lines += [line for line in region.ours if line not in known]
+            base_lines = set(region.base)
+            lines += [line for line in region.ours if line not in base_lines]
         lines += region.lines
-    end = "\r\n" if sides[2].ends and sides[2].ends[0] == "\r\n" else "\n"
-    text = end.join(lines) + (end if sides[2].final_newline and lines else "")
-    return text.encode(sides[2].encoding, "replace")
+    return _text(lines, sides[2])
 
 
 def hunk_view(hunk: Hunk) -> tuple[str, ...]:
@@ -137,11 +140,11 @@ def upstream_view(port: TopicPort, hunk: Hunk) -> tuple[str, ...]:
     matcher = difflib.SequenceMatcher(None, base.lines, release.lines)
     groups = list(matcher.get_grouped_opcodes(_CONTEXT))
     own = _own_lines(hunk, base.lines)
-    shown = [group for group in groups if _concerns(group, base, release, own)]
-    lines = [line for group in shown for line in _diff(group, base.lines, release.lines)]
-    if left := len(groups) - len(shown):
-        what = "change lies" if left == 1 else "changes lie"
-        lines.append(f"({left} other {what} inside functions and classes)")
+    own_groups = [group for group in groups if _concerns(group, base, release, own)]
+    lines = [line for group in own_groups for line in _diff(group, base.lines, release.lines)]
+    if others := len(groups) - len(own_groups):
+        what = "change lies" if others == 1 else "changes lie"
+        lines.append(f"({others} other {what} inside functions and classes)")
     return tuple(lines)
 
 

@@ -143,8 +143,14 @@ def _difference(was: _Function, now: _Function) -> str:
 
 
 def _parameters(function: _Function) -> list[str]:
-    given = function.args
-    every = (*given.posonlyargs, *given.args, given.vararg, *given.kwonlyargs, given.kwarg)
+    arguments = function.args
+    every = (
+        *arguments.posonlyargs,
+        *arguments.args,
+        arguments.vararg,
+        *arguments.kwonlyargs,
+        arguments.kwarg,
+    )
     return [parameter.arg for parameter in every if parameter is not None]
 
 

@@ -80,21 +80,23 @@ class Porter:
             module_outcome(added, partial(self.texts.read, release)) for added in feature.added
         )
         at = dict(zip((added.path for added in feature.added), modules, strict=True))
-        taken = [path for path, outcome in at.items() if outcome is Outcome.CONFLICT]
+        conflicting = [path for path, outcome in at.items() if outcome is Outcome.CONFLICT]
         lacking = [path for path, outcome in at.items() if outcome is not Outcome.UPSTREAM]
-        told = ""
-        problem = f"{taken[0]}: {self._holder(release, taken[0])}" if taken else None
+        proof = ""
+        problem = (
+            f"{conflicting[0]}: {self._holder(release, conflicting[0])}" if conflicting else None
+        )
         if all(hunk.outcome is Outcome.UPSTREAM for hunk in hunks) and (hunks or feature.added):
             if not lacking:
                 what = f"{len(hunks)} hunks" if hunks else "of its modules"
-                told, problem = f"all {what} are in it", None
+                proof, problem = f"all {what} are in it", None
             elif hunks and problem is None:
                 problem = (
                     f"{lacking[0]}: the release has all {len(hunks)} hunks, and not this module: "
                     "where it does not need it, retire the feature there (`merged`)"
                 )
         return FeaturePort(
-            feature, release, tuple(topics), modules=modules, shown=told, problem=problem
+            feature, release, tuple(topics), modules=modules, shown=proof, problem=problem
         )
 
     def _holder(self, release: str, path: str) -> str:
@@ -110,9 +112,9 @@ class Porter:
         :returns: both empty where there may be something to port.
         """
         version, record = Version(release), self.texts.record(release)
-        shown = evidence(feature, version, lambda path, scope: self._lines(release, path, scope))
-        if shown.merged:
-            return shown.text, ""
+        answer = evidence(feature, version, lambda path, scope: self._lines(release, path, scope))
+        if answer.merged:
+            return answer.text, ""
         if gone := obsolete_by(feature, version, partial(self.texts.read, release), record):
             return "", gone
         if not covered:
@@ -184,14 +186,14 @@ class Porter:
         own = next((v for v in topic.variants if Version(release) in v.releases), None)
         if own is not None:
             return self._covered(topic, own, release, laid)
-        tried: list[TopicPort] = []
+        ports: list[TopicPort] = []
         for variant in sorted(topic.variants, key=lambda v: self._distance(v, release)):
-            tried.append(self._from(feature, topic, variant, release, earlier, laid))
-            if tried[-1].outcome is Outcome.EXACT:
+            ports.append(self._from(feature, topic, variant, release, earlier, laid))
+            if ports[-1].outcome is Outcome.EXACT:
                 break
-        chosen = min(tried, key=_rank)
+        chosen = min(ports, key=_rank)
         warnings = list(chosen.warnings)
-        for other in tried:
+        for other in ports:
             clean = not other.conflicts and other.outcome is not Outcome.UPSTREAM
             if clean and other.before == chosen.before and other.after != chosen.after:
                 warnings.append(
@@ -274,17 +276,17 @@ class Porter:
             return port
         warnings = port_warnings(origin, before, carried.hunks, self._answers)
         port = replace(port, warnings=warnings)
-        kept = tuple(hunk.hunk for hunk in carried.hunks if hunk.outcome is Outcome.EXACT)
+        exact = tuple(hunk.hunk for hunk in carried.hunks if hunk.outcome is Outcome.EXACT)
         if not port.review:
-            return replace(port, made=kept or None)
+            return replace(port, made=exact or None)
         try:
-            made = compose(before, carried.after)
+            new_hunks = compose(before, carried.after)
         except NotComposable as error:
             return replace(port, problem=f"the merged text cannot be written as hunks: {error}")
-        again = attempt(variant.patch._replace(hunks=made), before, self._answers)
+        again = attempt(variant.patch._replace(hunks=new_hunks), before, self._answers)
         if again.after != carried.after:
             return replace(port, problem="the merged text cannot be written as hunks")
-        return replace(port, made=made)
+        return replace(port, made=new_hunks)
 
     # Texts
 

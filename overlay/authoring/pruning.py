@@ -25,6 +25,7 @@ from overlay.package import ReleaseRange
 from overlay.planning.obsolete import obsolete_by
 from overlay.planning.planner import below, plan
 from overlay.planning.scopes import Syntax
+from overlay.report.base import by_fields
 from overlay.results import Change, Plan, State
 
 #: Path below a feature's folder -> its bytes; ``None``: the file goes.
@@ -54,6 +55,10 @@ class Proposal:
     text: str
     evidence: str
     files: Files | None
+
+    def plain(self) -> dict[str, object]:
+        """The fields of the JSON."""
+        return by_fields(self, "files")
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,7 @@ class Pruner:
         :raises OverlayError: if a release cannot be read.
         """
         present = list(served)
-        wanted = self._answers(present)
+        before = self._answers(present)
         accepted: list[Proposal] = []
         for entry in served:
             if entry.files is None:
@@ -98,7 +103,7 @@ class Pruner:
             makers = (self._feature, self._merged, self._obsolete, self._variants, self._unite)
             for make in makers:
                 while (
-                    proposal := self._first(make, entry.feature.id, present, wanted)
+                    proposal := self._first(make, entry.feature.id, present, before)
                 ) is not None:
                     accepted.append(proposal)
                     present = _after(present, proposal)
@@ -111,7 +116,7 @@ class Pruner:
         make: _Maker,
         id_: str,
         present: Sequence[Served],
-        wanted: Mapping[str, _Answer],
+        before: Mapping[str, _Answer],
     ) -> Proposal | None:
         """The first proposal of a kind under which nothing changes."""
         entry = next((each for each in present if each.feature.id == id_), None)
@@ -123,7 +128,7 @@ class Pruner:
             except (PatchFormatErrors, UsageError):
                 continue  # it would leave a hole, or a range that its feature.toml cannot say
             healed = id_ if proposal.kind is Prune.MERGED else None
-            if self._same(wanted, self._answers(after), healed):
+            if self._same(before, self._answers(after), healed):
                 return proposal
         return None
 
@@ -158,9 +163,9 @@ class Pruner:
         return obsolete_by(feature, Version(release), read, record)
 
     def _same(
-        self, wanted: Mapping[str, _Answer], found: Mapping[str, _Answer], healed: str | None
+        self, before: Mapping[str, _Answer], after: Mapping[str, _Answer], healed: str | None
     ) -> bool:
-        return all(wanted[name].kept_by(found[name], healed) for name in self.names)
+        return all(before[name].kept_by(after[name], healed) for name in self.names)
 
     def _states(self, feature: Feature) -> dict[str, State]:
         """A feature's state on each release that is served, taken alone."""
@@ -191,9 +196,11 @@ class Pruner:
         span = ReleaseRange(feature.releases.first, last)
         clipped = _clipped(feature, files, span)
         if clipped is not None:
-            made = {**clipped, "feature.toml": with_releases(files["feature.toml"], span)}
+            files_after = {**clipped, "feature.toml": with_releases(files["feature.toml"], span)}
             evidence = f"{self._gone(feature, since[0])}, from {since[0]} up to {since[-1]}"
-            yield Proposal(feature.id, Prune.OBSOLETE, f"end its range at {last}", evidence, made)
+            yield Proposal(
+                feature.id, Prune.OBSOLETE, f"end its range at {last}", evidence, files_after
+            )
 
     def _merged(self, entry: Served) -> Iterator[Proposal]:
         """A feature that every release from one on has: it is remembered, and its range ends.
@@ -226,9 +233,9 @@ class Pruner:
             span = ReleaseRange(feature.releases.first, last)
             clipped = _clipped(feature, files, span)
             if clipped is not None:
-                made = {**clipped, "feature.toml": with_releases(noted, span)}
+                files_after = {**clipped, "feature.toml": with_releases(noted, span)}
                 ends = f"{text}, and end its range at {last}"
-                yield Proposal(feature.id, Prune.MERGED, ends, evidence, made)
+                yield Proposal(feature.id, Prune.MERGED, ends, evidence, files_after)
         yield Proposal(feature.id, Prune.MERGED, text, evidence, {"feature.toml": noted})
 
     def _variants(self, entry: Served) -> Iterator[Proposal]:
@@ -268,7 +275,7 @@ class Pruner:
                 if not self._adjacent(older, newer):
                     continue
                 span = ReleaseRange(older.releases.first, newer.releases.last)
-                for kept in (newer, older):
+                for variant in (newer, older):
                     yield Proposal(
                         feature.id,
                         Prune.UNITE,
@@ -277,7 +284,7 @@ class Pruner:
                         {
                             patch_file(topic, older): None,
                             patch_file(topic, newer): None,
-                            f"{topic.name}/{span}.patch": files[patch_file(topic, kept)],
+                            f"{topic.name}/{span}.patch": files[patch_file(topic, variant)],
                         },
                     )
 
@@ -338,16 +345,16 @@ def _after(present: Sequence[Served], proposal: Proposal) -> list[Served]:
 
     :raises PatchFormatErrors: if what is left of the feature cannot be read.
     """
-    made: list[Served] = []
+    result: list[Served] = []
     for entry in present:
         if entry.feature.id != proposal.feature:
-            made.append(entry)
+            result.append(entry)
         elif proposal.files is not None:
-            left = {**(entry.files or {}), **proposal.files}
-            files = {path: data for path, data in left.items() if data is not None}
+            files_after = {**(entry.files or {}), **proposal.files}
+            files = {path: data for path, data in files_after.items() if data is not None}
             feature = check_files(entry.feature.id, files, shared=entry.feature.shared_modules())
-            made.append(Served(replace(feature, origin=entry.feature.origin), files))
-    return made
+            result.append(Served(replace(feature, origin=entry.feature.origin), files))
+    return result
 
 
 def _clipped(feature: Feature, files: Mapping[str, bytes], span: ReleaseRange) -> Files | None:
@@ -355,7 +362,7 @@ def _clipped(feature: Feature, files: Mapping[str, bytes], span: ReleaseRange) -
 
     :returns: ``None`` where a variant would lose the release that its text was made on.
     """
-    made: dict[str, bytes | None] = {}
+    result: dict[str, bytes | None] = {}
     for topic in feature.topics:
         for variant in topic.variants:
             inside = variant.releases.overlaps(span)
@@ -364,11 +371,11 @@ def _clipped(feature: Feature, files: Mapping[str, bytes], span: ReleaseRange) -
             base = variant.patch.headers.get("Base")
             if inside and (first, last) == (variant.releases.first, variant.releases.last):
                 continue
-            made[patch_file(topic, variant)] = None
+            result[patch_file(topic, variant)] = None
             if not inside:
                 continue
             if base is not None and not first <= Version(base) <= last:
                 return None
             data = files[patch_file(topic, variant)]
-            made[f"{topic.name}/{ReleaseRange(first, last)}.patch"] = data
-    return made
+            result[f"{topic.name}/{ReleaseRange(first, last)}.patch"] = data
+    return result

@@ -7,22 +7,22 @@ the package is told beside it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+
+from packaging.version import Version
 
 from overlay.authoring.locating import ReleaseTexts
 from overlay.errors import UsageError
 from overlay.package import VLLM, Package
 from overlay.targets import resolution
 from overlay.targets.resolution import release_named, releases, spelt
-
-if TYPE_CHECKING:
-    from packaging.version import Version
-
-    from overlay.targets.target import Progress, Target
+from overlay.targets.target import Progress, Target
 
 
 def known(package: Package) -> tuple[str, ...]:
-    """The releases of a package that the overlay knows, oldest first; none of most packages."""
+    """The releases of a package that the overlay knows, oldest first; none of most packages.
+
+    Every command that writes patches asks here, so that tests can let them know others.
+    """
     return package.releases
 
 
@@ -34,8 +34,8 @@ def named(text: str, package: Package = VLLM) -> tuple[Package, tuple[str, ...]]
     :raises PackageIndexError: if the index has to be asked and does not answer.
     """
     names = releases(text, package=package)
-    meant = package_of(names) if names else package
-    return meant, tuple(str(version_of(name, meant)) for name in names)
+    own = package_of(names) if names else package
+    return own, tuple(str(version_of(name, own)) for name in names)
 
 
 def package_of(names: Iterable[str]) -> Package:
@@ -43,8 +43,8 @@ def package_of(names: Iterable[str]) -> Package:
 
     :raises UsageError: if there are several: each has features of its own.
     """
-    found = [release_named(name) for name in names]
-    packages = {each[1] for each in found if each is not None} or {VLLM}
+    pairs = [release_named(name) for name in names]
+    packages = {each[1] for each in pairs if each is not None} or {VLLM}
     if len(packages) > 1:
         titles = " and ".join(sorted(each.title for each in packages))
         raise UsageError(f"--releases: expected releases of one package, found those of {titles}")
@@ -56,10 +56,10 @@ def version_of(name: str, package: Package) -> Version:
 
     :raises UsageError: if it is not a release of the package.
     """
-    found = release_named(name, package)
-    if found is None or found[1].name != package.name:
+    pair = release_named(name, package)
+    if pair is None or pair[1].name != package.name:
         raise UsageError(f"{name!r} is not a release of {package.title}, such as 0.26.0")
-    return found[0]
+    return pair[0]
 
 
 def tree_of(release: str, package: Package, progress: Progress | None) -> Target:

@@ -47,7 +47,7 @@ BASE = ".base"
 _MAX_WHY = 400
 
 
-class Kind(Enum):
+class SessionKind(Enum):
     """The command that began a session, and that ends it."""
 
     EDIT = "edit"
@@ -103,7 +103,7 @@ class Session:
     """
 
     folder: Path
-    kind: Kind
+    kind: SessionKind
     features: Mapping[str, str]
     release: str
     patches: tuple[Path, ...]
@@ -131,10 +131,10 @@ class Session:
             return None
         data = self.now(f"{BASE}/{path}")
         if data is None or sha256(data) != expected:
-            found = "nothing is there" if data is None else "it was edited"
+            what = "nothing is there" if data is None else "it was edited"
             raise UsageError(
                 f"{self.folder / BASE / path}: expected the text that the session began with, but "
-                f"{found}. Nothing was written and the session is as it was; put that text back, "
+                f"{what}. Nothing was written and the session is as it was; put that text back, "
                 f"or begin another session and copy {path} there"
             )
         return data
@@ -181,10 +181,10 @@ def begin(session: Session, laid: Mapping[str, bytes], base: Mapping[str, bytes]
     """
     for place in session.patches:
         _require_own(place)
-    if session.kind is Kind.EDIT:
+    if session.kind is SessionKind.EDIT:
         session = replace(session, files=_files(laid, base, session.package))
     try:
-        disk.appear(session.folder, _contents(session, laid, base))
+        disk.create_folder(session.folder, _contents(session, laid, base))
     except FileExistsError as error:
         command = f"overlay {session.kind.value}"
         raise UsageError(
@@ -235,17 +235,17 @@ def without(session: Session, id_: str) -> Session:
             f"{session.folder} waits"
         )
     waiting = tuple(entry for entry in session.waiting if entry.feature != id_)
-    left = replace(session, features=features_of(waiting), waiting=waiting)
+    rest = replace(session, features=features_of(waiting), waiting=waiting)
     if not waiting:
         finish(session)
-        return left
+        return rest
     gone = [entry.name for entry in session.waiting if entry.feature == id_]
     for name in gone:
         session.now(name)  # refused now, where a link lies there
-    disk.write_below(session.folder, DOCUMENT, render(left).encode())
+    disk.write_below(session.folder, DOCUMENT, render(rest).encode())
     for name in gone:
         disk.remove_below(session.folder, name)
-    return left
+    return rest
 
 
 def finish(session: Session) -> bool:
@@ -255,9 +255,9 @@ def finish(session: Session) -> bool:
     :raises OSError: if it cannot be removed.
     """
     own = [entry.name for entry in session.waiting]
-    if session.kind is Kind.EDIT:
+    if session.kind is SessionKind.EDIT:
         own = [*(f"{BASE}/{path}" for path in session.files), *session.present()]
-    return disk.withdraw(session.folder, DOCUMENT, own)
+    return disk.remove_session(session.folder, DOCUMENT, own)
 
 
 def abort(session: Session) -> None:
@@ -265,7 +265,7 @@ def abort(session: Session) -> None:
 
     :raises OSError: if it cannot be removed.
     """
-    disk.vanish(session.folder)
+    disk.delete_folder(session.folder)
 
 
 def _contents(
@@ -342,7 +342,7 @@ def render(session: Session) -> str:
         *_pairs({"kind": kind.value, "release": session.release}),
         *([] if package == VLLM else _pairs({"package": package.name})),
     ]
-    if kind is Kind.PORT:
+    if kind is SessionKind.PORT:
         lines.append(f"patches = [{', '.join(toml_string(str(p)) for p in session.patches)}]")
         for entry in session.waiting:
             lines += ["", "[[waiting]]", *_pairs(entry._asdict())]
@@ -363,7 +363,7 @@ def _pairs(table: Mapping[str, str]) -> list[str]:
     return [f"{key} = {toml_string(value)}" for key, value in table.items()]
 
 
-def read(folder: Path, kind: Kind) -> Session:
+def read(folder: Path, kind: SessionKind) -> Session:
     """The session in a folder.
 
     :raises UsageError: if there is none, it is damaged, or another command's.
@@ -378,7 +378,7 @@ def read(folder: Path, kind: Kind) -> Session:
         table = parse_toml(data.decode("utf-8"))
         if table["schema"] != SCHEMA or isinstance(table["schema"], bool):
             raise ValueError(f"schema is {table['schema']!r}, expected {SCHEMA}")
-        other = Kind(table["kind"])
+        other = SessionKind(table["kind"])
         session = _session(folder, kind, table) if other is kind else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         why = f"{type(error).__name__}: {error}"[:_MAX_WHY]
@@ -393,13 +393,13 @@ def read(folder: Path, kind: Kind) -> Session:
     return session
 
 
-def _session(folder: Path, kind: Kind, table: dict[str, Any]) -> Session:
+def _session(folder: Path, kind: SessionKind, table: dict[str, Any]) -> Session:
     package = package_named(require_text(table.get("package", VLLM.name)))
     release = require_text(table["release"])
     parse_release(release)
-    named = [table["patches"]] if kind is Kind.EDIT else table["patches"]
-    patches = tuple(Path(_text(place)) for place in named)
-    if kind is Kind.PORT:
+    places = [table["patches"]] if kind is SessionKind.EDIT else table["patches"]
+    patches = tuple(Path(_text(place)) for place in places)
+    if kind is SessionKind.PORT:
         waiting = tuple(_waiting(item, package) for item in table.get("waiting", []))
         features = features_of(waiting)
         return Session(folder, kind, features, release, patches, package=package, waiting=waiting)

@@ -45,14 +45,14 @@ class Statement(NamedTuple):
     words: tuple[Word, ...]
 
     @property
-    def says(self) -> str:
+    def tokens_key(self) -> str:
         """What is equal in two statements that differ in their layout alone."""
         return "\0".join(word.text for word in self.words)
 
     @property
     def comment(self) -> bool:
         """Whether it is nothing but a comment."""
-        return self.says.lstrip().startswith("#")
+        return self.tokens_key.lstrip().startswith("#")
 
 
 def merge_statements(
@@ -76,7 +76,7 @@ def merge_statements(
         sides.append(side)
     made: list[str] = []
     at = [0, 0, 0]
-    for region in merge(*([unit.says for unit in side] for side in sides)).regions:
+    for region in merge(*([unit.tokens_key for unit in side] for side in sides)).regions:
         stop = [
             start + len(lines)
             for start, lines in zip(at, (region.base, region.ours, region.theirs), strict=True)
@@ -115,16 +115,16 @@ def statements(lines: Sequence[str]) -> Iterator[Statement]:
     if any(odd in line for line in lines for odd in _ODD):
         raise SyntaxError("a line holds a character that may end it")
     done = 0
-    held: list[_Token] = []
+    tokens: list[_Token] = []
     for token in _tokens(lines):
-        alone = token.type == tokenize.NL and all(each.type == tokenize.COMMENT for each in held)
+        alone = token.type == tokenize.NL and all(each.type == tokenize.COMMENT for each in tokens)
         if token.type == tokenize.NEWLINE or alone:
             own = tuple(lines[done : token.stop[0]])
-            yield Statement(own, tuple(_words(held, lines)))
-            done, held = token.stop[0], []
+            yield Statement(own, tuple(_words(tokens, lines)))
+            done, tokens = token.stop[0], []
         elif token.type not in _LAYOUT:
-            held.append(token)
-    if held or done < len(lines):
+            tokens.append(token)
+    if tokens or done < len(lines):
         raise SyntaxError("the text ends inside a statement")
 
 
@@ -149,9 +149,9 @@ def _joined(
 
 
 def _joined_statement(base: Statement, ours: Statement, theirs: Statement) -> Lines | None:
-    if ours.says in (base.says, theirs.says):
+    if ours.tokens_key in (base.tokens_key, theirs.tokens_key):
         return theirs.lines
-    if theirs.says == base.says:
+    if theirs.tokens_key == base.tokens_key:
         return ours.lines
     if base.comment or ours.comment or theirs.comment:
         return None
@@ -170,7 +170,7 @@ def _joined_statement(base: Statement, ours: Statement, theirs: Statement) -> Li
         mine, other = mine + len(region.ours), other + len(region.theirs)
     lines = tuple(text.split("\n"))
     try:
-        again = [unit.says for unit in statements(lines)]
+        again = [unit.tokens_key for unit in statements(lines)]
     except (tokenize.TokenError, SyntaxError):
         return None
     # What was behind a comment's line, say, may have come to be in the comment.

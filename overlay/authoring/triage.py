@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from overlay.authoring.incoming import Commit, IncomingFile, Kind
+from overlay.authoring.incoming import ChangeKind, Commit, IncomingFile
 from overlay.authoring.locating import replay
 from overlay.errors import UsageError, told_once
 from overlay.features.model import MODULE_SCOPE, Hunk
@@ -103,10 +103,10 @@ class _Sorted:
                     f"it {file.kind.value} {path}, which is not a Python module of "
                     f"{package.name}/: the rest is half a change (--partial takes it)",
                 )
-        elif file.kind is Kind.MODE and partial:
+        elif file.kind is ChangeKind.MODE and partial:
             self.fates.append(FileFate(path, Fate.MODE))
-        elif file.kind not in (Kind.MODIFIED, Kind.ADDED):
-            word = "from" if file.kind is Kind.COPIED else "it was"
+        elif file.kind not in (ChangeKind.MODIFIED, ChangeKind.ADDED):
+            word = "from" if file.kind is ChangeKind.COPIED else "it was"
             was = f" ({word} {file.old_path})" if file.old_path not in (None, path) else ""
             self._refuse(
                 file,
@@ -127,7 +127,7 @@ class _Sorted:
     def _keep(self, file: IncomingFile) -> None:
         """Note a module that is edited or added, on top of the commits before."""
         path = file.path
-        if file.kind is Kind.ADDED:
+        if file.kind is ChangeKind.ADDED:
             if path in self.added or path in self.edits:
                 first = self.added.get(path) or self.edits[path][0]
                 self._refuse(
@@ -151,13 +151,13 @@ class _Sorted:
         for path, file in self.added.items():
             parts = path.split("/")
             above = {"/".join(parts[:depth]) for depth in range(1, len(parts))}
-            if taken := sorted(above & {*self.added, *self.edits}):
-                self._refuse(file, f"it adds {path}, and {taken[0]} is a module")
-            known = spellings.setdefault(path.casefold(), path)
-            if known != path:
+            if modules := sorted(above & {*self.added, *self.edits}):
+                self._refuse(file, f"it adds {path}, and {modules[0]} is a module")
+            spelling = spellings.setdefault(path.casefold(), path)
+            if spelling != path:
                 self._refuse(
                     file,
-                    f"it adds {path} beside {known}: where file names have no case, "
+                    f"it adds {path} beside {spelling}: where file names have no case, "
                     "both are one file",
                 )
 
@@ -222,7 +222,7 @@ def _fate(file: IncomingFile, package: Package) -> Fate:
         return Fate.DOCS
     if path_problem(path, package) is not None:
         return Fate.OUTSIDE
-    return Fate.ADDED if file.kind is Kind.ADDED else Fate.EDITED
+    return Fate.ADDED if file.kind is ChangeKind.ADDED else Fate.EDITED
 
 
 def _laid_on(first: IncomingFile, then: IncomingFile) -> IncomingFile:

@@ -95,7 +95,7 @@ def fetch(url: str, limit: int) -> bytes:
     from overlay.targets.http import Adapter
     from overlay.targets.limits import Carrier, Clock
 
-    shown, clock = without_secrets(url), Clock(SECONDS)
+    name, clock = without_secrets(url), Clock(SECONDS)
     parts: list[bytes] = []
     try:
         with clock.running(SECONDS), Carrier() as carrier:
@@ -103,25 +103,25 @@ def fetch(url: str, limit: int) -> bytes:
                 carrier.mount(scheme, Adapter(None, clock))
             headers = {"Accept-Encoding": "identity", "User-Agent": "vllm-overlay"}
             with carrier.get(url, headers=headers, timeout=SILENCE, stream=True) as answer:
-                _require_diff(answer, shown)
-                _read_into(parts, answer, limit, shown)
+                _require_diff(answer, name)
+                _read_into(parts, answer, limit, name)
     except (FetchError, ValueError, OSError, HTTPError) as error:  # those of requests are OSErrors
         if isinstance(error, FetchError) and not clock.over:
             raise
         if not clock.over:
             raise FetchError(
-                f"{shown}: cannot be fetched: {without_secrets(_why(error))}; where there is no "
+                f"{name}: cannot be fetched: {without_secrets(_why(error))}; where there is no "
                 "network, save the diff to a file elsewhere and import that"
             ) from error
     if clock.over:  # also an answer without a length, which ends where it was cut off
         raise FetchError(
-            f"{shown}: expected the whole diff within {SECONDS:g} seconds, found "
+            f"{name}: expected the whole diff within {SECONDS:g} seconds, found "
             f"{sum(map(len, parts))} bytes; save it to a file and import that"
         )
     return b"".join(parts)
 
 
-def _read_into(parts: list[bytes], answer: requests.Response, limit: int, shown: str) -> None:
+def _read_into(parts: list[bytes], answer: requests.Response, limit: int, name: str) -> None:
     """Read all of an answer.
 
     :raises FetchError: if it has more than ``limit`` bytes, or not as many as it promises.
@@ -132,16 +132,16 @@ def _read_into(parts: list[bytes], answer: requests.Response, limit: int, shown:
         size += len(chunk)
         if size > limit:
             raise FetchError(
-                f"{shown}: expected a diff of at most {limit} bytes, the server sends more"
+                f"{name}: expected a diff of at most {limit} bytes, the server sends more"
             )
     promised = answer.headers.get("Content-Length", "")
     if promised.isdecimal() and int(promised) != size:
         raise FetchError(
-            f"{shown}: expected {promised} bytes, the connection ended after {size}; try again"
+            f"{name}: expected {promised} bytes, the connection ended after {size}; try again"
         )
 
 
-def _require_diff(answer: requests.Response, shown: str) -> None:
+def _require_diff(answer: requests.Response, name: str) -> None:
     """Refuse an answer that is an error or a web page.
 
     :raises FetchError: naming the status, and what may help.
@@ -149,14 +149,14 @@ def _require_diff(answer: requests.Response, shown: str) -> None:
     status, reason = answer.status_code, without_secrets(answer.reason or "")
     if status in (401, 403, 404, 410):
         raise FetchError(
-            f"{shown}: the server answers {status} {reason}: check the URL; of a private "
+            f"{name}: the server answers {status} {reason}: check the URL; of a private "
             "repository, import `git format-patch --stdout` of a checkout instead"
         )
     if status != 200:
-        raise FetchError(f"{shown}: the server answers {status} {reason}: try again later")
+        raise FetchError(f"{name}: the server answers {status} {reason}: try again later")
     kind = answer.headers.get("Content-Type", "").lower()
     if "html" in kind:
-        raise FetchError(f"{shown}: expected a diff, the server answers a web page ({kind})")
+        raise FetchError(f"{name}: expected a diff, the server answers a web page ({kind})")
 
 
 def _why(error: BaseException) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from packaging.version import Version
 
@@ -32,7 +33,7 @@ _Key = tuple[bool, str]
 
 
 @dataclass(frozen=True)
-class _Cell:
+class _Text:
     """What one release gets of a topic.
 
     :ivar existing: whether a patch file of the folder says so already.
@@ -60,13 +61,13 @@ def with_ports(
     :param merged: the first release that is known to have the feature, if that is to be noted.
     :raises UsageError: if ``feature.toml`` has no range on a line of its own.
     """
-    made = dict(files)
+    result = dict(files)
     landed = [port for port in ports if not port.covered and not port.idle]
     if landed:
-        made = _with_variants(feature, files, landed, names, today)
+        result = _with_variants(feature, files, landed, names, today)
     if merged is not None:
-        made["feature.toml"] = with_merged(made["feature.toml"], merged)
-    return made
+        result["feature.toml"] = with_merged(result["feature.toml"], merged)
+    return result
 
 
 def _with_variants(
@@ -78,19 +79,19 @@ def _with_variants(
 ) -> dict[str, bytes]:
     ends = {str(end) for t in feature.topics for v in t.variants for end in _ends(v.releases)}
     every = sorted({*names, *ends, *(port.release for port in landed)}, key=Version)
-    made = {path: data for path, data in files.items() if not _is_variant(path, feature)}
+    result = {path: data for path, data in files.items() if not _is_variant(path, feature)}
     for topic in feature.topics:
         cells = _existing(topic, files, every)
         for port in landed:
             part = next(part for part in port.topics if part.topic == topic.name)
             if not part.covered:
                 cells[port.release] = _new(part, port.release, today)
-        made |= _compressed(topic, cells, every)
+        result |= _compressed(topic, cells, every)
     span = feature.releases
     releases = [Version(port.release) for port in landed]
     grown = ReleaseRange(min(span.first, *releases), max(span.last, *releases))
-    made["feature.toml"] = with_releases(files["feature.toml"], grown)
-    return made
+    result["feature.toml"] = with_releases(files["feature.toml"], grown)
+    return result
 
 
 def remembered(
@@ -152,13 +153,13 @@ def base_has(hunks: Sequence[Hunk], base: bytes) -> list[str]:
     """
     source = SourceText.from_bytes(base)
     scopes = find(source.lines)
-    known: dict[str, None] = {}
+    lines: dict[str, None] = {}
     for hunk in hunks:
         for place in scopes.get(hunk.scope, ()):
             there = source.lines[place.start : place.stop]
             new = new_lines(hunk._replace(base_has=None))  # whatever was known of another base
-            known.update(dict.fromkeys(line for line in new if share_of([line], there)))
-    return list(known)
+            lines.update(dict.fromkeys(line for line in new if share_of([line], there)))
+    return list(lines)
 
 
 def with_base_has(headers: Mapping[str, str], hunks: Sequence[Hunk], base: bytes) -> dict[str, str]:
@@ -166,12 +167,12 @@ def with_base_has(headers: Mapping[str, str], hunks: Sequence[Hunk], base: bytes
 
     :raises TextError, UnparsableError: if the base is not Python that can be read.
     """
-    made = {
+    result = {
         name: value for name, value in headers.items() if name not in ("Base-Has", "Tells-Nothing")
     }
-    if known := base_has(hunks, base):
-        made["Base-Has"] = "\n".join(known)
-    return made
+    if lines := base_has(hunks, base):
+        result["Base-Has"] = "\n".join(lines)
+    return result
 
 
 def _ends(span: ReleaseRange) -> tuple[Version, Version]:
@@ -188,11 +189,11 @@ def _key(hunks: Sequence[Hunk], *, retired: bool) -> _Key:
     return retired, repr([essence(hunk)[:-1] for hunk in hunks])
 
 
-def _existing(topic: Topic, files: Mapping[str, bytes], every: Sequence[str]) -> dict[str, _Cell]:
-    cells: dict[str, _Cell] = {}
+def _existing(topic: Topic, files: Mapping[str, bytes], every: Sequence[str]) -> dict[str, _Text]:
+    cells: dict[str, _Text] = {}
     for variant in topic.variants:
         key = _key(variant.patch.hunks, retired=variant.patch.retired)
-        cell = _Cell(key, files[patch_file(topic, variant)], existing=True)
+        cell = _Text(key, files[patch_file(topic, variant)], existing=True)
         cells |= {name: cell for name in every if Version(name) in variant.releases}
     return cells
 
@@ -202,7 +203,7 @@ def patch_file(topic: Topic, variant: Variant) -> str:
     return f"{topic.name}/{variant.patch.name.rsplit('/', 1)[-1]}"
 
 
-def _new(part: TopicPort, release: str, today: str) -> _Cell:
+def _new(part: TopicPort, release: str, today: str) -> _Text:
     """What a release gets that no variant serves yet."""
     patch = part.variant.patch
     headers = {**patch.headers, "Last-Update": today}
@@ -211,36 +212,28 @@ def _new(part: TopicPort, release: str, today: str) -> _Cell:
         headers.pop("Base-Has", None)
         headers["Ported-From"] = f"{part.base} {Way.UPSTREAM.value}"
         data = render_patch(headers, patch.path, patch.hunks)
-        return _Cell(_key(patch.hunks, retired=True), _encoded(data), existing=False)
+        return _Text(_key(patch.hunks, retired=True), _encoded(data), existing=False)
     key = _key(part.made, retired=False)
     headers["Base"] = release
     if part.before is not None:
         headers = with_base_has(headers, part.made, part.before)
     if part.way is not None:
         headers["Ported-From"] = f"{part.base} {part.way.value}"
-    return _Cell(key, _encoded(render_patch(headers, patch.path, part.made)), existing=False)
+    return _Text(key, _encoded(render_patch(headers, patch.path, part.made)), existing=False)
 
 
 def _encoded(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def _compressed(topic: Topic, cells: Mapping[str, _Cell], every: Sequence[str]) -> dict[str, bytes]:
+def _compressed(topic: Topic, cells: Mapping[str, _Text], every: Sequence[str]) -> dict[str, bytes]:
     """The patch files: a range for each run of neighbours with the same hunks."""
-    runs: list[list[str]] = []
-    for name in every:
-        cell = cells.get(name)
-        if cell is None:
-            runs.append([])
-        elif runs and runs[-1] and cells[runs[-1][-1]].key == cell.key:
-            runs[-1].append(name)
-        else:
-            runs.append([name])
-    made: dict[str, bytes] = {}
-    for run in runs:
-        if run:
+    patches: dict[str, bytes] = {}
+    for key, group in groupby(every, key=lambda name: cells[name].key if name in cells else None):
+        if key is not None:
+            run = list(group)
             # A text that was there before stays: its base lies in the wider range too.
             newest_first = [cells[name] for name in reversed(run)]
             chosen = next((cell for cell in newest_first if cell.existing), newest_first[-1])
-            made[f"{topic.name}/{run[0]}..{run[-1]}.patch"] = chosen.data
-    return made
+            patches[f"{topic.name}/{run[0]}..{run[-1]}.patch"] = chosen.data
+    return patches

@@ -136,8 +136,10 @@ def with_tests(toml: bytes, tests: Sequence[DerivedTest]) -> bytes:
     """
     text = toml.decode("utf-8")
     tables = re.split(r"(?m)^(?=\[)", text)
-    kept = [part for part in tables if not _DERIVED.match(part)]
-    made = "".join(kept).rstrip("\n") + "\n" + "".join(f"{line}\n" for line in _tests(tests))
+    others = [part for part in tables if not _DERIVED.match(part)]
+    text_after = (
+        "".join(others).rstrip("\n") + "\n" + "".join(f"{line}\n" for line in _tests(tests))
+    )
     by_hand = [test for test in parse_toml(toml).get("upstreamed", []) if "lines" not in test]
     new = [
         {**vars(test), "lines": list(test.lines), "share": float(f"{test.share:g}")}
@@ -145,14 +147,14 @@ def with_tests(toml: bytes, tests: Sequence[DerivedTest]) -> bytes:
     ]
     return require_change(
         toml,
-        made,
+        text_after,
         {"upstreamed": [*by_hand, *new] or None},
         "each [[upstreamed]] with lines as a table of its own behind the others, whose lines are "
         "indented",
     )
 
 
-def require_change(toml: bytes, made: str, keys: Mapping[str, object], expected: str) -> bytes:
+def require_change(toml: bytes, after: str, keys: Mapping[str, object], expected: str) -> bytes:
     """A changed ``feature.toml``, if nothing but some keys has changed: its text is not parsed.
 
     :param keys: key -> what it is now, ``None`` for nothing.
@@ -160,9 +162,9 @@ def require_change(toml: bytes, made: str, keys: Mapping[str, object], expected:
     :raises UsageError: if more, or less, has changed, as in a text of several lines.
     """
     try:
-        wanted = {**parse_toml(toml), **keys}
-        if parse_toml(made) == {key: value for key, value in wanted.items() if value is not None}:
-            return made.encode()
+        table = {**parse_toml(toml), **keys}
+        if parse_toml(after) == {key: value for key, value in table.items() if value is not None}:
+            return after.encode()
     except MalformedToml:
         pass
     raise UsageError(
@@ -330,9 +332,9 @@ def _lay(files: Mapping[str, bytes], place: Path) -> None:
             opened.write(data)
 
 
-def _read(made: Path) -> Feature:
+def _read(folder: Path) -> Feature:
     errors: list[PatchFormatError] = []
-    feature = read_feature(made, made.parent, "imported", errors)
+    feature = read_feature(folder, folder.parent, "imported", errors)
     if feature is None or errors:
         raise PatchFormatErrors(errors)
     return feature

@@ -50,7 +50,7 @@ COMMANDS = {
         "overlay.cli.patching",
         "Say what is applied, and whether it is intact.",
     ),
-    "adopt": Entry("overlay.cli.patching", "Take over lines that were applied without a ledger."),
+    "adopt": Entry("overlay.cli.patching", "Take over patches that were applied without a ledger."),
     "diff": Entry("overlay.cli.patching", "Print the change as one unified diff."),
     "list": Entry("overlay.cli.patching", "Show the features and the releases they are made for."),
     "doctor": Entry(

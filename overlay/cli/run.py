@@ -171,8 +171,7 @@ def _write(answer: Report | str, view: View) -> None:
     if answer.body is not None:
         sys.stdout.buffer.write(answer.body)
         sys.stdout.flush()
-    from overlay.report.as_text import render
     from overlay.report.lines import paint
 
     silent_stdout = answer.body is not None or answer.exit == ERROR
-    paint(render(answer, verbose=view.verbose), sys.stderr if silent_stdout else sys.stdout)
+    paint(answer.lines(verbose=view.verbose), sys.stderr if silent_stdout else sys.stdout)

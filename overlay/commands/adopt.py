@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from overlay.commands.request import ended, writable
+from overlay.commands.scene import ended, writable
 from overlay.commands.status import of_files
 from overlay.commands.target_report import only, with_notices
 from overlay.commands.unrecorded import is_changed, prove
@@ -16,8 +16,8 @@ from overlay.features.model import of_package
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.journal import reading
-from overlay.report.changes import AdoptReport
 from overlay.report.outcomes import adopted
+from overlay.report.targets import AdoptReport
 from overlay.report.wording import together
 from overlay.targets.target import public
 

@@ -21,12 +21,12 @@ from overlay.commands.assess import (
     until_current,
 )
 from overlay.commands.next_process import with_plugin, with_running
-from overlay.commands.request import Request, Scene, ended, writable
+from overlay.commands.request import Request
 from overlay.commands.required import expect_known, with_requirements
+from overlay.commands.scene import Scene, ended, writable
 from overlay.commands.status import by_ledger
 from overlay.commands.target_report import notices, only, with_runner
 from overlay.on_disk import transaction as commit
-from overlay.report.changes import ApplyReport
 from overlay.report.codes import Verdict
 from overlay.report.model import TargetReport
 from overlay.report.outcomes import (
@@ -36,6 +36,7 @@ from overlay.report.outcomes import (
     untested_refused,
     would_apply,
 )
+from overlay.report.targets import ApplyReport
 from overlay.report.wording import together, with_idle
 
 if TYPE_CHECKING:

@@ -28,6 +28,7 @@ from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
 from overlay.report.codes import Code
 from overlay.report.model import Obstacle, Pending, TargetReport
+from overlay.report.words import is_are
 from overlay.results import FeatureResult, Plan, Reason, State
 from overlay.results.invocation import command
 from overlay.targets.target import public
@@ -280,7 +281,7 @@ def with_strangers(target: TargetReport, strangers: Sequence[tuple[str, str]]) -
     which = "the folder" if len({origin for _, origin in strangers}) == 1 else "the folders"
     obstacle = Obstacle(
         Code.NOT_AT_HAND,
-        f"{names} {'is' if len(strangers) == 1 else 'are'} applied and not among these patches",
+        f"{names} {is_are(strangers)} applied and not among these patches",
         Reason(
             f"{which} of patches that {'it' if len(strangers) == 1 else 'they'} came from was not "
             "named, so nothing can be applied beside it",

@@ -9,11 +9,18 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 from overlay.cache import PrivateFolder, cache_folder, remove, size_of
 from overlay.errors import OverlayError
-from overlay.report.cached import CacheAction, CachePart, CacheReport, cached
+from overlay.report.base import Report, by_fields
+from overlay.report.codes import Code, Verdict
+from overlay.report.lines import Line, Span
+from overlay.report.words import count, megabytes
 from overlay.untrusted import kind, require_private
 
 #: Folder of the cache -> what it holds, and the names of its entries; receipts are
@@ -24,6 +31,66 @@ PARTS = {
     "syntax": ("scopes of texts", re.compile(r"\d+-[^/]+-(cpython|pypy)[^/]*")),
     "receipts": ("decisions of the plugin", re.compile(r"[0-9a-f]{16,64}(\.\w+)?")),
 }
+
+
+class CacheAction(str, Enum):
+    """What ``overlay cache`` does."""
+
+    DIR = "dir"
+    SIZE = "size"
+    CLEAN = "clean"
+
+
+class CachePart(NamedTuple):
+    """A part of the cache.
+
+    :ivar name: its folder; :ivar entries: how many files and folders it holds.
+    :ivar bytes: of all of them.
+    """
+
+    name: str
+    entries: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class CacheReport(Report):
+    """What the cache holds, or held before it was emptied.
+
+    :ivar folder: where it lies.
+    :ivar path_only: whether only its path was asked for.
+    """
+
+    _command: ClassVar[str] = "cache"
+    _key: ClassVar[str] = "cache"
+    folder: Path
+    parts: tuple[CachePart, ...]
+    path_only: bool = False
+
+    @property
+    def body(self) -> bytes | None:
+        """The path, where only that was asked for."""
+        return os.fsencode(self.folder) + b"\n" if self.path_only else None
+
+    def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - the base's
+        """The size of each part."""
+        for part in () if self.path_only else self.parts:
+            held = f"{count(part.entries, 'entry', 'entries')}, {megabytes(part.bytes)}"
+            contents = Span(f"  {PARTS[part.name][0]}", "muted")
+            yield Line((Span(f"{part.name:<10}"),), (Span(held), contents))
+
+    def plain(self) -> dict[str, Any]:
+        """Folder and parts."""
+        return by_fields(self, "conclusion", "path_only")
+
+
+def cached(folder: Path, parts: Sequence[CachePart], *, cleaned: bool) -> Verdict:
+    """The verdict of ``cache``."""
+    held = f"{count(sum(part.entries for part in parts), 'entry', 'entries')}"
+    held += f", {megabytes(sum(part.bytes for part in parts))}"
+    if cleaned:
+        return Verdict(Code.CACHE_CLEANED, f"Removed {held} from {folder}.")
+    return Verdict(Code.CACHE, f"The cache in {folder} holds {held}.")
 
 
 def cache(what: str) -> CacheReport:
@@ -66,9 +133,8 @@ def _require_folders(folder: Path) -> None:
 
 
 def _part(folder: Path, name: str) -> CachePart:
-    contents, _ = PARTS[name]
     entries = _entries(folder / name, name)
-    return CachePart(name, contents, len(entries), sum(map(size_of, entries)))
+    return CachePart(name, len(entries), sum(map(size_of, entries)))
 
 
 def _entries(folder: Path, name: str) -> list[Path]:

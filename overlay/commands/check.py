@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from overlay.commands.assess import examine, outlook
 from overlay.commands.parallel import cores, in_processes, in_threads, stepped
-from overlay.commands.request import Request, Scene, words_of
+from overlay.commands.request import Request, words_of
+from overlay.commands.scene import Scene, scene_of
 from overlay.commands.target_report import with_runner
 from overlay.errors import OverlayError, ReleaseError, described
 from overlay.report.model import TargetFailure, TargetReport
 from overlay.report.progress import counting
-from overlay.report.reading import CheckReport
+from overlay.report.targets import CheckReport
 from overlay.report.wording import checked, nothing_new
 from overlay.results.invocation import NOTHING_NAMED, Invocation, current, invoked
 from overlay.targets.resolution import packages_meant, releases
@@ -104,7 +105,7 @@ def _found(
 ) -> Scene | TargetFailure:
     name = request.target
     try:
-        return request.scene(features)._replace(invocation=meant)
+        return scene_of(request, features)._replace(invocation=meant)
     except ReleaseError as error:
         return TargetFailure(name, str(error), error.cause)
     except OverlayError as error:

@@ -5,32 +5,35 @@ Nothing of vLLM or torch is imported; a part that cannot be told says why instea
 
 from __future__ import annotations
 
+import ast
 import os
 import platform
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import overlay
 from overlay import settings as switches
+from overlay.cache import PrivateFolder, cache_folder, size_of
 from overlay.commands.cache import PARTS
 from overlay.commands.project import find_project
 from overlay.commands.variables import cache_problem
 from overlay.errors import OverlayError, UsageError
+from overlay.features.model_runners import advice
+from overlay.package import VLLM
 from overlay.processes import records
-from overlay.report.diagnosis import (
-    CacheFacts,
-    DeviceFacts,
-    OverlayFacts,
-    PluginFacts,
-    PythonFacts,
-    TorchFacts,
-    VllmFacts,
-)
 from overlay.settings import kept_out
+from overlay.targets.environments import (
+    environment_at,
+    is_environment,
+    named_interpreter,
+    resolve_environment,
+    resolve_installed,
+)
 from overlay.untrusted import read_regular
 
 if TYPE_CHECKING:
@@ -41,6 +44,16 @@ if TYPE_CHECKING:
 GROUP = "vllm.general_plugins"
 
 _OTHERS = ("vllm.platform_plugins",)
+
+
+class PythonFacts(NamedTuple):
+    """The interpreter that runs this, and the machine."""
+
+    version: str
+    implementation: str
+    executable: str
+    prefix: str
+    platform: str
 
 
 def interpreter() -> PythonFacts:
@@ -54,6 +67,19 @@ def interpreter() -> PythonFacts:
     )
 
 
+class OverlayFacts(NamedTuple):
+    """The overlay itself.
+
+    :ivar patches: the folders of patches that the command was given.
+    :ivar project: the file that names folders for the project, or that there is none.
+    """
+
+    version: str
+    folder: str
+    patches: tuple[str, ...]
+    project: str
+
+
 def this_overlay(patches: tuple[str, ...]) -> OverlayFacts:
     """The overlay itself."""
     return OverlayFacts(
@@ -62,6 +88,18 @@ def this_overlay(patches: tuple[str, ...]) -> OverlayFacts:
         patches=patches,
         project=str(find_project().file or "no overlay.toml at or above the working folder"),
     )
+
+
+class VllmFacts(NamedTuple):
+    """The vLLM that this Python would import.
+
+    :ivar found: how it was found, in words; :ivar record: its list of files.
+    """
+
+    version: str | None
+    root: str
+    found: str
+    record: str | None
 
 
 def vllm(target: Target, elsewhere: Environment | None = None) -> VllmFacts:
@@ -80,6 +118,13 @@ def _how(target: Target) -> str:
         if os.path.realpath(entry or ".") == os.path.realpath(root):
             return f"on sys.path as {entry or 'the current folder'}"
     return "by an editable installation"
+
+
+class TorchFacts(NamedTuple):
+    """torch, from its files; ``None`` where it is not installed."""
+
+    version: str | None
+    built_for: str | None
 
 
 def torch(elsewhere: Environment | None = None) -> TorchFacts:
@@ -115,8 +160,6 @@ def torch_built_for(folder: Path) -> str | None:
 
 def _assigned(text: str, name: str) -> str | None:
     """What ``name: Optional[str] = 'value'`` assigns in a Python text; ``None`` for None."""
-    import ast
-
     for node in ast.walk(ast.parse(text)):
         targets: list[ast.expr] = [node.target] if isinstance(node, ast.AnnAssign) else []
         targets += node.targets if isinstance(node, ast.Assign) else []
@@ -125,6 +168,14 @@ def _assigned(text: str, name: str) -> str | None:
             constant = value.value if isinstance(value, ast.Constant) else None
             return None if constant is None else str(constant)
     return None
+
+
+class DeviceFacts(NamedTuple):
+    """The graphics drivers and devices that the kernel tells of."""
+
+    nvidia_driver: str | None
+    amd_driver: str | None
+    devices: tuple[str, ...]
 
 
 def devices(root: Path = Path("/")) -> DeviceFacts:
@@ -150,6 +201,21 @@ def _text(file: Path) -> str:
         return file.read_text(errors="replace")
     except OSError:  # no such driver, or one that hides it
         return ""
+
+
+class PluginFacts(NamedTuple):
+    """A plugin of vLLM that this Python sees.
+
+    :ivar value: what it loads, as ``module:function``.
+    :ivar runs: whether vLLM runs it; :ivar why: what decides that.
+    """
+
+    group: str
+    name: str
+    value: str
+    distribution: str | None
+    runs: bool
+    why: str
 
 
 def plugins(
@@ -209,10 +275,21 @@ def plugin_problems(seen: Sequence[PluginFacts]) -> Iterator[str]:
             yield kept_out(plugin.why)
 
 
+class CacheFacts(NamedTuple):
+    """The cache of patched modules, and the folder where processes leave their records.
+
+    :ivar problem: why the cache cannot be used, where it cannot.
+    """
+
+    folder: str | None
+    entries: int
+    bytes: int
+    problem: str | None
+    records: str
+
+
 def cache() -> CacheFacts:
     """The store of patched modules, and where processes leave their records."""
-    from overlay.cache import PrivateFolder, cache_folder, size_of
-
     try:
         folder = cache_folder() / "modules"
     except RuntimeError as error:
@@ -239,10 +316,6 @@ def model_runner(
     elsewhere: Environment | None = None,
 ) -> str:
     """Which model runner the installed release chooses; see ``overlay.features.model_runners``."""
-    from importlib.util import find_spec
-
-    from overlay.features.model_runners import advice
-
     # A search on the path; nothing of vllm-ascend is imported.
     if elsewhere is None:
         ascend = find_spec("vllm_ascend") is not None
@@ -253,9 +326,6 @@ def model_runner(
 
 def installed(elsewhere: Environment | None = None) -> tuple[Target | None, str | None]:
     """The vLLM of this Python or of another environment, or why there is none."""
-    from overlay.package import VLLM
-    from overlay.targets.environments import resolve_environment, resolve_installed
-
     try:
         if elsewhere is not None:
             return resolve_environment(Path(elsewhere.name), elsewhere.name, VLLM), None
@@ -271,8 +341,6 @@ def environment_of(name: str | None, python: str | None) -> Environment | None:
     """
     if name is None and python is None:
         return None
-    from overlay.targets.environments import environment_at, is_environment, named_interpreter
-
     if name is not None and not is_environment(Path(os.path.expanduser(name))):
         raise UsageError(
             f"{name}: expected a virtual environment or the interpreter of one, since doctor tells "

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from overlay.commands.assess import needed
 from overlay.commands.request import Request
+from overlay.commands.scene import scene_of
 from overlay.commands.target_report import report
 from overlay.features.model import of_package
 from overlay.on_disk import ledger as ledgers
@@ -14,9 +15,9 @@ from overlay.on_disk.journal import reading
 from overlay.planning.diff import render
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
-from overlay.report.changes import DiffReport
 from overlay.report.codes import Exit
 from overlay.report.outcomes import differs
+from overlay.report.targets import DiffReport
 from overlay.report.wording import together
 from overlay.targets.target import public
 from overlay.untrusted import all_unreadable
@@ -39,7 +40,7 @@ def diff(request: Request) -> DiffReport:
     """
     features = request.at_hand()
     request.select(features)
-    scene = request.scene(features)
+    scene = scene_of(request, features)
     answers, verdicts, text = [], [], b""
     for target in scene.targets:
         meant = of_package(scene.meant, target.package)

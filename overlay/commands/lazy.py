@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from overlay.commands.diff import diff as diff
     from overlay.commands.doctor import doctor as doctor
     from overlay.commands.list_ import list_ as list_
+    from overlay.commands.live import live as live
+    from overlay.commands.live import of_this_vllm as of_this_vllm
     from overlay.commands.report_ import report as report
     from overlay.commands.revert import Keep as Keep
     from overlay.commands.revert import revert as revert
-    from overlay.commands.status import live as live
-    from overlay.commands.status import of_this_vllm as of_this_vllm
     from overlay.commands.status import status as status
 
 #: Name -> the module that defines it, below ``overlay.commands``.
@@ -34,8 +34,8 @@ _HOMES = {
     "doctor": "doctor",
     "Keep": "revert",
     "list_": "list_",
-    "live": "status",
-    "of_this_vllm": "status",
+    "live": "live",
+    "of_this_vllm": "live",
     "report": "report_",
     "revert": "revert",
     "status": "status",

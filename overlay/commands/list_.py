@@ -3,17 +3,146 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from packaging.version import Version
 
 from overlay.commands.request import Request
-from overlay.errors import UsageError
-from overlay.package import VLLM, package_of_distribution
-from overlay.report.catalogue import FeatureEntry, ListReport, ReleaseEntry, TopicEntry, listed
+from overlay.errors import PackageIndexError, UsageError
+from overlay.features.folder import Hole, holes
+from overlay.features.model import Feature, Topic, UpstreamPlan, UpstreamTest
+from overlay.package import VLLM, Package, package_of_distribution
+from overlay.report.base import Report, plain
+from overlay.report.codes import Code, Verdict
+from overlay.report.lines import BLANK, MARK, Line, Span, labelled
+from overlay.report.words import count, enumeration, is_are
+from overlay.results.invocation import command
 
-if TYPE_CHECKING:
-    from overlay.features.folder import Hole
-    from overlay.features.model import Feature, UpstreamTest
-    from overlay.package import Package
+#: Why a feature is kept as a patch, in words.
+_REASONS = {
+    UpstreamPlan.WAITING: "waiting for upstream to take it",
+    UpstreamPlan.LOCAL: "local: for this site alone",
+    UpstreamPlan.NEVER: "never: upstream will not take it",
+}
+
+
+class ReleaseEntry(NamedTuple):
+    """A release as ``list --releases`` shows it.
+
+    :ivar known: whether the shipped features are made and tested for it.
+    :ivar yanked: whether the index has withdrawn it.
+    :ivar prerelease: whether it is a pre-release.
+    """
+
+    release: str
+    known: bool
+    yanked: bool = False
+    prerelease: bool = False
+
+
+@dataclass(frozen=True)
+class ListReport(Report):
+    """The features at hand.
+
+    :ivar holes: ids of features, each with a known release that a topic of it has no variant for.
+    :ivar releases: those of the package index, oldest first; ``None`` where nobody asked.
+    """
+
+    _command: ClassVar[str] = "list"
+    features: tuple[Feature, ...]
+    holes: tuple[tuple[str, Hole], ...] = ()
+    releases: tuple[ReleaseEntry, ...] | None = None
+
+    def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:
+        """The features, and then the releases."""
+        for feature in self.features:
+            yield from self._feature(feature, verbose)
+        yield from _releases(self.releases or (), verbose)
+
+    def own_data(self) -> dict[str, Any]:
+        """The features under ``features``; the releases, if they were asked for."""
+        data: dict[str, Any] = {"features": [self._data(feature) for feature in self.features]}
+        if self.releases is not None:
+            data["releases"] = plain(self.releases)
+        return data
+
+    def _holes(self, feature: Feature, topic: Topic) -> list[str]:
+        """The releases for which a topic has no variant."""
+        return [
+            hole.release
+            for id_, hole in self.holes
+            if id_ == feature.id and hole.topic == topic.name
+        ]
+
+    def _feature(self, entry: Feature, verbose: bool) -> Iterator[Line]:
+        yield Line(
+            (Span(entry.id, "heading"), Span("  "), Span(_range(entry)), Span("  ")),
+            (Span(entry.title, "muted"),),
+        )
+        if entry.malformed:
+            for problem in entry.malformed:
+                yield labelled(2, f"{MARK} malformed: ", problem, "missing")
+            yield BLANK
+            return
+        if verbose:
+            # Its lines are those of feature.toml; they wrap where the terminal ends.
+            yield labelled(2, "why:      ", " ".join(entry.why.split()))
+            for need in entry.needs:
+                yield labelled(2, "needs:    ", need)
+        upstream = entry.upstream or "none named"
+        reason = "" if entry.reason is None else f"  ({_REASONS[entry.reason]})"
+        yield labelled(2, "upstream: ", f"{upstream}{reason}")
+        for number, sentence in enumerate(_retires(entry)):
+            yield labelled(2, "     and: " if number else "retires:  ", sentence)
+        yield from self._topics(entry)
+        if verbose:
+            for added in entry.added:
+                yield labelled(2, "adds:     ", added.path)
+            yield labelled(2, "from:     ", entry.origin)
+            yield labelled(2, "digest:   ", entry.digest)
+        for warning in _warnings(entry):
+            yield labelled(2, "warning: ", warning, "warning")
+        yield BLANK
+
+    def _topics(self, entry: Feature) -> Iterator[Line]:
+        width = max((len(topic.name) for topic in entry.topics), default=0)
+        for topic in entry.topics:
+            variants = " ".join(map(str, _variants(topic))) or "no variant"
+            yield Line((Span(f"  {topic.name:<{width}}  "),), (Span(variants, "muted"),))
+            if holes := self._holes(entry, topic):
+                text = (
+                    f"{topic.name} has no variant for {enumeration(holes, most=20)}; "
+                    "give it one, or narrow the releases in the feature's feature.toml"
+                )
+                yield labelled(2, f"{MARK} hole:   ", text, "missing")
+
+    def _data(self, feature: Feature) -> dict[str, Any]:
+        data = {
+            "feature": feature.id,
+            "title": feature.title,
+            "why": feature.why,
+            "releases": _range(feature),
+            "upstream": feature.upstream,
+            "retires": () if feature.malformed else _retires(feature),
+            "topics": [
+                {
+                    "topic": topic.name,
+                    "variants": _variants(topic),
+                    "holes": self._holes(feature, topic),
+                }
+                for topic in feature.topics
+            ],
+            "needs": feature.needs,
+            "added": [added.path for added in feature.added],
+            "origin": feature.origin,
+            "digest": feature.digest,
+            "reason": feature.reason,
+            "warnings": feature.malformed or tuple(_warnings(feature)),
+        }
+        if feature.package != VLLM:
+            data["package"] = feature.package.name
+        return dict(plain(data))
 
 
 def list_(
@@ -28,22 +157,20 @@ def list_(
     :raises PatchFormatErrors: if nothing in a folder of patches is a feature.
     :raises PackageIndexError: if the index is asked and does not answer.
     """
-    from overlay.features.folder import holes
-
     meant = VLLM if package is None else _package(package)
     offered = _offered(pre, meant) if releases else None
 
-    entries = tuple(
-        _entry(feature, holes(feature))
+    features = tuple(
+        feature
         for feature in request.at_hand()
         if package is None or feature.package == meant or feature.malformed
     )
-    gaps = [
-        (entry.feature, topic.name) for entry in entries for topic in entry.topics if topic.holes
-    ]
+    missing = tuple((feature.id, hole) for feature in features for hole in holes(feature))
+    gaps = [*dict.fromkeys((id_, hole.topic) for id_, hole in missing)]
     unknown = [entry.release for entry in offered or () if not entry.known and not entry.yanked]
-    malformed = [entry.feature for entry in entries if entry.malformed]
-    return ListReport(listed(gaps, len(entries), unknown, malformed), entries, offered)
+    malformed = [feature.id for feature in features if feature.malformed]
+    verdict = listed(gaps, len(features), unknown, malformed)
+    return ListReport(verdict, features, missing, offered)
 
 
 def _package(name: str) -> Package:
@@ -62,9 +189,7 @@ def _package(name: str) -> Package:
 
 def _offered(pre: bool, package: Package) -> tuple[ReleaseEntry, ...]:
     """The releases on the index from the oldest known one on, oldest first."""
-    from packaging.version import Version
 
-    from overlay.errors import PackageIndexError
     from overlay.targets.fetch import offered_releases
 
     known = package.releases
@@ -90,39 +215,14 @@ def _offered(pre: bool, package: Package) -> tuple[ReleaseEntry, ...]:
     )
 
 
-def _entry(feature: Feature, holes: Sequence[Hole]) -> FeatureEntry:
-    if feature.malformed:
-        return FeatureEntry(
-            *(feature.id, feature.title, "", "", ""),
-            *((), (), ()),
-            *("", ""),
-            warnings=feature.malformed,
-            malformed=True,
-        )
-    topics = tuple(
-        TopicEntry(
-            topic.name,
-            tuple(str(variant.releases) for variant in topic.variants),
-            tuple(hole.release for hole in holes if hole.topic == topic.name),
-        )
-        for topic in feature.topics
-    )
-    return FeatureEntry(
-        feature=feature.id,
-        title=feature.title,
-        why=feature.why,
-        releases=str(feature.releases),
-        upstream=feature.upstream,
-        retires=_retires(feature),
-        topics=topics,
-        added=tuple(added.path for added in feature.added),
-        origin=feature.origin,
-        digest=feature.digest,
-        needs=feature.needs,
-        reason=None if feature.reason is None else feature.reason.value,
-        warnings=tuple(_warnings(feature)),
-        package=feature.package.name,
-    )
+def _range(feature: Feature) -> str:
+    """The releases that a feature is for; of a malformed one nothing is known."""
+    return "" if feature.malformed else str(feature.releases)
+
+
+def _variants(topic: Topic) -> list[str]:
+    """The closed ranges that a topic has a variant for, oldest first."""
+    return [str(variant.releases) for variant in topic.variants]
 
 
 def _retires(feature: Feature) -> tuple[str, ...]:
@@ -174,11 +274,56 @@ def _tested(tests: Sequence[UpstreamTest]) -> Iterator[str]:
 
 def _warnings(feature: Feature) -> Iterator[str]:
     """What the user should know about a feature's folder."""
-    from overlay.features.model import UpstreamPlan
-
     if feature.reason is UpstreamPlan.WAITING and not feature.upstream:
         yield (
             "it waits for upstream, and no upstream URL says for what: add upstream to its "
             "feature.toml, or give it the reason local"
         )
     yield from (str(notice) for notice in feature.notices)
+
+
+def listed(
+    holes: Sequence[tuple[str, str]],
+    features: int,
+    unknown: Sequence[str] = (),
+    malformed: Sequence[str] = (),
+) -> Verdict:
+    """The verdict of ``list``.
+
+    :param holes: feature and topic of each topic that has holes.
+    :param unknown: releases of the index that this overlay does not know.
+    :param malformed: the features whose files cannot be used.
+    """
+    if malformed:
+        text = f"Action needed: correct the files of {enumeration(list(malformed))}."
+        return Verdict(Code.NEEDS_ATTENTION, text)
+    if holes:
+        names = enumeration([f"{topic} of {feature}" for feature, topic in holes])
+        return Verdict(Code.HOLES, f"{count(len(holes), 'topic')} with holes: {names}.")
+    if not features:
+        return Verdict(Code.LISTED, "There are no features.")
+    text = f"{count(features, 'feature')}, no holes."
+    if unknown:
+        text = (
+            f"{text[:-1]}; {enumeration(unknown)} {is_are(unknown)} newer "
+            f"than this overlay: {command('check', '--releases', 'new')} says what fits."
+        )
+    return Verdict(Code.LISTED, text)
+
+
+def _releases(entries: tuple[ReleaseEntry, ...], verbose: bool) -> Iterator[Line]:
+    """The releases of the index: new and withdrawn ones; all of them where ``verbose``."""
+    known = [entry.release for entry in entries if entry.known and not entry.yanked]
+    if known:
+        span = f"{known[0]}..{known[-1]}, {count(len(known), 'release')} that this overlay knows"
+        yield labelled(0, "releases: ", enumeration(known, most=99) if verbose else span)
+    for entry in entries:
+        if entry.known and not entry.yanked:
+            continue
+        notes = [] if entry.known else ["new: not tested with this overlay"]
+        notes += ["a pre-release"] if entry.prerelease else []
+        notes += ["yanked from the index"] if entry.yanked else []
+        style = "warning" if entry.yanked else "heading"
+        yield Line((Span(f"  {entry.release:<10}", style),), (Span("; ".join(notes)),))
+    if entries:
+        yield BLANK

@@ -10,11 +10,15 @@ from pathlib import Path
 
 import overlay
 from overlay.commands import wings
+from overlay.commands.check import check
+from overlay.commands.doctor import doctor
+from overlay.commands.live import live
 from overlay.commands.output import write_output
+from overlay.commands.page import CollectedReport, Section, collected, page
 from overlay.commands.request import Request
+from overlay.commands.status import status
 from overlay.errors import OverlayError, UsageError
 from overlay.report.base import Report, failure
-from overlay.report.collected import CollectedReport, Section, collected
 
 #: The name of a file that means standard output.
 STANDARD_OUTPUT = "-"
@@ -39,11 +43,9 @@ def report(
     """
     sections = tuple(_sections(request, releases, matrix=matrix))
     made = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    answer = CollectedReport(collected(sections), sections, made, overlay.__version__)
+    answer = CollectedReport(collected(sections), made, overlay.__version__, None, sections)
     if output is None:
         return answer
-    from overlay.report.page import page
-
     content = page(answer).encode("utf-8", "backslashreplace")
     if output == STANDARD_OUTPUT:
         return replace(answer, page=content)
@@ -54,15 +56,11 @@ def report(
 
 
 def _sections(request: Request, releases: str | None, *, matrix: bool) -> Iterator[Section]:
-    from overlay.commands.check import check
-    from overlay.commands.doctor import doctor
-    from overlay.commands.status import live, status
-
     target = "" if request.target is None else f" {request.target}"
     names = [] if request.target is None else [request.target]
     yield _section(f"check{target}", lambda: check(request, names))
     yield _section(f"status{target}", lambda: status(request))
-    yield _section("status --live", live)
+    yield _section("status --live", lambda: live(request))
     yield _section("doctor", lambda: doctor(request._replace(target=None)))
     if matrix:
         span = "" if releases is None else f" --releases {releases}"

@@ -25,7 +25,7 @@ from overlay.results import Notice, Reason, State
 from overlay.results.invocation import command
 
 if TYPE_CHECKING:
-    from overlay.commands.request import Scene
+    from overlay.commands.scene import Scene
     from overlay.features.model import Feature
 
 EVERY = "all"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from overlay.commands import wings
-from overlay.commands.request import ended, refuse_release, root_of
+from overlay.commands.scene import ended, refuse_release, root_of, scene_of
 from overlay.commands.status import of_files, with_next_process
 from overlay.commands.take_off import take_off
 from overlay.commands.target_report import notices
@@ -19,7 +19,6 @@ from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.disk_state import from_ledger
 from overlay.on_disk.journal import reading
-from overlay.report.changes import RevertReport
 from overlay.report.codes import Code
 from overlay.report.model import TargetReport
 from overlay.report.outcomes import (
@@ -30,6 +29,7 @@ from overlay.report.outcomes import (
     not_reverted,
     reverted,
 )
+from overlay.report.targets import RevertReport
 from overlay.report.wording import together
 from overlay.results import Change, FeatureResult, FileResult, Plan, State
 from overlay.targets.target import public
@@ -129,7 +129,7 @@ def _targets(request: Request) -> tuple[Target, ...]:
     except OverlayError:
         features = ()
     # A feature that is named and does not exist is reported where it is known what is applied.
-    targets = request._replace(features=(), require=()).scene(features).targets
+    targets = scene_of(request._replace(features=(), require=()), features).targets
     for target in targets:
         root_of(target, "revert")
     return targets

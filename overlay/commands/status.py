@@ -1,16 +1,16 @@
-"""``overlay status``: what is applied, whether it is intact, and what running processes load."""
+"""``overlay status``: what is applied, whether it is intact, and what the next process runs."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlay.commands.next_process import plugin_patches, with_plugin
 from overlay.commands.request import Request
 from overlay.commands.required import expect_known, with_requirements
+from overlay.commands.scene import survey
 from overlay.commands.target_report import report, with_runner
 from overlay.errors import OverlayError
 from overlay.features.model import of_package
@@ -20,58 +20,21 @@ from overlay.on_disk.journal import reading
 from overlay.on_disk.ledger import damaged_copies, reinstall
 from overlay.report.codes import Code
 from overlay.report.model import Obstacle
-from overlay.report.reading import StatusReport
-from overlay.report.running import ProcessesReport, not_active, running
+from overlay.report.targets import StatusReport
 from overlay.report.wording import status as status_verdict
 from overlay.report.wording import together
 from overlay.report.words import enumeration
 from overlay.results import Notice, Reason, State
 from overlay.results.invocation import command
+from overlay.settings import kept_out, plugin_allowed
 from overlay.targets.target import public
 from overlay.untrusted import all_unreadable
 
 if TYPE_CHECKING:
     from overlay.features.model import Feature
     from overlay.on_disk.ledger import Ledger
-    from overlay.processes.live import LiveProcess
     from overlay.report.model import TargetReport
     from overlay.targets.target import Target
-
-
-def live(request: Request | None = None) -> ProcessesReport:
-    """Every running vLLM process of this user, and what is wrong with it.
-
-    :param request: with the features that have to be active; default: none.
-    :raises UsageError: if a required feature does not exist.
-    :raises OverlayError: where the system does not tell which processes run.
-    """
-    found = of_this_vllm()
-    if request is None or not request.require:
-        return ProcessesReport(running(found), found)
-    from overlay.features.sources import shipped_folder
-    from overlay.features.switches import declarations
-
-    expect_known(request.require, request.at_hand())
-    folders = [shipped_folder(), *map(Path, request.patches)]
-    situational = {each.id for each in declarations(folders) if each.situational}
-    lacking = not_active(found, request.require, situational)
-    return ProcessesReport(running(found, lacking), found, lacking)
-
-
-def of_this_vllm() -> tuple[LiveProcess, ...]:
-    """Every running vLLM process of this user; those of another vLLM have notes, no problems.
-
-    :raises OverlayError: where the system does not tell which processes run.
-    """
-    from overlay.processes.live import processes, strangers_noted
-
-    found = processes()
-    if not any(process.problem for process in found):
-        return found
-    from overlay.commands.diagnosis import installed
-
-    target, _ = installed()
-    return strangers_noted(found, None if target is None else target.root)
 
 
 def status(request: Request) -> StatusReport:
@@ -82,7 +45,7 @@ def status(request: Request) -> StatusReport:
     :raises UsageError: if a required feature does not exist.
     :raises OverlayError: if the features, the target or its ledger cannot be read.
     """
-    scene = request.survey()
+    scene = survey(request)
     expect_known(request.require, scene.features)
     named = request.names_target
     answers = [of_files(target, scene.features) for target in scene.targets]
@@ -101,12 +64,8 @@ def status(request: Request) -> StatusReport:
 
 def _kept_out() -> tuple[Notice, ...]:
     """A notice where vLLM's allow-list keeps our plugin from patching in memory."""
-    from overlay.settings import plugin_allowed
-
     if plugin_allowed():
         return ()
-    from overlay.settings import kept_out
-
     why = kept_out(f"VLLM_PLUGINS={os.environ['VLLM_PLUGINS']} does not name overlay")
     return (Notice(None, why),)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from overlay.commands.assess import absent, needed, until_current
+from overlay.commands.scene import scene_of
 from overlay.commands.status import with_next_process
 from overlay.commands.target_report import notices, report
 from overlay.errors import UsageError
@@ -22,10 +23,10 @@ from overlay.on_disk.disk_state import Condition, conditions, keep_edit, pristin
 from overlay.on_disk.journal import reading
 from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
-from overlay.report.changes import RevertReport
 from overlay.report.codes import Code
 from overlay.report.model import Obstacle
 from overlay.report.outcomes import not_taken_off, taken_off
+from overlay.report.targets import RevertReport
 from overlay.report.wording import together
 from overlay.report.words import enumeration
 from overlay.results import FeatureResult, Plan, Reason, State
@@ -53,7 +54,7 @@ def take_off(request: Request, said: str | None, *, named: bool) -> RevertReport
     :raises OverlayError: if the patches or the ledger cannot be read, or the target not written.
     """
     features = request.at_hand()
-    targets = request._replace(features=(), require=()).scene(features).targets
+    targets = scene_of(request._replace(features=(), require=()), features).targets
     return until_current(lambda: _attempt(request, targets, features, said, named=named))
 
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from overlay import settings
 from overlay.errors import OverlayError, UsageError
+from overlay.features.folder import load_all
 from overlay.features.switches import Declaration, check_values, declarations
-from overlay.report.diagnosis import EnvironmentFacts, SwitchFacts
+from overlay.on_disk import ledger as ledgers
 from overlay.untrusted import problem_of_owner
 
 if TYPE_CHECKING:
@@ -28,6 +29,31 @@ _WATCHED = (
     "XDG_CACHE_HOME",
     "XDG_RUNTIME_DIR",
 )
+
+
+class SwitchFacts(NamedTuple):
+    """A variable that a feature reads.
+
+    :ivar values: those that it takes; empty: any text.
+    :ivar value: what it is set to; ``None`` where it is not set.
+    """
+
+    feature: str
+    name: str
+    values: tuple[str, ...]
+    default: str
+    value: str | None
+    text: str
+
+
+class EnvironmentFacts(NamedTuple):
+    """The variables that decide what runs.
+
+    :ivar set: name -> value of those that are set.
+    """
+
+    set: Mapping[str, str]
+    switches: tuple[SwitchFacts, ...] = ()
 
 
 class Variables(NamedTuple):
@@ -75,7 +101,6 @@ def variables(
 
 def _unread_patches(folders: Iterable[Path]) -> Iterator[str]:
     """What the plugin does not read of the folders in ``OVERLAY_PATCHES``, and why."""
-    from overlay.features.folder import load_all
 
     for folder in folders:
         try:
@@ -105,7 +130,6 @@ def _on_disk(target: Target | None) -> set[str]:
     """The features that are applied, whose folder need not be at hand."""
     if target is None or target.root is None:
         return set()
-    from overlay.on_disk import ledger as ledgers
 
     try:
         ledger = ledgers.load(target.root)

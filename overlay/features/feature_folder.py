@@ -13,7 +13,7 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 
 from overlay.errors import PatchFormatError, PatchFormatErrors
-from overlay.features.feature_toml import Document, read_document, read_fields
+from overlay.features.feature_toml import NO_RELEASES, Document, read_document, read_fields
 from overlay.features.model import AddedFile, Feature, Hunk, Topic, UpstreamTest, Variant
 from overlay.features.patch_file import parse_patch
 from overlay.features.sources import (
@@ -42,11 +42,11 @@ def read_feature(
     :param errors: takes every malformed place.
     :returns: the feature, or ``None`` after errors.
     """
-    known = len(errors)
+    before = len(errors)
     toml = folder / "feature.toml"
     document = read_document(toml, errors) if is_plain(toml, errors) else None
-    fields = None if document is None else read_fields(document)
-    package = VLLM if fields is None else fields.package
+    feature = None if document is None else read_fields(document)
+    package = VLLM if feature is None else feature.package
     notices: list[Notice] = []
     topics: list[Topic] = []
     added: list[AddedFile] = []
@@ -65,26 +65,22 @@ def read_feature(
                 "(two digits, lower case, such as 01-proposer)"
             )
             errors.append(PatchFormatError(str(path), None, problem))
-    if fields is not None and not (topics or added or fields.shared or fields.upstream_tests):
+    if feature is not None and not (topics or added or feature.shared or feature.upstream_tests):
         problem = "the feature does nothing: expected a topic, an added module or [[upstreamed]]"
         errors.append(PatchFormatError(str(toml), None, problem))
-    if document is None or fields is None or fields.releases is None:
+    if document is None or feature is None or feature.releases is NO_RELEASES:
         return None
-    topics = _with_tests(document, topics, fields.upstream_tests)
-    added += _read_shared(document, fields.shared, patches, {module.path for module in added})
-    _check_variants(folder, fields.releases, topics, added, errors)
-    if len(errors) > known:
+    topics = _with_tests(document, topics, feature.upstream_tests)
+    added += _read_shared(document, feature.shared, patches, {module.path for module in added})
+    _check_variants(folder, feature.releases, topics, added, errors)
+    if len(errors) > before:
         return None
-    feature = Feature(
-        **{
-            **fields._asdict(),
-            "releases": fields.releases,
-            "upstream_tests": tuple(test for test in fields.upstream_tests if not test.topic),
-        },
+    feature = replace(
+        feature,
+        upstream_tests=tuple(test for test in feature.upstream_tests if not test.topic),
         topics=tuple(topics),
         added=tuple(sorted(added, key=lambda module: module.path)),
         origin=origin,
-        digest="",
         source=source_of(folder, patches),
         notices=tuple(notices),
     )

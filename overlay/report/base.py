@@ -12,9 +12,9 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from overlay.report.codes import Code, Exit, Verdict
+from overlay.report.lines import BLANK, Line, Span, labelled
 
 if TYPE_CHECKING:
-    from overlay.report.lines import Line
     from overlay.report.model import TargetReport
 
 
@@ -123,6 +123,27 @@ class Report:
     def body(self) -> bytes | None:
         """What goes to standard output as it is; ``None`` where the text of the report does."""
         return None
+
+    def lines(self, *, verbose: bool = False) -> tuple[Line, ...]:
+        """The report for people; the last line is the verdict.
+
+        :param verbose: whether to show everything.
+        """
+        lines = [*self.first_lines()]
+        if self.targets:
+            # Imported only here: `overlay list` speaks of no target.
+            from overlay.report.target_text import target_lines
+
+            lines += target_lines(self.targets, verbose=verbose)
+        lines += self.own_lines(verbose=verbose)
+        if self.error is not None:
+            first, *others = self.error.splitlines() or [""]
+            lines.append(labelled(0, "error: ", first, "bad"))
+            lines += [labelled(0, "       ", text) for text in others]
+        if lines and lines[-1] != BLANK:
+            lines.append(BLANK)
+        style = "good" if self.exit is Exit.OK else "bad"
+        return (*lines, Line((), (Span(self.verdict, style),)))
 
     def first_lines(self) -> Iterable[Line]:
         """The lines for people that come before those of the targets."""

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from overlay.report.codes import Code, Verdict
 from overlay.report.model import Pending, TargetReport
 from overlay.report.wording import attention, attention_code, nothing_to_patch
-from overlay.report.words import are, count, enumeration, named, those, vllm
+from overlay.report.words import count, enumeration, ids, in_states, is_are, vllm, was_were
 from overlay.results import Change, FeatureResult, State
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from overlay.report.changes import RevertReport
+    from overlay.report.targets import RevertReport
 
 # apply
 
@@ -27,9 +27,8 @@ def not_applied(target: TargetReport) -> Verdict:
 
 def untested_refused(target: TargetReport, features: Sequence[FeatureResult]) -> Verdict:
     """The verdict of an ``apply`` to a release that the patches were not tested on."""
-    were = "was" if len(features) == 1 else "were"
     text = (
-        f"Nothing was written: {named(features)} {were} not tested on {vllm(target)}; "
+        f"Nothing was written: {ids(features)} {was_were(features)} not tested on {vllm(target)}; "
         f"{target.command('apply', '--untested')} applies what matches anyway."
     )
     return Verdict(Code.UNTESTED_REFUSED, text)
@@ -37,14 +36,14 @@ def untested_refused(target: TargetReport, features: Sequence[FeatureResult]) ->
 
 def would_apply(target: TargetReport, changes: Sequence[Change]) -> Verdict:
     """The verdict of ``apply --dry-run``."""
-    waiting = those(target, State.PRISTINE, State.PARTIAL)
+    waiting = in_states(target, State.PRISTINE, State.PARTIAL)
     if target.pending is Pending.REMOVE:
         text = (
             f"Nothing was written: apply would remove what an earlier one left in {vllm(target)}."
         )
         return Verdict(Code.LEFTOVERS, text)
     if target.pending is Pending.UPDATE:
-        done = named(those(target, State.APPLIED))
+        done = ids(in_states(target, State.APPLIED))
         text = f"Nothing was written: apply would bring {done} up to date in {vllm(target)}."
         return Verdict(Code.WOULD_APPLY, text)
     if not waiting:
@@ -52,7 +51,7 @@ def would_apply(target: TargetReport, changes: Sequence[Change]) -> Verdict:
         return Verdict(_done_already(target), text)
     added = sum(change.before is None for change in changes)
     text = (
-        f"Nothing was written: apply would put {named(waiting)} into {vllm(target)}, "
+        f"Nothing was written: apply would put {ids(waiting)} into {vllm(target)}, "
         f"{count(len(changes) - added, 'file')} patched and {added} added in all."
     )
     return Verdict(Code.WOULD_APPLY, text)
@@ -65,22 +64,22 @@ def applied(target: TargetReport, changed: int, *, wrote: bool) -> Verdict:
     """
     if not wrote:
         return Verdict(_done_already(target), f"Nothing to do{_settled(target)}.")
-    done = those(target, State.APPLIED)
+    done = in_states(target, State.APPLIED)
     if not done:
         text = f"Removed all patches from {vllm(target)}: {nothing_to_patch(target)}."
         return Verdict(Code.REMOVED, text)
     written = f", {count(changed, 'file')} written" if changed else ""
-    return Verdict(Code.APPLIED, f"Applied {named(done)} to {vllm(target)}{written}.")
+    return Verdict(Code.APPLIED, f"Applied {ids(done)} to {vllm(target)}{written}.")
 
 
 def _done_already(target: TargetReport) -> Code:
-    return Code.ALREADY_APPLIED if those(target, State.APPLIED) else Code.NOTHING_TO_PATCH
+    return Code.ALREADY_APPLIED if in_states(target, State.APPLIED) else Code.NOTHING_TO_PATCH
 
 
 def _settled(target: TargetReport) -> str:
     """Why there is nothing to do in a target; the end of a sentence."""
-    if applied_ones := those(target, State.APPLIED):
-        return f": {named(applied_ones)} {are(applied_ones)} applied to {vllm(target)} already"
+    if applied_ones := in_states(target, State.APPLIED):
+        return f": {ids(applied_ones)} {is_are(applied_ones)} applied to {vllm(target)} already"
     return f" in {vllm(target)}: {nothing_to_patch(target)}"
 
 
@@ -104,7 +103,7 @@ def reverted(target: TargetReport, restored: int, removed: int, *, wrote: bool) 
     if not wrote:
         text = f"Nothing to revert: the overlay has changed nothing in {vllm(target)}."
         return Verdict(Code.NOTHING_TO_REVERT, text)
-    what = f"took {named(target.features)} out, " if target.features else ""
+    what = f"took {ids(target.features)} out, " if target.features else ""
     files = f"{count(restored, 'file')} restored and {removed} removed"
     return Verdict(Code.REVERTED, f"Reverted {vllm(target)}: {what}{files}.")
 
@@ -123,8 +122,8 @@ def not_reverted(target: TargetReport, paths: Sequence[str]) -> Verdict:
 
     :param paths: the files that were edited since the overlay applied.
     """
-    were = "was" if len(paths) == 1 else "were"
-    text = f"Nothing was reverted in {vllm(target)}: {enumeration(paths)} {were} edited since."
+    edited = f"{enumeration(paths)} {was_were(paths)} edited since"
+    text = f"Nothing was reverted in {vllm(target)}: {edited}."
     return Verdict(Code.REVERT_REFUSED, text)
 
 
@@ -166,11 +165,11 @@ def taken_off(
     :param files: files of vLLM that were written or removed.
     """
     if not going:
-        names = f"{enumeration(list(wanted))} {'is' if len(wanted) == 1 else 'are'}"
+        names = f"{enumeration(list(wanted))} {is_are(wanted)}"
         text = f"Nothing to revert: {names} not applied to {vllm(target)}."
         return Verdict(Code.NOTHING_TO_REVERT, text)
-    left = those(target, State.APPLIED)
-    rest = f"{named(left)} {are(left)} left" if left else "nothing of the overlay is left there"
+    left = in_states(target, State.APPLIED)
+    rest = f"{ids(left)} {is_are(left)} left" if left else "nothing of the overlay is left there"
     what = f"Took {enumeration(list(going))} out of {vllm(target)}"
     return Verdict(Code.REVERTED, f"{what}, {count(files, 'file')} written; {rest}.")
 
@@ -189,9 +188,9 @@ def adopted(target: TargetReport, *, wrote: bool) -> Verdict:
     if not wrote:
         text = f"Nothing to adopt in {vllm(target)}: it has no patches without a ledger."
         return Verdict(Code.NOTHING_TO_ADOPT, text)
-    taken = those(target, State.APPLIED)
+    taken = in_states(target, State.APPLIED)
     step = f"{target.command('revert')} can take them out now"
-    text = f"Took over {named(taken)} in {vllm(target)}: {step}."
+    text = f"Took over {ids(taken)} in {vllm(target)}: {step}."
     return Verdict(Code.ADOPTED, text)
 
 
@@ -202,6 +201,6 @@ def differs(target: TargetReport, files: int) -> Verdict:
     if not files:
         text = f"The diff is empty for {vllm(target)}: {nothing_to_patch(target)}."
         return Verdict(Code.EMPTY, text)
-    fits = those(target, State.PRISTINE)
-    text = f"The diff puts {named(fits)} into {vllm(target)}, {count(files, 'file')} in all."
+    fits = in_states(target, State.PRISTINE)
+    text = f"The diff puts {ids(fits)} into {vllm(target)}, {count(files, 'file')} in all."
     return Verdict(Code.DIFFERS, text)

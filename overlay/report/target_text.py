@@ -57,7 +57,7 @@ def _target(target: TargetReport, width: int, verbose: bool) -> Iterator[Line]:
         (Span(place, "muted"),),
     )
     if not target.features:
-        yield Line((Span("  nothing of the overlay", "muted"),))
+        yield Line((Span("  no patches applied", "muted"),))
     for feature in sorted(target.features, key=lambda feature: -feature.state.rank):
         yield Line(
             (

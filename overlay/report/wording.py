@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from overlay.report.codes import Code, Exit, Verdict
 from overlay.report.model import Pending, TargetFailure, TargetReport
 from overlay.report.problems import CLASH, MALFORMED, problems, word
-from overlay.report.words import are, enumeration, named, those, vllm
+from overlay.report.words import enumeration, ids, in_states, is_are, vllm
 from overlay.results import State
 from overlay.results.invocation import command
 
@@ -40,7 +40,7 @@ def attention(target: TargetReport) -> str | None:
         said.append(f"{enumeration(clashing)} {'clashes' if len(clashing) == 1 else 'clash'}")
     malformed = [feature.feature for feature in needy if word(feature) == MALFORMED]
     if malformed:
-        said.append(f"{enumeration(malformed)} {'is' if len(malformed) == 1 else 'are'} malformed")
+        said.append(f"{enumeration(malformed)} {is_are(malformed)} malformed")
     apart = {*target.unrecorded, *clashing, *malformed}
     for state, (one, several) in _NEEDY.items():
         if names := [
@@ -50,8 +50,7 @@ def attention(target: TargetReport) -> str | None:
         ]:
             said.append(f"{enumeration(names)} {one if len(names) == 1 else several}")
     if unrecorded := target.unrecorded:
-        are_ = "is" if len(unrecorded) == 1 else "are"
-        said.append(f"{enumeration(unrecorded)} {are_} patched in without a ledger")
+        said.append(f"{enumeration(unrecorded)} {is_are(unrecorded)} patched in without a ledger")
     said += [obstacle.summary for obstacle in target.obstacles]
     if target.interrupted:
         said.insert(0, "an apply or revert was interrupted")
@@ -75,10 +74,10 @@ def attention_code(target: TargetReport) -> Code:
 def nothing_to_patch(target: TargetReport) -> str:
     """Why there is nothing to patch in a target to which no feature can be applied."""
     reasons = []
-    if upstreamed := those(target, State.UPSTREAMED):
-        reasons.append(f"it has {named(upstreamed)} already")
-    if outside := those(target, State.INAPPLICABLE):
-        reasons.append(f"{named(outside)} {are(outside)} not made for it")
+    if upstreamed := in_states(target, State.UPSTREAMED):
+        reasons.append(f"it has {ids(upstreamed)} already")
+    if outside := in_states(target, State.INAPPLICABLE):
+        reasons.append(f"{ids(outside)} {is_are(outside)} not made for it")
     return " and ".join(reasons) or "there are no features"
 
 
@@ -179,18 +178,18 @@ def nothing_new(packages: Sequence[Package]) -> Verdict:
 def _checked_one(target: TargetReport) -> Verdict:
     if needy := _needs_action(target):
         return needy
-    fits = those(target, State.PRISTINE)
+    fits = in_states(target, State.PRISTINE)
     if untested := [feature for feature in fits if feature.untested]:
         return Verdict(
             Code.UNTESTED,
-            f"{named(untested)} would fit {vllm(target)}, but was not tested there: "
+            f"{ids(untested)} would fit {vllm(target)}, but was not tested there: "
             f"{target.command('apply', '--untested')} applies it anyway.",
         )
     if fits:
-        text = f"Nothing needs you: {named(fits)} can be applied to {vllm(target)}."
+        text = f"Nothing needs you: {ids(fits)} can be applied to {vllm(target)}."
         return Verdict(Code.CAN_BE_APPLIED, text)
-    if done := those(target, State.APPLIED):
-        text = f"Nothing needs you: {named(done)} {are(done)} applied to {vllm(target)}."
+    if done := in_states(target, State.APPLIED):
+        text = f"Nothing needs you: {ids(done)} {is_are(done)} applied to {vllm(target)}."
         if target.pending is Pending.UPDATE:
             text = f"{text[:-1]}, which {target.command('apply')} brings up to date."
             return Verdict(Code.CAN_BE_UPDATED, text)
@@ -215,19 +214,19 @@ def status(target: TargetReport) -> Verdict:
 def _status(target: TargetReport) -> Verdict:
     if needy := _needs_action(target):
         return needy
-    done, waiting = those(target, State.APPLIED), those(target, State.PRISTINE)
+    done, waiting = in_states(target, State.APPLIED), in_states(target, State.PRISTINE)
     if done and waiting:
         text = (
-            f"{named(done)} {are(done)} applied to {vllm(target)}; "
-            f"{named(waiting)} {are(waiting)} not."
+            f"{ids(done)} {is_are(done)} applied to {vllm(target)}; "
+            f"{ids(waiting)} {is_are(waiting)} not."
         )
         return Verdict(Code.PARTLY_APPLIED, text)
     if done:
-        return Verdict(Code.APPLIED, f"{named(done)} {are(done)} applied to {vllm(target)}.")
+        return Verdict(Code.APPLIED, f"{ids(done)} {is_are(done)} applied to {vllm(target)}.")
     if waiting:
         text = (
             f"Nothing is applied to {vllm(target)}: {target.command('apply')} would apply "
-            f"{named(waiting)}."
+            f"{ids(waiting)}."
         )
         return Verdict(Code.NOT_APPLIED, text)
     text = f"Nothing is applied to {vllm(target)}: {nothing_to_patch(target)}."

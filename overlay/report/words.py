@@ -28,17 +28,22 @@ def megabytes(size: int) -> str:
     return f"{size / 1e6:.1f} MB"
 
 
-def named(features: Iterable[FeatureResult]) -> str:
+def ids(features: Iterable[FeatureResult]) -> str:
     """The ids of features as a list in a sentence."""
     return enumeration([feature.feature for feature in features])
 
 
-def are(features: Sequence[FeatureResult]) -> str:
+def is_are(things: Sequence[object]) -> str:
     """``is`` or ``are``."""
-    return "is" if len(features) == 1 else "are"
+    return "is" if len(things) == 1 else "are"
 
 
-def those(target: TargetReport, *states: State) -> list[FeatureResult]:
+def was_were(things: Sequence[object]) -> str:
+    """``was`` or ``were``."""
+    return "was" if len(things) == 1 else "were"
+
+
+def in_states(target: TargetReport, *states: State) -> list[FeatureResult]:
     """The features of a target that are in one of these states."""
     return [feature for feature in target.features if feature.state in states]
 

@@ -27,14 +27,12 @@ from packaging.version import Version
 
 from overlay.cache import PrivateFolder, cache_folder
 from overlay.errors import PackageIndexError
-from overlay.package import VLLM, Package
+from overlay.package import VLLM, Package, Release
 from overlay.targets.target import Origin, Progress, Sources, Target, left_out
 from overlay.untrusted import NotPrivate, parse_json
 
 if TYPE_CHECKING:
     import zipfile
-
-    from overlay.targets.fetch import Fetched
 
 #: How long one process waits for another one that fetches the same release.
 LOCK_SECONDS = 900
@@ -50,40 +48,41 @@ _LEVEL = 5
 _DAMAGE = (ValueError, KeyError, TypeError, zlib.error, UnicodeDecodeError)
 
 
-def resolve_release(
-    wanted: Version, name: str, progress: Progress | None, package: Package
-) -> Target:
+def resolve_release(release: Release, name: str, progress: Progress | None) -> Target:
     """The read-only target of one release.
-
-    :param wanted: in its one spelling, as of ``same_release``.
 
     A release in the cache needs no network.  Every file is checked by its hash when it is read;
     a damaged archive is made again.
 
+    :param release: its version in the one spelling, as of ``same_release``.
+
     :raises PackageIndexError: if it is not in the cache and cannot be fetched.
     :raises ArchiveError: if what the index serves is dangerous or too large.
     """
-    stored, notes = _stored(wanted, progress, package)
+    stored, notes = _stored(release, progress)
     archive = stored.archive
     trouble = (stored.trouble,) if stored.trouble else ()
     warnings = (*notes, *stored.warnings, *trouble, *archive.origin.warnings)
     return Target.of(
-        archive.version, name, package, stored.read, warnings=warnings, lister=archive.paths
+        archive.version,
+        name,
+        release.package,
+        stored.read,
+        warnings=warnings,
+        lister=archive.paths,
     )
 
 
-def _stored(
-    wanted: Version, progress: Progress | None, package: Package
-) -> tuple[_StoredRelease, tuple[str, ...]]:
+def _stored(release: Release, progress: Progress | None) -> tuple[_StoredRelease, tuple[str, ...]]:
     """The release, and a warning where its local label had to be dropped."""
     try:
-        return _StoredRelease(wanted, progress, package), ()
+        return _StoredRelease(release, progress), ()
     except PackageIndexError as error:
-        if wanted.local is None:
+        if release.version.local is None:
             raise
-        plain = Version(wanted.public)
-        stored = _StoredRelease(plain, progress, package)
-        return stored, (f"{package.title} {plain} was taken for {wanted}: {error}",)
+        plain = release._replace(version=Version(release.version.public))
+        stored = _StoredRelease(plain, progress)
+        return stored, (f"{plain} was taken for {release.version}: {error}",)
 
 
 class _StoredRelease:
@@ -93,18 +92,13 @@ class _StoredRelease:
     :ivar trouble: why the cache could not be used, or ``None``.
     """
 
-    def __init__(self, wanted: Version, progress: Progress | None, package: Package) -> None:
-        self._wanted, self._progress, self._package = wanted, progress, package
-        self._name = str(wanted)
-        self._archive = archive_name(self._name, package)
+    def __init__(self, release: Release, progress: Progress | None) -> None:
+        self._release, self._progress = release, progress
+        self._archive = archive_name(str(release.version), release.package)
         self._folder = releases_folder()
         self.warnings: tuple[str, ...] = ()
         self.trouble: str | None = None
         self.archive = self._open() or self._obtain(reopen=True)
-
-    @property
-    def _what(self) -> str:
-        return f"{self._package.title} {self._wanted}"
 
     def read(self, path: str) -> bytes | None:
         """The bytes of ``path``; the release is fetched again where its archive is damaged."""
@@ -116,7 +110,7 @@ class _StoredRelease:
 
     def _open(self) -> CachedRelease | None:
         try:
-            return CachedRelease.open(self._name, self._package)
+            return CachedRelease.open(str(self._release.version), self._release.package)
         except (FileNotFoundError, DamagedError):
             return None
         except (OSError, NotPrivate) as error:
@@ -135,28 +129,26 @@ class _StoredRelease:
                 stack.enter_context(self._folder.lock(self._archive, LOCK_SECONDS))
             except filelock.Timeout as error:
                 raise PackageIndexError(
-                    f"{self._what}: another process has been fetching it for more than "
+                    f"{self._release}: another process has been fetching it for more than "
                     f"{LOCK_SECONDS} seconds (it holds {error.lock_file}). End it, then try again"
                 ) from error
             except (OSError, NotImplementedError, NotPrivate) as error:
                 self._warn(error)
-                fetched = self._fetch()
-                return CachedRelease.in_memory(fetched.sources, fetched.origin)
-            return (self._open() if reopen else None) or self._store(self._fetch())
+                return CachedRelease.in_memory(*self._fetch())
+            return (self._open() if reopen else None) or self._store(*self._fetch())
 
-    def _fetch(self) -> Fetched:
+    def _fetch(self) -> tuple[Sources, Origin]:
         from overlay.targets.fetch import fetch  # imports the network: only where it is needed
 
-        fetched = fetch(self._wanted, self._progress, self._package)
-        self.warnings = fetched.warnings
-        return fetched
+        sources, origin, self.warnings = fetch(self._release, self._progress)
+        return sources, origin
 
-    def _store(self, fetched: Fetched) -> CachedRelease:
+    def _store(self, sources: Sources, origin: Origin) -> CachedRelease:
         try:
-            return write(self._name, fetched.sources, fetched.origin, self._package)
+            return write(str(self._release.version), sources, origin, self._release.package)
         except (OSError, NotPrivate) as error:
             self._warn(error)
-            return CachedRelease.in_memory(fetched.sources, fetched.origin)
+            return CachedRelease.in_memory(sources, origin)
 
     def _warn(self, error: Exception) -> None:
         """Keep why the cache is not used: of all releases in the same words, to be told once."""

@@ -23,6 +23,7 @@ from overlay.package import (
     KNOWN_PACKAGES,
     VLLM,
     Package,
+    Release,
     ReleaseRange,
     distribution_name,
     known_package,
@@ -82,17 +83,17 @@ def resolve(
         return resolve_environment(named_interpreter(python), python, package)
     if target is None:
         return resolve_installed(package)
-    if (named := target_release(target, package)) is not None:
-        return _release(target, progress, *named)
-    if (named := release_named(target, package)) is None:
+    if (release := target_release(target, package)) is not None:
+        return _fetched(release, target, progress)
+    if (release := release_named(target, package)) is None:
         return _resolve_path(target, package)
-    rule = f"{target!r} is here, so it is read as that place; the release is {_in_full(*named)}"
+    rule = f"{target!r} is here, so it is read as that place; the release is {release.requirement}"
     try:
-        found = _resolve_path(f".{os.sep}{target}", package)
+        place = _resolve_path(f".{os.sep}{target}", package)
     except TargetError as error:
         error.args = (f"{error} ({rule})",)
         raise
-    return replace(found, name=target, warnings=(*found.warnings, rule))
+    return replace(place, name=target, warnings=(*place.warnings, rule))
 
 
 def _resolve_path(target: str, package: Package) -> Target:
@@ -132,10 +133,10 @@ def resolve_each(
     :param python: as of ``resolve``.
     :raises TargetError: as ``resolve``, and if a release is one of a package that is not asked for.
     """
-    if target is not None and (named := target_release(target, packages[0])) is not None:
-        if named[1] not in (*packages, VLLM):
+    if target is not None and (release := target_release(target, packages[0])) is not None:
+        if release.package not in (*packages, VLLM):
             raise TargetError(_without_features(target, packages))
-        return (_release(target, progress, *named),)
+        return (_fetched(release, target, progress),)
     missing: TargetError | None = None
     resolved = []
     further = patched_in(_folders(target, python)) if patched else ()
@@ -176,28 +177,26 @@ def patched_in(folders: Iterable[str]) -> tuple[Package, ...]:
     return tuple(sorted(packages, key=lambda package: package.name))
 
 
-def release_named(text: str, package: Package = VLLM) -> tuple[Version, Package] | None:
-    """The release that a text names, and its package; ``None`` where it names none.
+def release_named(text: str, package: Package = VLLM) -> Release | None:
+    """The release that a text names; ``None`` where it names none.
 
     :param package: whose release a mere version number is.
     """
     match = _NAMED.fullmatch(text.strip())
-    if match is None:
-        version = parse_version(text)
-        return None if version is None else (version, package)
-    named, version = package_of_distribution(match["name"]), parse_version(match["rest"])
-    return None if named is None or version is None else (version, named)
+    owner = package if match is None else package_of_distribution(match["name"])
+    version = parse_version(text if match is None else match["rest"])
+    return None if owner is None or version is None else Release(version, owner)
 
 
-def target_release(text: str, package: Package = VLLM) -> tuple[Version, Package] | None:
+def target_release(text: str, package: Package = VLLM) -> Release | None:
     """The release that a TARGET names, as ``release_named``; a place of the name comes before it.
 
     :param package: whose release a mere version number is.
     """
-    named = release_named(text, package)
-    if named is None or (_NAMED.fullmatch(text.strip()) is None and os.path.lexists(text)):
+    release = release_named(text, package)
+    if release is None or (_NAMED.fullmatch(text.strip()) is None and os.path.lexists(text)):
         return None
-    return same_release(named[0]), named[1]
+    return release._replace(version=same_release(release.version))
 
 
 def spelt(release: str, package: Package) -> str:
@@ -207,13 +206,9 @@ def spelt(release: str, package: Package) -> str:
     return f"{package.distribution}=={release}"
 
 
-def _in_full(version: Version, package: Package) -> str:
-    return f"{package.distribution}=={version}"
-
-
-def _release(name: str, progress: Progress | None, version: Version, package: Package) -> Target:
+def _fetched(release: Release, name: str, progress: Progress | None) -> Target:
     try:
-        return resolve_release(version, name, progress, package)
+        return resolve_release(release, name, progress)
     except PackageIndexError as error:
         raise ReleaseError(name, str(error)) from error
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from overlay.authoring import disk, lock
-from overlay.authoring.disk import NewFolder, replace_features, settle
+from overlay.authoring.disk import NewFolder, finish_switch, replace_features
 from overlay.errors import OverlayError, UsageError
 from overlay.features import folder as features
 from overlay.features.sources import SWITCH, entries, feature_documents, fingerprint
@@ -93,7 +93,7 @@ def test_features_are_replaced_added_and_removed(patches: Path) -> None:
     change(patches)
     assert seen(patches) == AFTER
     assert sorted(path.name for path in patches.iterdir()) == ["first", "fourth", "third"]
-    assert not settle(patches)
+    assert not finish_switch(patches)
 
 
 def test_what_is_not_named_stays_where_a_folder_is_laid_over(patches: Path) -> None:
@@ -119,7 +119,7 @@ def test_killed_at_every_call_the_features_are_those_before_or_those_after(
         states.append(seen(place))
         assert states[-1] in (BEFORE, AFTER), (at, names[at - 1])
         before = fingerprint([str(place)])
-        settled = settle(place)
+        settled = finish_switch(place)
         assert seen(place) == states[-1]
         assert not (place / SWITCH).exists()
         assert settled or fingerprint([str(place)]) == before
@@ -211,5 +211,5 @@ def test_a_folder_goes_by_whatever_path_it_is_named(
 ) -> None:
     (tmp_path / "it/inner").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "it")
-    disk.vanish(Path(named))
+    disk.delete_folder(Path(named))
     assert list(tmp_path.iterdir()) == []

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from packaging.version import Version
 
 from overlay.authoring.composing import NotComposable, compose
-from overlay.authoring.editing import Commit, Edited, commit
+from overlay.authoring.editing import CommittedFolder, Edited, commit
 from overlay.authoring.layout import lay_out
 from overlay.authoring.writing import DerivedTest, check_files, render_patch, with_tests
 from overlay.errors import PatchFormatErrors, UsageError
@@ -53,7 +53,7 @@ def committed(
     tree: MemoryTree,
     now: Mapping[str, bytes | None],
     unfit: frozenset[str] = frozenset(),
-) -> Commit:
+) -> CommittedFolder:
     """A session on the release's files, edited and committed."""
     feature = check_files("fix", files)
     layout = lay_out(feature, (), tree, RELEASE, [path for path in now if path in tree.files])
@@ -77,7 +77,7 @@ def applied(feature: Feature, tree: MemoryTree, release: str = "0.26.0") -> dict
     return {**tree.files, **{path: data for path, data in made.items() if data is not None}}
 
 
-def written(made: Commit, files: Mapping[str, bytes]) -> dict[str, bytes]:
+def written(made: CommittedFolder, files: Mapping[str, bytes]) -> dict[str, bytes]:
     after = {**files, **made.files}
     return {name: data for name, data in after.items() if data is not None}
 

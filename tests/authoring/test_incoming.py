@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from overlay.authoring import incoming
-from overlay.authoring.incoming import MAX_BYTES, Kind, read_changes
+from overlay.authoring.incoming import MAX_BYTES, ChangeKind, read_changes
 from overlay.errors import UsageError
 
 DIFF = b"""\
@@ -51,7 +51,7 @@ def test_a_plain_diff() -> None:
     (commit,) = read_changes(DIFF, "x.diff")
     (file,) = commit.files
     assert (file.path, file.kind, file.old_blob, file.line) == (
-        *("vllm/a.py", Kind.MODIFIED, "1234567"),
+        *("vllm/a.py", ChangeKind.MODIFIED, "1234567"),
         1,
     )
     (hunk,) = file.hunks
@@ -103,16 +103,16 @@ index 1234567..89abcde 100644
 Binary files a/x.png and b/x.png differ
 """
 KINDS = [
-    (RENAME, Kind.RENAMED, "y"),
-    (MODE, Kind.MODE, "x"),
-    (ADD, Kind.ADDED, "x"),
-    (REMOVE, Kind.REMOVED, "x"),
-    (BINARY, Kind.BINARY, "x.png"),
+    (RENAME, ChangeKind.RENAMED, "y"),
+    (MODE, ChangeKind.MODE, "x"),
+    (ADD, ChangeKind.ADDED, "x"),
+    (REMOVE, ChangeKind.REMOVED, "x"),
+    (BINARY, ChangeKind.BINARY, "x.png"),
 ]
 
 
 @pytest.mark.parametrize(("diff", "kind", "path"), KINDS)
-def test_what_is_done_to_a_file_is_told_apart(diff: bytes, kind: Kind, path: str) -> None:
+def test_what_is_done_to_a_file_is_told_apart(diff: bytes, kind: ChangeKind, path: str) -> None:
     (commit,) = read_changes(diff, "x")
     assert [(file.kind, file.path) for file in commit.files] == [(kind, path)]
 
@@ -164,7 +164,7 @@ def test_a_series_of_git_is_read(tmp_path: Path) -> None:
     commits = read_changes(git("format-patch", "--stdout", "--root"), "series")
     assert [commit.subject for commit in commits] == ["Change 0", "Change 1", "Change 2"]
     assert [file.kind for commit in commits for file in commit.files] == [
-        *(Kind.ADDED, Kind.MODIFIED, Kind.MODIFIED),
+        *(ChangeKind.ADDED, ChangeKind.MODIFIED, ChangeKind.MODIFIED),
     ]
     assert any("b = 'ü'" in hunk.post for hunk in commits[1].files[0].hunks)
 

@@ -130,7 +130,7 @@ def test_what_is_no_switch_is_kept_and_stops_nothing(tmp_path: Path, parts: list
         (patches / SWITCH / part).mkdir(parents=True)
     assert "f1" in entries(patches)
     assert entries(patches)["f1"] == patches / "f1"
-    assert not disk.settle(patches)
+    assert not disk.finish_switch(patches)
     for name in ("f2", "f3"):
         replace_features(patches, [NewFolder(name, {"feature.toml": b"2"})])
     (aside,) = patches.glob(".overlay-put-aside-*")

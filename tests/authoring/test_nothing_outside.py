@@ -16,8 +16,8 @@ from overlay.authoring import disk
 from overlay.authoring.disk import NewFolder, replace_features
 from overlay.authoring.session import (
     DOCUMENT,
-    Kind,
     Session,
+    SessionKind,
     Waiting,
     begin,
     features_of,
@@ -60,14 +60,14 @@ def victim(folder: Path) -> None:
 
 
 def _edit(folder: Path) -> Session:
-    return Session(folder, Kind.EDIT, {"our": ""}, "0.26.0", (folder.parent / "ours",))
+    return Session(folder, SessionKind.EDIT, {"our": ""}, "0.26.0", (folder.parent / "ours",))
 
 
 def _port(folder: Path) -> Session:
     entry = Waiting("our", "d", "10-x", PATH, "0.26.0", "")
     waiting = (entry, entry._replace(feature="other"))
     features = features_of(waiting)
-    return Session(folder, Kind.PORT, features, "0.27.0", (), waiting=waiting)
+    return Session(folder, SessionKind.PORT, features, "0.27.0", (), waiting=waiting)
 
 
 #: What is done to a session's folder.
@@ -76,8 +76,8 @@ ACTS: dict[str, Callable[[Path], object]] = {
     "remove": lambda folder: disk.remove_below(folder, PATH),
     "revise": lambda folder: revise(_edit(folder), {PATH: b"ours\n"}, {PATH: b"ours\n"}),
     "skip": lambda folder: without(_port(folder), "our"),
-    "withdraw": lambda folder: disk.withdraw(folder, DOCUMENT, PLACES),
-    "vanish": disk.vanish,
+    "withdraw": lambda folder: disk.remove_session(folder, DOCUMENT, PLACES),
+    "vanish": disk.delete_folder,
 }
 
 
@@ -160,6 +160,6 @@ def test_an_id_of_a_session_is_the_id_of_a_feature(tmp_path: Path, id_: str) -> 
             evil = text.replace('"our" = ""', f'"{id_}" = ""')
         document.write_text(evil)
         with pytest.raises(UsageError, match="found a damaged one"):
-            read(own.folder, Kind.EDIT)
+            read(own.folder, SessionKind.EDIT)
         document.write_text(text)
-    assert read(own.folder, Kind.EDIT) == own
+    assert read(own.folder, SessionKind.EDIT) == own

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from overlay.authoring import disk
 from overlay.authoring.session import (
     DOCUMENT,
-    Kind,
     Session,
     SessionFile,
+    SessionKind,
     _session,
     abort,
     begin,
@@ -33,7 +33,7 @@ LAID = {A: b"a = 1\nb = 2\n", NEW: b"n = 0\n"}
 BASES = {A: b"a = 1\n"}
 
 
-def session(folder: Path, kind: Kind = Kind.EDIT) -> Session:
+def session(folder: Path, kind: SessionKind = SessionKind.EDIT) -> Session:
     return Session(folder, kind, {"fix": "f" * 64}, "0.26.0", (folder.parent / "ours",))
 
 
@@ -43,7 +43,7 @@ def begun(tmp_path: Path) -> Session:
 
 
 def test_a_session_is_read_as_it_was_begun(begun: Session) -> None:
-    assert read(begun.folder, Kind.EDIT) == begun
+    assert read(begun.folder, SessionKind.EDIT) == begun
     assert begun.present() == (A, NEW)
     assert (begun.base(A), begun.base(NEW), begun.base(B)) == (BASES[A], None, None)
     assert begun.untouched()
@@ -105,7 +105,7 @@ def test_killed_at_every_call_a_session_begins_whole_or_not_at_all(tmp_path: Pat
         else:
             begin(session(place), LAID, BASES)
             assert not list(tmp_path.glob(f".at{at}.*"))  # what the killed process left
-        assert read(place, Kind.EDIT).untouched()
+        assert read(place, SessionKind.EDIT).untouched()
 
 
 def test_killed_at_every_call_a_session_ends_or_is_as_it_was(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_killed_at_every_call_a_session_ends_or_is_as_it_was(tmp_path: Path) -> 
         # Mypy types no lambda with a default.
         killed(at, lambda own=own: abort(own))  # type: ignore[misc]
         if own.folder.exists():
-            assert read(own.folder, Kind.EDIT).now(A) == b"mine = 1\n"
+            assert read(own.folder, SessionKind.EDIT).now(A) == b"mine = 1\n"
             abort(own)
         assert not own.folder.exists()
 
@@ -135,12 +135,12 @@ def test_killed_at_every_call_a_session_that_grows_keeps_every_edit(tmp_path: Pa
         own = start(f"at{at}")
         # Mypy types no lambda with a default.
         killed(at, lambda own=own: revise(own, more, more))  # type: ignore[misc]
-        again = read(own.folder, Kind.EDIT)
+        again = read(own.folder, SessionKind.EDIT)
         assert again.now(A) == b"mine = 1\n"
         assert again.base(A) == BASES[A]
         grown = revise(again, more, more)
         assert grown.base(B) == grown.now(B) == more[B]
-        assert read(own.folder, Kind.EDIT) == grown
+        assert read(own.folder, SessionKind.EDIT) == grown
 
 
 def test_a_session_takes_the_place_of_nothing(begun: Session) -> None:
@@ -164,7 +164,7 @@ def test_an_edited_base_is_named_and_nothing_lost(begun: Session) -> None:
 
 def test_the_session_of_another_command_is_refused(begun: Session) -> None:
     with pytest.raises(UsageError, match="expected a session of `overlay port`, found one of"):
-        read(begun.folder, Kind.PORT)
+        read(begun.folder, SessionKind.PORT)
 
 
 @pytest.mark.parametrize(
@@ -186,10 +186,10 @@ def test_the_session_of_another_command_is_refused(begun: Session) -> None:
 def test_a_damaged_document_is_named(begun: Session, damage: bytes) -> None:
     (begun.folder / DOCUMENT).write_bytes(damage)
     with pytest.raises(UsageError, match="found a damaged one"):
-        read(begun.folder, Kind.EDIT)
+        read(begun.folder, SessionKind.EDIT)
     (begun.folder / DOCUMENT).unlink()
     with pytest.raises(UsageError, match=r"found no session\.toml"):
-        read(begun.folder, Kind.EDIT)
+        read(begun.folder, SessionKind.EDIT)
 
 
 def test_links_in_a_session_are_refused(begun: Session, tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_a_conflict_stays_one(base: str, ours: str, theirs: str) -> None:
     ],
 )
 def test_layout_is_told_from_what_is_said(one: str, other: str, equal: bool) -> None:
-    said = [[unit.says for unit in statements(text.split("\n"))] for text in (one, other)]
+    said = [[unit.tokens_key for unit in statements(text.split("\n"))] for text in (one, other)]
     assert (said[0] == said[1]) is equal
 
 

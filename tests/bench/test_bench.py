@@ -127,6 +127,7 @@ def test_the_sampler_that_was_asked_for_must_be_there(
         )
 
 
+@pytest.mark.slow
 def test_a_py_spy_that_fails_is_named_and_replaced(tmp_path: Path) -> None:
     steps = iter(range(100))
     found = sampling.sample(
@@ -192,6 +193,7 @@ def test_cells_are_read() -> None:
             Cell.parse(wrong)
 
 
+@pytest.mark.slow
 def test_each_engine_has_the_files_and_the_gpus_that_are_its_own(tmp_path: Path) -> None:
     one = sitting(tmp_path)
     place = Place(("2", "3"), (8, 9))
@@ -215,6 +217,7 @@ def test_each_engine_has_the_files_and_the_gpus_that_are_its_own(tmp_path: Path)
     assert command[command.index("--tensor-parallel") + 1] == "2"
 
 
+@pytest.mark.slow
 def test_a_child_that_does_not_end_is_killed_with_its_own_children(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     program = (
@@ -235,6 +238,7 @@ def test_a_child_that_does_not_end_is_killed_with_its_own_children(tmp_path: Pat
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_the_result_of_a_child_is_its_last_line(tmp_path: Path) -> None:
     program = "print('RESULT {\"a\": 1}'); print('RESULT {\"a\": 2}'); print('bye')"
     found = run_child([sys.executable, "-c", program], dict(os.environ), tmp_path / "log", 30)

@@ -9,8 +9,8 @@ import pytest
 from packaging.version import Version
 
 from overlay.commands import diagnosis
+from overlay.commands.diagnosis import DeviceFacts, PluginFacts
 from overlay.features import model_runners as runners
-from overlay.report.diagnosis import DeviceFacts, PluginFacts
 from tests.support import fake_vllm
 from tests.support.cli import Cli
 

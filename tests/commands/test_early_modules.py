@@ -15,7 +15,6 @@ from overlay.features.early_modules import early_among, early_modules
 from overlay.features.folder import load
 from overlay.features.sources import shipped_folder
 from overlay.package import KNOWN_RELEASES
-from overlay.report.as_text import render
 from overlay.report.codes import Code, Verdict
 from overlay.results import Fate
 from scripts.vllm_import_graph import Tree, shipped_targets, unpacked
@@ -84,7 +83,7 @@ def test_who_makes_such_a_feature_is_told(
     report: Callable[[str], NewReport | ImportReport],
 ) -> None:
     def said(path: str) -> str:
-        return "\n".join(map(str, render(report(path))))
+        return "\n".join(map(str, report(path).lines()))
 
     assert f"note: it cannot be patched in memory: {SAYS}" in said(ENVS)
     assert "in memory" not in said("vllm/v1/worker/gpu_model_runner.py")

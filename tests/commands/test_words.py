@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from overlay import __version__
+from overlay.commands.live import ProcessesReport
 from overlay.processes.live import LiveProcess
 from overlay.processes.records import CodeState, ModuleRecord
-from overlay.report.as_text import render
 from overlay.report.codes import Code, Verdict
-from overlay.report.running import ProcessesReport
 from tests.support.cli import Cli
 from tests.support.process_records import record
 
@@ -96,5 +95,5 @@ def test_live_v_shows_modules_and_scopes() -> None:
     process = LiveProcess(pid=1, title="vllm", engine=1, record=patched, problem=None)
     report = ProcessesReport(Verdict(Code.RUNNING, "One."), (process,))
     line = "vllm.v1.worker.gpu_model_runner (runs): Runner.run runs"
-    assert line in "\n".join(map(str, render(report, verbose=True)))
-    assert line not in "\n".join(map(str, render(report)))
+    assert line in "\n".join(map(str, report.lines(verbose=True)))
+    assert line not in "\n".join(map(str, report.lines()))

@@ -17,15 +17,13 @@ import pytest
 import overlay
 from overlay.commands import diagnosis
 from overlay.commands.doctor import doctor
+from overlay.commands.live import ProcessesReport, live, running
 from overlay.commands.report_ import report as collect
 from overlay.commands.request import Request
-from overlay.commands.status import live
 from overlay.processes.live import LiveProcess
 from overlay.processes.records import CodeState, Effect, EffectRecord, ModuleRecord, ProcessRecord
 from overlay.report.as_json import as_data
-from overlay.report.as_text import render
 from overlay.report.codes import Code, Verdict
-from overlay.report.running import ProcessesReport, running
 from overlay.results import Way
 from tests.in_memory.boxes import REPO, Box
 
@@ -129,7 +127,7 @@ def test_doctor_lists_the_processes_that_run(monkeypatch: pytest.MonkeyPatch) ->
     report = doctor(Request())
     assert report.processes == (process(7, "differs"), process(8))
     assert "process 7: differs" in report.problems
-    text = "\n".join(str(line) for line in render(report))
+    text = "\n".join(str(line) for line in report.lines())
     assert "demo (memory)" in text
     assert as_data(report)["processes"][0]["pid"] == 7
 
@@ -255,7 +253,7 @@ def test_the_verdict_of_live_agrees_with_its_exit_code() -> None:
 def test_live_processes_as_lines_and_as_json() -> None:
     processes = (process(11), process(12, "runs without the overlay's plugin", recorded=False))
     report = ProcessesReport(Verdict(Code.NEEDS_ATTENTION, "1 of 2 needs you."), processes)
-    text = "\n".join(str(line) for line in render(report))
+    text = "\n".join(str(line) for line in report.lines())
     assert "engine 1  VLLM::Worker" in text
     assert "11   worker  0     0.32.0  aaaaaaaaaaaa  demo (memory)" in text
     assert "! runs without the overlay's plugin" in text
@@ -367,23 +365,26 @@ def test_live_names_another_vllm_and_is_not_red_for_it(
     alien = process(7, "runs without the overlay's plugin", recorded=False)
     alien = replace(alien, root=root, engine=7)
     target = SimpleNamespace(root=Path("/site"))
-    monkeypatch.setattr(diagnosis, "installed", lambda *_: (target, None))
+    monkeypatch.setattr("overlay.commands.live.resolve_installed", lambda: target)
     monkeypatch.setattr("overlay.processes.live.processes", lambda: (alien, process(9)))
     assert process(9).engine != 7
-    report = live()
+    report = live(Request())
     assert report.exit == 0
     assert "1 of another vLLM" in report.verdict
     (first, second) = as_data(report)["processes"]
     assert first["problem"] is None
     assert first["note"] == "is another vLLM, runs without the overlay's plugin"
     assert "note" not in second
-    assert "note: is another vLLM" in "\n".join(map(str, render(report)))
+    assert "note: is another vLLM" in "\n".join(map(str, report.lines()))
     assert overlay.processes()[0].problem is None
     ours = replace(alien, root="/site")
     for red in ((ours,), (alien, replace(process(9), engine=7))):
         monkeypatch.setattr("overlay.processes.live.processes", lambda red=red: red)
-        assert live().exit == 1
-        assert as_data(live())["processes"][0]["problem"] == "runs without the overlay's plugin"
+        assert live(Request()).exit == 1
+        assert (
+            as_data(live(Request()))["processes"][0]["problem"]
+            == "runs without the overlay's plugin"
+        )
 
 
 def test_the_page_is_not_red_for_another_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -418,7 +419,7 @@ def test_live_shows_what_features_do_and_how_often() -> None:
         "1 process of vLLM in 1 engine, 1 patched, none needs you; active: demo; idle: other.",
     )
     report = ProcessesReport(verdict, processes)
-    text = "\n".join(str(line) for line in render(report))
+    text = "\n".join(str(line) for line in report.lines())
     assert "demo is active: 14 graphs (loop); replays of loop 7" in text
     assert "other is idle: the platform has no graphs" in text
     record = as_data(report)["processes"][0]["record"]

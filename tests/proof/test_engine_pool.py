@@ -4,9 +4,12 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from overlay.proof.engine_pool import Job, run_jobs
 
 
+@pytest.mark.slow
 def test_a_log_is_written_through_no_link(tmp_path: Path) -> None:
     other, log = tmp_path / "other", tmp_path / "auto.log"
     other.write_text("somebody's", encoding="utf-8")

@@ -7,18 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overlay.commands.list_ import ListReport
+from overlay.features.folder import Hole
 from overlay.package import VLLM
 from overlay.planning import advice
-from overlay.report.as_text import render
 from overlay.report.base import Report, failure
-from overlay.report.catalogue import FeatureEntry, ListReport, TopicEntry
 from overlay.report.codes import Code, Exit, Verdict
 from overlay.report.lines import Line, Span, aligned, paint
 from overlay.report.model import TargetReport
 from overlay.report.problems import Place, problems
-from overlay.report.reading import CheckReport, StatusReport
+from overlay.report.targets import CheckReport, StatusReport
 from overlay.report.wording import checked
 from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State, combine
+from tests.report.test_model import listed_feature
 
 states = st.sampled_from(list(State))
 
@@ -46,7 +47,7 @@ def targets(draw: st.DrawFn) -> TargetReport:
 
 
 def text(report: Report, *, verbose: bool = False) -> str:
-    return "\n".join(str(line) for line in render(report, verbose=verbose))
+    return "\n".join(str(line) for line in report.lines(verbose=verbose))
 
 
 @given(st.lists(targets(), min_size=1, max_size=4), st.booleans())
@@ -153,10 +154,9 @@ def test_a_partial_feature_says_which_files_stand_where() -> None:
 
 
 def test_holes_are_named() -> None:
-    topic = TopicEntry("10-a", ("0.20.0..0.22.1",), ("0.23.0", "0.24.0"))
-    entry = FeatureEntry("f", "t", "w", "0.20.0..0.33.0", "u", (), (topic,), (), "shipped", "d")
-    shown = text(ListReport(Verdict(Code.HOLES, "One."), (entry,)))
-    assert "10-a has no variant for 0.23.0 and 0.24.0" in shown
+    holes = [("f", Hole("10-proposer", release)) for release in ("0.23.0", "0.24.0")]
+    shown = text(ListReport(Verdict(Code.HOLES, "One."), (listed_feature(),), (*holes,)))
+    assert "10-proposer has no variant for 0.23.0 and 0.24.0" in shown
 
 
 def test_an_error_comes_before_the_verdict() -> None:

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overlay.commands.list_ import ListReport
+from overlay.commands.live import ProcessesReport
+from overlay.features.folder import Hole
 from overlay.processes.live import LiveProcess
 from overlay.processes.records import ProcessRecord
 from overlay.report.as_json import as_json
-from overlay.report.as_text import render
 from overlay.report.base import Report, failure
-from overlay.report.catalogue import FeatureEntry, ListReport, TopicEntry
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import paint
 from overlay.report.model import Obstacle, TargetReport
-from overlay.report.reading import CheckReport, StatusReport
-from overlay.report.running import ProcessesReport
+from overlay.report.targets import CheckReport, StatusReport
 from overlay.report.wording import status
 from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State, Way
 from tests.commands.conftest import fake_vllm
+from tests.report.test_model import listed_feature
 from tests.support.cli import Cli
 
 EVIL = "\x1b]0;title\x07\x1b[2J\r\n\x7f\x9b31m\u202e\udcff"
@@ -51,11 +53,9 @@ def reports(text: str) -> Iterator[Report]:
     yield StatusReport(status(target), target)
     yield CheckReport(verdict, (target, other))
     yield failure("check", text)
-    topic = TopicEntry(text, (text,), (text,))
-    entry = FeatureEntry(
-        text, text, text, text, text, (text,), (topic,), (text,), text, text, (text,)
-    )
-    yield ListReport(verdict, (entry,))
+    listed = listed_feature(text)
+    yield ListReport(verdict, (listed,), ((text, Hole(text, text)),))
+    yield ListReport(verdict, (replace(listed, malformed=(text,)),))
     record = ProcessRecord(7, "1", text, text, 0, text, text, Way.MEMORY, text, text)
     yield ProcessesReport(verdict, (LiveProcess(7, text, 7, record, text),))
 
@@ -76,7 +76,7 @@ def harmless(shown: str) -> None:
 def test_no_control_character_reaches_the_text(text: str, verbose: bool) -> None:
     for report in reports(text):
         stream = io.StringIO()
-        paint(render(report, verbose=verbose), stream)
+        paint(report.lines(verbose=verbose), stream)
         harmless(stream.getvalue())
         assert as_json(report).isascii()
         assert not set(as_json(report)) - {chr(code) for code in (*range(0x20, 0x7F), 0x0A)}
@@ -93,7 +93,7 @@ def test_none_reaches_a_terminal(columns: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("COLUMNS", columns)
     for report in reports(EVIL):
         stream = Terminal()
-        paint(render(report), stream)
+        paint(report.lines(), stream)
         harmless(stream.getvalue())
 
 

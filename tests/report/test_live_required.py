@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overlay.commands.live import not_active, running
 from overlay.processes.live import LiveProcess
 from overlay.processes.records import Effect, EffectRecord, ProcessRecord
 from overlay.report.codes import Code
-from overlay.report.running import not_active, running
 from overlay.results import Way
 
 #: What processes do, by the states of the features ``a`` and ``b``; ``None``: its code is absent.

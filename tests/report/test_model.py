@@ -4,16 +4,41 @@ import json
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
+from overlay.commands.list_ import ListReport
+from overlay.features.folder import Hole
+from overlay.features.model import AddedFile, Feature, Patch, Topic, Variant
+from overlay.package import ReleaseRange
 from overlay.report.as_json import as_data, as_json
 from overlay.report.base import failure
-from overlay.report.catalogue import FeatureEntry, ListReport, TopicEntry
 from overlay.report.codes import Code, Verdict
 from overlay.report.model import TargetReport
-from overlay.report.reading import CheckReport, StatusReport
+from overlay.report.targets import CheckReport, StatusReport
 from overlay.report.words import enumeration
-from overlay.results import FeatureResult, FileResult, HunkResult, Reason, State
+from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State
 
 PROPOSER = "vllm/v1/spec_decode/llm_base_proposer.py"
+
+
+def listed_feature(text: str = "t") -> Feature:
+    """A feature with a text wherever one can be foreign, and a topic with one variant."""
+    first, last = Version("0.20.0"), Version("0.22.1")
+    variant = Variant(ReleaseRange(first, last), Patch(text, text, {}, ()))
+    topic = Topic("10-proposer" if text == "t" else text, (variant,))
+    return Feature(
+        "f" if text == "t" else text,
+        *(text, text, text),
+        ReleaseRange(first, Version("0.33.0")),
+        (),
+        (topic,),
+        (AddedFile(text, b""),),
+        origin=text,
+        digest=text,
+        needs=(text,),
+        notices=(Notice(None, text),),
+        obsolete_without=(text,),
+    )
 
 
 def target(**changes: Any) -> TargetReport:
@@ -110,9 +135,9 @@ def test_what_there_is_to_say_of_a_feature_and_a_file_is_said() -> None:
 
 
 def test_list_has_its_features_beside_no_targets() -> None:
-    topic = TopicEntry("10-proposer", ("0.20.0..0.22.1",), ("0.23.0",))
-    entry = FeatureEntry("f", "t", "w", "0.20.0..0.33.0", "", ("r",), (topic,), (), "shipped", "d")
-    data = as_data(ListReport(Verdict(Code.HOLES, "."), (entry,)))
+    hole = Hole("10-proposer", "0.23.0")
+    report = ListReport(Verdict(Code.HOLES, "."), (listed_feature(),), (("f", hole),))
+    data = as_data(report)
     assert data["targets"] == []
     assert data["features"][0]["topics"] == [
         {"topic": "10-proposer", "variants": ["0.20.0..0.22.1"], "holes": ["0.23.0"]}

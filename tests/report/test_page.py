@@ -5,11 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlay.authoring.commands.matrix import Cell, MatrixReport, Row
+from overlay.authoring.commands.matrix import MatrixCell, MatrixReport, MatrixRow
+from overlay.commands.page import CollectedReport, Section, collected, page
 from overlay.report.base import failure
 from overlay.report.codes import Code, Verdict
-from overlay.report.collected import CollectedReport, Section, collected
-from overlay.report.page import page
 from overlay.results import State
 from overlay.untrusted import printable
 from tests.commands.test_report_command import Page, expect_safe
@@ -20,7 +19,7 @@ TEXTS = st.text(max_size=30) | st.sampled_from(
 
 
 def made(*sections: Section) -> CollectedReport:
-    return CollectedReport(collected(sections), sections, "2026-01-01T00:00:00+00:00", "1")
+    return CollectedReport(collected(sections), "2026-01-01T00:00:00+00:00", "1", None, sections)
 
 
 @given(st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=4))
@@ -39,9 +38,11 @@ def test_whatever_sections_say_is_text_and_all_of_it_is_there(
 
 @given(st.lists(TEXTS, min_size=1, max_size=3, unique=True), st.sampled_from(State))
 def test_a_matrix_has_a_cell_for_each_release(releases: list[str], state: State) -> None:
-    cells = tuple(Cell(release, state) for release in releases)
+    cells = tuple(MatrixCell(release, state) for release in releases)
     verdict = Verdict(Code.LOGGED, "Nothing needs you.")
-    matrix = MatrixReport(verdict, tuple(releases), (Row("<a>", cells), Row("b", cells)))
+    matrix = MatrixReport(
+        verdict, tuple(releases), (MatrixRow("<a>", cells), MatrixRow("b", cells))
+    )
     read = Page(page(made(Section("log", matrix))))
     expect_safe(read)
     assert read.tags.count("td") == 2 * len(releases)

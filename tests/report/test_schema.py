@@ -12,13 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overlay.commands.live import ProcessesReport
 from overlay.report.as_json import SCHEMA, as_data
 from overlay.report.base import failure
-from overlay.report.changes import ApplyReport, DiffReport, RevertReport
 from overlay.report.codes import Code, Exit, Verdict
 from overlay.report.model import Obstacle, TargetReport
-from overlay.report.reading import CheckReport, StatusReport
-from overlay.report.running import ProcessesReport
+from overlay.report.targets import ApplyReport, CheckReport, DiffReport, RevertReport, StatusReport
 from overlay.results import Reason, State
 from tests.report.test_as_text import targets
 from tests.support.cli import ADDED, PROPOSER, Cli

@@ -27,7 +27,7 @@ from overlay.features.sources import shipped_folder
 from overlay.package import VLLM, ReleaseRange
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
-from overlay.planning.telling import TELLING
+from overlay.planning.telling import MIN_DISTINCTIVE
 from overlay.planning.text import SourceText
 from overlay.results import Outcome, State
 
@@ -122,7 +122,7 @@ def _twice(change: RealChange, port: FeaturePort) -> bool:
         if hunk.outcome not in (Outcome.EXACT, Outcome.MERGED, Outcome.MOVED):
             continue
         added = {text.strip() for op, text in hunk.hunk.lines if op == "+"} - base
-        telling = {line for line in added if len("".join(line.split())) >= TELLING}
+        telling = {line for line in added if len("".join(line.split())) >= MIN_DISTINCTIVE}
         if telling and telling <= there:
             return True
     return False

@@ -7,19 +7,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from packaging.version import Version
 
 from overlay.authoring import disk
 from overlay.authoring import releases as package_releases
 from overlay.authoring import session as sessions
-from overlay.authoring.commands.edits import made_of, words
+from overlay.authoring.commands.new import made_of, words
 from overlay.authoring.editing import Edited, expect_bytes
 from overlay.authoring.editing import commit as compose_commit
 from overlay.authoring.free_ids import require_free
 from overlay.authoring.from_texts import TwoTexts
 from overlay.authoring.layout import lay_out
+from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.reports.authored import (
     AuthoredFile,
     EditAction,
@@ -27,11 +28,12 @@ from overlay.authoring.reports.authored import (
     authored,
     edited,
 )
-from overlay.authoring.session import DOCUMENT, Kind, Session, finish, from_anywhere, read
+from overlay.authoring.session import DOCUMENT, Session, SessionKind, finish, from_anywhere, read
 from overlay.authoring.triage import FileFate
 from overlay.authoring.writing import check_folder, write_folder
+from overlay.commands.request import Request
 from overlay.errors import PackageIndexError, UsageError
-from overlay.features.model import of_package
+from overlay.features.model import Feature, of_package
 from overlay.features.sources import SHARED, entries, shipped_folder, stray
 from overlay.package import VLLM, Package, package_named, package_problem, path_problem
 from overlay.planning.planner import plan
@@ -40,13 +42,8 @@ from overlay.planning.upstream import remembers
 from overlay.results import Fate
 from overlay.results.invocation import command
 from overlay.settings import in_home
+from overlay.targets.target import Progress
 from overlay.untrusted import sha256
-
-if TYPE_CHECKING:
-    from overlay.commands.request import Request
-    from overlay.features.model import Feature
-    from overlay.package import Tree
-    from overlay.targets.target import Progress
 
 #: The notes of a session: the folders of patches it was begun with, and the title of a feature
 #: that is not there yet.
@@ -75,7 +72,7 @@ def begin(
     feature = _named(features, id_)
     package, features = feature.package, of_package(features, feature.package)
     own = {id_: feature.source or ""}
-    empty = Session(Path(), Kind.EDIT, own, "", (_writable(feature),), package=package)
+    empty = Session(Path(), SessionKind.EDIT, own, "", (_writable(feature),), package=package)
     empty = replace(empty, release=_release(release, package, feature))
     _expect_paths(more, package)
     earlier = features[: features.index(feature)]
@@ -109,7 +106,9 @@ def begin_new(
     _expect_paths(files, package)
     notes = {_TITLE: title} if title else {}
     folder = Path(os.path.abspath(patches))
-    empty = Session(Path(), Kind.EDIT, {id_: ""}, "", (folder,), notes=notes, package=package)
+    empty = Session(
+        Path(), SessionKind.EDIT, {id_: ""}, "", (folder,), notes=notes, package=package
+    )
     empty = replace(empty, release=_release(release, package))
     everything = _at_hand(request, patches)
     if any(feature.id == id_ for feature in everything):
@@ -147,7 +146,7 @@ def _opened(
     action = EditAction.BEGUN
     if more and (session.folder / DOCUMENT).exists():
         action = EditAction.GROWN
-        there = read(session.folder, Kind.EDIT)
+        there = read(session.folder, SessionKind.EDIT)
         _expect_same(there, features)
         new = {path: data for path, data in layout.laid.items() if path not in there.files}
         bases = {path: layout.base[path] for path in new if path in layout.base}
@@ -178,9 +177,9 @@ def _named(features: Sequence[Feature], id_: str) -> Feature:
     """
     feature = next((feature for feature in features if feature.id == id_), None)
     if feature is None:
-        known = ", ".join(feature.id for feature in features) or "none"
+        ids = ", ".join(feature.id for feature in features) or "none"
         raise UsageError(
-            f"{id_}: expected one of {known}; name the folder of a further feature with "
+            f"{id_}: expected one of {ids}; name the folder of a further feature with "
             f"--patches DIR, or begin a new one with {command('new', id_, '--file', 'vllm/...')}"
         )
     return feature
@@ -214,36 +213,38 @@ def _expect_paths(paths: Sequence[str], package: Package) -> None:
             raise UsageError(f"--file: {problem}")
 
 
-def _release(named: str | None, package: Package, feature: Feature | None = None) -> str:
+def _release(text: str | None, package: Package, feature: Feature | None = None) -> str:
     """The release to edit on; by default the newest known one that a feature serves.
 
-    :param named: as a bare version or with the name of the package (``vllm-ascend==0.23.0``).
+    :param text: as a bare version or with the name of the package (``vllm-ascend==0.23.0``).
     :param feature: ``None`` for a new one, which may serve any.
     :raises UsageError: if what is named is not a release of the package, or none is known.
     """
-    if named is not None:
+    if text is not None:
         try:
-            return package_releases.version_of(named, package).public
+            return package_releases.version_of(text, package).public
         except UsageError as error:
             raise UsageError(f"--release: {error}") from error
-    known = package_releases.known(package)
+    names = package_releases.known(package)
     if feature is not None:
-        known = tuple(name for name in known if Version(name) in feature.releases)
-        return known[-1] if known else str(feature.releases.last)
-    if not known:
+        names = tuple(name for name in names if Version(name) in feature.releases)
+        return names[-1] if names else str(feature.releases.last)
+    if not names:
         raise UsageError(
             f"expected --release: the overlay knows no release of {package.title}; name one, "
             f"such as {package.distribution}==1.0"
         )
-    return known[-1]
+    return names[-1]
 
 
 def _at_hand(request: Request, place: Path) -> tuple[Feature, ...]:
     """Every feature; the folder that is written to may not be there yet, by whatever path named."""
     folders = [in_home(each) for each in request.patches]
     there = [os.path.lexists(each) or not _same(each, place) for each in folders]
-    named = tuple(each for each, is_there in zip(request.patches, there, strict=True) if is_there)
-    return request._replace(patches=named).load()
+    readable = tuple(
+        each for each, is_there in zip(request.patches, there, strict=True) if is_there
+    )
+    return request._replace(patches=readable).load()
 
 
 def _same(folder: str | Path, other: str | Path) -> bool:
@@ -264,7 +265,7 @@ def abort(folder: Path) -> EditReport:
 
     :raises UsageError: if there is none; :raises OSError: if it cannot be removed.
     """
-    session = read(from_anywhere(folder), Kind.EDIT)
+    session = read(from_anywhere(folder), SessionKind.EDIT)
     sessions.abort(session)
     return _report(session, EditAction.ABORTED)
 
@@ -277,7 +278,7 @@ def commit(request: Request, folder: Path, progress: Progress | None = None) -> 
         carry; the session stays.
     :raises OverlayError: if the features cannot be read or written; the session stays.
     """
-    session = read(from_anywhere(folder), Kind.EDIT)
+    session = read(from_anywhere(folder), SessionKind.EDIT)
     ((id_, source),) = session.features.items()
     folders = tuple(each for each in session.notes.get(_FOLDERS, "").split(os.pathsep) if each)
     request = request._replace(patches=(*request.patches, *folders))
@@ -379,8 +380,8 @@ def _made(
     source = f"edits of {package.title} {release}"
     text = words(id_, session.notes.get(_TITLE, ""), source, package)
     files = [TwoTexts(path, now.base.get(path), now.now[path]) for path in now.changed]
-    known = package_releases.known(package)
-    prepared, unread = made_of(files, now, release, text, below, known, progress)
+    names = package_releases.known(package)
+    prepared, unread = made_of(files, now, release, text, below, names, progress)
     summary = prepared.summary
     if prepared.folder is None:
         raise UsageError("\n".join(str(file.problem) for file in summary.problems))
@@ -403,15 +404,16 @@ def _changed(
 ) -> dict[str, Any]:
     """Write a feature as its session has it now; the parameters as for ``_made``."""
     (patches,), id_ = session.patches, feature.id
-    trees = _Trees(session, progress)
+    trees = package_releases.texts_of((), session.package, progress)
+    unread: dict[str, str] = {}
     # Nothing of the feature, old or new, is applied to those that have it by memory.
-    known = package_releases.known(session.package)
-    served = [name for name in known if not remembers(feature, Version(name))]
+    names = package_releases.known(session.package)
+    served = [name for name in names if not remembers(feature, Version(name))]
     form = compose_commit(
         feature,
         disk.contents(entries(patches)[id_]),
         now,
-        _fits(trees, below, now.changed),
+        _fits(trees, unread, below, now.changed),
         served,
         datetime.now().astimezone().date().isoformat(),
     )
@@ -426,40 +428,27 @@ def _changed(
         "files": authored(fates, form.hunks),
         "releases": str(form.releases),
         "left": form.left,
-        "unread": trees.unread,
+        "unread": unread,
         "merged": None if feature.merged is None else str(feature.merged),
     }
 
 
-class _Trees:
-    """The releases that an edit is tried on; those that cannot be read are noted."""
-
-    def __init__(self, session: Session, progress: Progress | None) -> None:
-        self.session, self.progress = session, progress
-        self.unread: dict[str, str] = {}
-        self._trees: dict[str, Tree] = {}
-
-    def get(self, release: str) -> Tree | None:
-        """A release, ``None`` where it cannot be read."""
-        if release not in self._trees and release not in self.unread:
-            try:
-                self._trees[release] = package_releases.tree_of(
-                    release, self.session.package, self.progress
-                )
-            except PackageIndexError as error:
-                self.unread[release] = str(error)
-        return self._trees.get(release)
-
-
 def _fits(
-    trees: _Trees, below: Sequence[Feature], paths: Sequence[str]
+    trees: ReleaseTexts, unread: dict[str, str], below: Sequence[Feature], paths: Sequence[str]
 ) -> Callable[[Feature, str], bool]:
-    """Whether a form of the feature lands on a release, in the files that were edited."""
+    """Whether a form of the feature lands on a release, in the files that were edited.
+
+    :param unread: takes each release that cannot be read, with the reason.
+    """
     memo = Memo()
 
     def fits(feature: Feature, release: str) -> bool:
-        tree = trees.get(release)
-        if tree is None:
+        if release in unread:
+            return False
+        try:
+            tree = trees.open(release)
+        except PackageIndexError as error:
+            unread[release] = str(error)
             return False
         planned = plan([*below, feature], tree, Version(release), syntax=memo)
         own = planned.features[-1]

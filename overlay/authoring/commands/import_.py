@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from overlay.authoring import releases as package_releases
 from overlay.authoring.building import Prepared, texts_with
@@ -22,6 +22,7 @@ from overlay.authoring.sources import Source, read_source
 from overlay.authoring.triage import FileFate
 from overlay.authoring.writing import check_folder, write_folder
 from overlay.errors import UsageError, told_once
+from overlay.features.model import Feature
 from overlay.package import VLLM, Package, known_package
 from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax
@@ -31,10 +32,7 @@ from overlay.report.lines import BLANK, Line, Span, labelled
 from overlay.report.words import count, enumeration
 from overlay.results import Fate, Outcome
 from overlay.results.invocation import Invocation, absolute
-
-if TYPE_CHECKING:
-    from overlay.features.model import Feature
-    from overlay.targets.target import Progress
+from overlay.targets.target import Progress
 
 #: The most letters of a subject that an id of ``--each`` takes.
 _SLUG = 40
@@ -231,17 +229,8 @@ def _require_carried(
 
 def _report(summary: Summary, folder: Path | None) -> ImportReport:
     span = None if summary.releases is None or folder is None else str(summary.releases)
-    problems = len(summary.problems)
     return ImportReport(
-        concluded(
-            summary.id,
-            folder,
-            span,
-            summary.review,
-            problems,
-            _carried(summary),
-            tuple(summary.taken),
-        ),
+        concluded(summary, folder),
         feature=summary.id,
         title=summary.title,
         commits=summary.commits,
@@ -312,11 +301,11 @@ class ImportReport(Report):
         for entry in self.carried:
             if entry.problem is not None:
                 continue  # told as the report's error
-            made = "added module"
+            what = "added module"
             if entry.fate is Fate.EDITED:
                 base = entry.base or "a text that only --base has"
-                made = f"{count(entry.hunks, 'hunk')}, made on {base}"
-            yield labelled(0, "carried   ", f"{entry.path}  {made}")
+                what = f"{count(entry.hunks, 'hunk')}, made on {base}"
+            yield labelled(0, "carried   ", f"{entry.path}  {what}")
         for path, releases in self.taken.items():
             yield labelled(0, "taken     ", f"{path}  another file in {enumeration(releases)}")
         yield from landings(self.outcomes)
@@ -381,44 +370,28 @@ def series(imports: tuple[ImportReport, ...]) -> SeriesReport:
     return SeriesReport(Verdict(worst.code, text), imports)
 
 
-def concluded(
-    feature: str,
-    folder: Path | None,
-    releases: str | None,
-    review: tuple[str, ...],
-    problems: int,
-    carried: int,
-    taken: Sequence[str] = (),
-) -> Verdict:
-    """The verdict of ``import``.
-
-    :param problems: files that could not be placed; :param carried: files edited or added.
-    :param taken: paths of added modules that are other files in some release.
-    """
-    if problems:
-        return Verdict(Code.NOT_PLACED, _not_placed(problems))
-    if not carried:
+def concluded(summary: Summary, folder: Path | None) -> Verdict:
+    """The verdict of ``import``."""
+    if summary.problems:
+        return Verdict(Code.NOT_PLACED, _not_placed(len(summary.problems)))
+    if not _carried(summary):
         return Verdict(
             Code.NOT_IMPORTED, "Nothing was written: the change has no Python module of vllm/."
         )
     if folder is None:
-        why = "see above"
-        if taken:
-            there = (
-                "is a file of its own there" if len(taken) == 1 else "are files of their own there"
-            )
-            why = f"{enumeration(taken, most=3)} {there}: give the added module another name"
-        return Verdict(
-            Code.NOT_IMPORTED,
-            f"Nothing was written: {feature} lands on none of the releases; {why}.",
-        )
-    if review:
-        return Verdict(
-            Code.IMPORT_REVIEW,
-            f"Wrote {folder} for {releases}, where it was merged: review it before you apply it.",
-        )
+        why, modules = "see above", list(summary.taken)
+        if modules:
+            single = "is a file of its own there"
+            there = single if len(modules) == 1 else "are files of their own there"
+            why = f"{enumeration(modules, most=3)} {there}: give the added module another name"
+        text = f"Nothing was written: {summary.id} lands on none of the releases; {why}."
+        return Verdict(Code.NOT_IMPORTED, text)
+    wrote = f"Wrote {folder} for {summary.releases}"
+    if summary.review:
+        text = f"{wrote}, where it was merged: review it before you apply it."
+        return Verdict(Code.IMPORT_REVIEW, text)
     check = Invocation(patches=(absolute(folder.parent),)).command("check")
-    return Verdict(Code.IMPORTED, f"Wrote {folder} for {releases}; {check} tries it.")
+    return Verdict(Code.IMPORTED, f"{wrote}; {check} tries it.")
 
 
 def _not_placed(files: int) -> str:

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from overlay.authoring.commands.edits import Workshop, feature_of, holder, saved, survey
-from overlay.authoring.commands.new import found, written
+from overlay.authoring.commands.new import (
+    Workshop,
+    feature_of,
+    held_report,
+    holder,
+    saved,
+    survey,
+    written,
+)
 from overlay.authoring.free_ids import require_free
 from overlay.authoring.reports.authored import NewReport
-from overlay.commands.request import root_of
+from overlay.commands.request import Request
 from overlay.commands.revert import Keep, Kept
+from overlay.commands.scene import root_of
 from overlay.errors import OverlayError, UsageError
+from overlay.features.model import Feature
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.beside import folders_of
 from overlay.on_disk.journal import reading
 from overlay.report.words import enumeration
 from overlay.results import Change
 from overlay.results.invocation import command
-
-if TYPE_CHECKING:
-    from overlay.commands.request import Request
-    from overlay.features.model import Feature
-    from overlay.targets.target import Target
+from overlay.targets.target import Target
 
 
 def keep(request: Request, targets: Sequence[Target], keep_as: Keep) -> Kept:
@@ -83,8 +87,8 @@ def _emptied(edited: Sequence[Workshop]) -> list[str]:
         record = workshop.target.record or ()
         brought = [edit.path for edit in workshop.edits if edit.pristine is None]
         stay |= folders_of(brought) - folders_of(record) if record else set()
-    named = enumeration(sorted(f"{folder}/" for folder in stay))
-    return [f"modules are taken out of {named}, and no folder is removed"] if stay else []
+    text = enumeration(sorted(f"{folder}/" for folder in stay))
+    return [f"modules are taken out of {text}, and no folder is removed"] if stay else []
 
 
 def _surveyed(request: Request, targets: Sequence[Target]) -> tuple[list[Workshop], list[str]]:
@@ -128,10 +132,10 @@ def _named(edited: Sequence[Workshop], holders: Mapping[int, Feature | None], id
     return edited[0]
 
 
-def _report(own: Workshop, known: Feature | None, keep_as: Keep) -> NewReport:
+def _report(own: Workshop, feature: Feature | None, keep_as: Keep) -> NewReport:
     """The feature that holds the edits: the one that does already, or else a new one."""
-    if known is not None:
-        return found(own, known)
+    if feature is not None:
+        return held_report(own, feature)
     again = command("new", keep_as.id, "--from-edits", "--update")
     replace = f"{again} first, which replaces it"
     require_free(keep_as.patches, keep_as.id, update=False, instead=replace)

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
@@ -17,6 +18,7 @@ from overlay.authoring.incoming import IncomingFile, read_changes
 from overlay.commands.check import every_target
 from overlay.commands.request import Request
 from overlay.errors import OverlayError, UsageError
+from overlay.features.model import Feature, Patch, Variant
 from overlay.features.patch_headers import author, last_update
 from overlay.package import VLLM, Package, path_problem
 from overlay.report.base import Report, by_fields
@@ -27,9 +29,6 @@ from overlay.report.problems import word
 from overlay.report.words import count, enumeration
 from overlay.results import ANY_MORE, FeatureResult, State
 from overlay.targets.resolution import releases
-
-if TYPE_CHECKING:
-    from overlay.features.model import Feature, Patch, Variant
 
 _PULL = re.compile(r"/pull/(\d+)\b")
 
@@ -48,9 +47,9 @@ def log(
     :raises UsageError: if there is no such feature, or the checkout cannot be asked.
     :raises OverlayError: if a release cannot be read.
     """
-    named = request._replace(features=(id_,), named_as="ID")
-    features = named.at_hand()
-    (feature,) = named.select(features)
+    own_request = request._replace(features=(id_,), named_as="ID")
+    features = own_request.at_hand()
+    (feature,) = own_request.select(features)
     names = releases("all" if span is None else span, package=feature.package)
     entries = tuple(_release(target, feature) for target in every_target(request, names, features))
     merge, missing = None, None
@@ -74,7 +73,7 @@ def log(
 # Releases
 
 
-def _release(target: TargetReport | TargetFailure, feature: Feature) -> Release:
+def _release(target: TargetReport | TargetFailure, feature: Feature) -> ReleaseEntry:
     """One line of the log.
 
     :raises OverlayError: if the release could not be read.
@@ -85,7 +84,7 @@ def _release(target: TargetReport | TargetFailure, feature: Feature) -> Release:
     (result,) = (entry for entry in target.features if entry.feature == feature.id)
     serving = _serving(feature, Version(release))
     patches = [variant.patch for variant in serving]
-    return Release(
+    return ReleaseEntry(
         target.target,
         result.state,
         means(feature, Version(release), result),
@@ -165,22 +164,22 @@ def _pull(feature: Feature) -> int:
     """
     match = _PULL.search(feature.upstream)
     if match is None:
-        found = feature.upstream or "none"
+        url = feature.upstream or "none"
         raise UsageError(
             f"--upstream: expected the URL of a pull request (.../pull/49391) as upstream in the "
-            f"feature.toml of {feature.id}, found {found}"
+            f"feature.toml of {feature.id}, found {url}"
         )
     return int(match[1])
 
 
-def _merged(feature: Feature, pull: int, folder: Path) -> Merge | None:
+def _merged(feature: Feature, pull: int, folder: Path) -> UpstreamMerge | None:
     """What a checkout knows of a pull request, by the subject that its merge has.
 
     :raises UsageError: if the checkout cannot be asked.
     """
     checkout = Checkout(folder)
-    named = checkout.naming(f"(#{pull})")
-    merges = [entry for entry in named if entry.subject.endswith(f"(#{pull})")]
+    mentions = checkout.naming(f"(#{pull})")
+    merges = [entry for entry in mentions if entry.subject.endswith(f"(#{pull})")]
     if not merges:
         return None
     entry = merges[0]
@@ -191,12 +190,12 @@ def _merged(feature: Feature, pull: int, folder: Path) -> Merge | None:
         for line in _of(commit.files, feature.package)
     ]
     difference = _difference(_carried(feature), sorted(theirs))
-    return Merge(
+    return UpstreamMerge(
         pull,
         entry.commit,
         entry.date,
         _first(checkout, entry.commit),
-        tuple(other.subject for other in named if other != entry),
+        tuple(other.subject for other in mentions if other != entry),
         tuple(difference),
         sum(line[:1] in ("+", "-") for line in difference),
     )
@@ -238,11 +237,11 @@ def _difference(carried: Sequence[tuple[str, str]], merged: Sequence[tuple[str, 
     ours, theirs = Counter(carried), Counter(merged)
     only = [("-", *entry) for entry in (ours - theirs).elements()]
     only += [("+", *entry) for entry in (theirs - ours).elements()]
-    shown: list[str] = []
+    lines: list[str] = []
     for path in dict.fromkeys(path for _, path, _ in only):
-        shown.append(path)
-        shown += [f"{side} {line}" for side, of, line in only if of == path]
-    return shown
+        lines.append(path)
+        lines += [f"{side} {line}" for side, of, line in only if of == path]
+    return lines
 
 
 def _first(checkout: Checkout, commit: str) -> str | None:
@@ -272,7 +271,7 @@ class Means(str, Enum):
     IMAGES = "images"
 
 
-class Release(NamedTuple):
+class ReleaseEntry(NamedTuple):
     """State of a feature on one release.
 
     :ivar means: by what upstream is known to have it; ``None`` in every other state.
@@ -299,7 +298,7 @@ class Release(NamedTuple):
         return by_fields(self, "word")
 
 
-class Merge(NamedTuple):
+class UpstreamMerge(NamedTuple):
     """What a checkout of vLLM knows of the upstream change.
 
     :ivar pull: the number of the pull request; :ivar commit: the commit that merged it.
@@ -333,9 +332,9 @@ class LogReport(Report):
     title: str
     upstream: str
     reason: str | None
-    releases: tuple[Release, ...]
+    releases: tuple[ReleaseEntry, ...]
     edits: tuple[LogEntry, ...] = ()
-    merge: Merge | None = None
+    merge: UpstreamMerge | None = None
     not_found: int | None = None
 
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
@@ -361,35 +360,29 @@ class LogReport(Report):
             yield from _merge(self.merge)
 
 
-def logged(feature: str, releases: Sequence[Release]) -> Verdict:
+def logged(feature: str, releases: Sequence[ReleaseEntry]) -> Verdict:
     """The verdict of ``log ID``."""
     needy = [entry.release for entry in releases if entry.state.needs_attention]
     if needy:
         text = f"Action needed: {feature} does not apply to {enumeration(needy)}."
         return Verdict(Code.NEEDS_ATTENTION, text)
-    said = []
+    parts = []
     if fits := _spans(releases, State.PRISTINE):
-        said.append(f"applies to {fits}")
+        parts.append(f"applies to {fits}")
     if has := _spans(releases, State.UPSTREAMED):
-        said.append(f"upstream has it in {has}")
-    text = f"{feature}: {'; '.join(said) or 'it is made for none of these releases'}."
+        parts.append(f"upstream has it in {has}")
+    text = f"{feature}: {'; '.join(parts) or 'it is made for none of these releases'}."
     return Verdict(Code.LOGGED, text)
 
 
-def _spans(releases: Sequence[Release], state: State) -> str:
+def _spans(releases: Sequence[ReleaseEntry], state: State) -> str:
     """The runs of neighbouring releases in a state, as ranges in words."""
-    runs: list[list[str]] = []
-    before: State | None = None
-    for entry in releases:
-        if entry.state is state and before is state:
-            runs[-1].append(entry.release)
-        elif entry.state is state:
-            runs.append([entry.release])
-        before = entry.state
+    grouped = groupby(releases, key=lambda entry: entry.state is state)
+    runs = [[entry.release for entry in group] for is_in_it, group in grouped if is_in_it]
     return enumeration([run[0] if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs])
 
 
-def table(releases: Sequence[Release]) -> Iterator[Line]:
+def table(releases: Sequence[ReleaseEntry]) -> Iterator[Line]:
     """A line a release, and below them what prevents the feature."""
     titles = ("release", "state", "means", "variant", "base", "by", "on")
     rows = [[Span(title, "heading") for title in titles]]
@@ -408,7 +401,7 @@ def table(releases: Sequence[Release]) -> Iterator[Line]:
     yield from causes([(entry.release, entry.why) for entry in needy if entry.why], names)
 
 
-def _cells(entry: Release) -> tuple[str, ...]:
+def _cells(entry: ReleaseEntry) -> tuple[str, ...]:
     mark = f" {MARK}" if entry.state.needs_attention else ""
     means = entry.means.value if entry.means is not None else ""
     return (
@@ -422,7 +415,7 @@ def _cells(entry: Release) -> tuple[str, ...]:
     )
 
 
-def _merge(merge: Merge) -> Iterator[Line]:
+def _merge(merge: UpstreamMerge) -> Iterator[Line]:
     since = f", first in {merge.first}" if merge.first else ""
     yield labelled(0, "merged:   ", f"#{merge.pull} as {merge.commit[:9]} on {merge.date}{since}")
     for subject in merge.others:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from packaging.version import Version
 
@@ -16,14 +16,13 @@ from overlay.authoring.releases import package_of
 from overlay.commands.assess import examine
 from overlay.commands.parallel import cores, in_processes
 from overlay.commands.request import Request
-from overlay.features.model import of_package, packages_of
+from overlay.features.model import Feature, Topic, of_package, packages_of
 from overlay.package import VLLM, Package
 from overlay.planning.obsolete import obsolete_by
 from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax
 from overlay.planning.upstream import by_distance, module_outcome
-from overlay.report.base import Cell as TableCell
-from overlay.report.base import Report, Table, plain
+from overlay.report.base import Cell, Report, Table, plain
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, Line, Span, labelled
 from overlay.report.progress import counting
@@ -31,9 +30,6 @@ from overlay.report.words import count, enumeration
 from overlay.results import Outcome, State, whole_outcome
 from overlay.results.invocation import command
 from overlay.targets.resolution import release_named, releases, resolve, spelt
-
-if TYPE_CHECKING:
-    from overlay.features.model import Feature, Topic
 
 #: The states in which it is of interest how a port would land.
 _CARRIED = (State.INAPPLICABLE, State.PARTIAL, State.DRIFTED, State.MISSING)
@@ -49,8 +45,8 @@ def matrix(request: Request, span: str | None = None) -> MatrixReport:
     package = package_of(names)
     every = request.at_hand()
     features = of_package(every, package)
-    known = [spelt(release, package) for release in package.releases]
-    bases = tuple(dict.fromkeys((*known, *names)))
+    spellings = [spelt(release, package) for release in package.releases]
+    bases = tuple(dict.fromkeys((*spellings, *names)))
     texts = ReleaseTexts(bases, lambda release: resolve(release, progress=request.progress))
     column = _Column(features, texts, Memo())
     workers = min(cores(), len(names))
@@ -60,7 +56,7 @@ def matrix(request: Request, span: str | None = None) -> MatrixReport:
         with counting(request.progress, "read", len(names), "release") as step:
             columns = in_processes(column.cells, names, workers, step)
     rows = tuple(
-        Row(feature.id, tuple(cells[at] for cells in columns))
+        MatrixRow(feature.id, tuple(cells[at] for cells in columns))
         for at, feature in enumerate(features)
     )
     elsewhere = tuple(_elsewhere(every, other) for other in packages_of(every) if other != package)
@@ -86,19 +82,19 @@ class _Column:
     texts: ReleaseTexts
     syntax: Syntax
 
-    def cells(self, release: str) -> list[Cell]:
+    def cells(self, release: str) -> list[MatrixCell]:
         """Each feature on one release.
 
         :raises OverlayError: if the release cannot be read.
         """
-        found = examine(resolve(release), self.features)
+        answer = examine(resolve(release), self.features)
         return [
-            Cell(
+            MatrixCell(
                 release,
                 result.state,
                 self._outcome(feature, release) if result.state in _CARRIED else None,
             )
-            for feature, result in zip(self.features, found.report.features, strict=True)
+            for feature, result in zip(self.features, answer.report.features, strict=True)
         ]
 
     def _outcome(self, feature: Feature, release: str) -> Outcome | None:
@@ -107,24 +103,24 @@ class _Column:
         :returns: ``None`` where no variant tells the text that it was made on, or the release has
             what the feature is for no more.
         """
-        named = release_named(release)
+        pair = release_named(release)
         read, record = partial(self.texts.read, release), self.texts.record(release)
-        if obsolete_by(feature, None if named is None else named[0], read, record) is not None:
+        if obsolete_by(feature, None if pair is None else pair[0], read, record) is not None:
             return None
         outcomes: list[Outcome | None]
         outcomes = [self._carried(topic, release) for topic in feature.topics]
         outcomes += (module_outcome(added, read) for added in feature.added)
-        known = [outcome for outcome in outcomes if outcome is not None]
-        return whole_outcome(known) if known and len(known) == len(outcomes) else None
+        definite = [outcome for outcome in outcomes if outcome is not None]
+        return whole_outcome(definite) if definite and len(definite) == len(outcomes) else None
 
     def _carried(self, topic: Topic, release: str) -> Outcome | None:
-        named = release_named(release)
-        variant = by_distance(topic.variants, named[0] if named else Version(release))[0]
+        pair = release_named(release)
+        variant = by_distance(topic.variants, pair[0] if pair else Version(release))[0]
         patch = variant.patch
         if patch.retired:
             return Outcome.UPSTREAM
         last = str(variant.releases.last)
-        package = VLLM if named is None else named[1]
+        package = VLLM if pair is None else pair[1]
         base = spelt(patch.headers.get("Base", last), package)
         if base not in self.texts.names:
             return None
@@ -138,7 +134,7 @@ class _Column:
 # The report
 
 
-class Cell(NamedTuple):
+class MatrixCell(NamedTuple):
     """A feature on one release in the matrix.
 
     :ivar outcome: how a port would land there, where it does not apply or is not made for it.
@@ -185,11 +181,11 @@ LEGEND = (
 )
 
 
-class Row(NamedTuple):
+class MatrixRow(NamedTuple):
     """A feature on every release, oldest first."""
 
     feature: str
-    cells: tuple[Cell, ...]
+    cells: tuple[MatrixCell, ...]
 
     def plain(self) -> dict[str, Any]:
         """The letters in one text; states and outcomes side by side."""
@@ -222,7 +218,7 @@ class MatrixReport(Report):
     _command: ClassVar[str] = "log"
     _key: ClassVar[str] = "matrix"
     releases: tuple[str, ...]
-    features: tuple[Row, ...]
+    features: tuple[MatrixRow, ...]
     elsewhere: tuple[Elsewhere, ...] = ()
 
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
@@ -253,7 +249,7 @@ class MatrixReport(Report):
         """Releases as columns, features as rows, and what the letters mean."""
         rows = {
             row.feature: tuple(
-                TableCell(cell.letter, cell.state.value, f"{cell.release}: {cell.state.value}")
+                Cell(cell.letter, cell.state.value, f"{cell.release}: {cell.state.value}")
                 for cell in row.cells
             )
             for row in self.features
@@ -271,7 +267,7 @@ class MatrixReport(Report):
             yield labelled(2, "not shown: ", text)
 
 
-def matrix_of(rows: Sequence[Row]) -> Verdict:
+def matrix_of(rows: Sequence[MatrixRow]) -> Verdict:
     """The verdict of ``log --matrix``."""
     needy = [row.feature for row in rows if any(cell.state.needs_attention for cell in row.cells)]
     releases = len(rows[0].cells) if rows else 0

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
@@ -18,19 +17,16 @@ from overlay.authoring.ports import FeaturePort
 from overlay.authoring.reports.ported import PortReport, concluded
 from overlay.authoring.variants import remembered, with_ports
 from overlay.authoring.writing import Expected, check_files
+from overlay.commands.request import Request
 from overlay.errors import OverlayError, UsageError
 from overlay.features import sources
 from overlay.features.folder import holes as holes_of
+from overlay.features.model import Feature
 from overlay.package import VLLM, Package
 from overlay.planning.scope_cache import Memo
 from overlay.results.invocation import absolute, command
 from overlay.settings import in_home
-from overlay.untrusted import read_regular
-
-if TYPE_CHECKING:
-    from overlay.commands.request import Request
-    from overlay.features.model import Feature
-    from overlay.targets.target import Progress
+from overlay.targets.target import Progress
 
 
 def port(
@@ -54,19 +50,19 @@ def port(
     :raises OverlayError: if a release cannot be read or a folder cannot be written.
     """
     everything = request.load()
-    package, asked = package_releases.named(releases, request.package(everything))
-    place = session or (session_folder(asked[0], package) if len(asked) == 1 else None)
+    package, targets = package_releases.named(releases, request.package(everything))
+    place = session or (session_folder(targets[0], package) if len(targets) == 1 else None)
     _expect_no_session(place)
     features = request.authored(package, everything)
-    meant = _meant(request, features)
-    names = known_names(asked, package)
+    own = _meant(request, features)
+    names = known_names(targets, package)
     porter = make_porter(names, package, progress)
-    for name in set(asked) - set(package_releases.known(package)):
+    for name in set(targets) - set(package_releases.known(package)):
         porter.texts.open(name)  # memory would answer for a release that nobody has
     ports = [
         port
-        for feature in meant
-        for port in _carried(porter, feature, features, with_gaps(feature, asked, names))
+        for feature in own
+        for port in _carried(porter, feature, features, with_gaps(feature, targets, names))
     ]
     ready = [port for port in ports if not port.conflicts and (accept_merged or not port.review)]
     written = write_ports(porter, features, ready, names) if write else frozenset()
@@ -75,17 +71,17 @@ def port(
     )
     waits = [port for port in ports if port.conflicts or (port.review and port not in ready)]
     folder = None
-    ids = {port.feature.id for port in waits if port.release == asked[0]}
+    ids = {port.feature.id for port in waits if port.release == targets[0]}
     if ids and place is not None:
         features = request.authored(package) if written else features  # as they are now
         again = [
-            porter.port(feature, asked[0], features[:index])
+            porter.port(feature, targets[0], features[:index])
             for index, feature in enumerate(features)
             if feature.id in ids
         ]
-        folder = create(place, asked[0], again, request.patches, package)
+        folder = create(place, targets[0], again, request.patches, package)
     notable = () if write else _notable(porter, features, ports, names)
-    verdict = concluded(reported, asked, folder, write=write, notable=notable)
+    verdict = concluded(reported, targets, folder, write=write, notable=notable)
     return PortReport(verdict, reported, folder)
 
 
@@ -108,11 +104,11 @@ def _meant(request: Request, features: tuple[Feature, ...]) -> tuple[Feature, ..
     Those of an installed overlay change with its next version, and whoever names folders of
     patches means these.
     """
-    meant = request.select(features)
+    selection = request.select(features)
     if request.features:
-        return meant
+        return selection
     shipped_too = _in_checkout() and not request.patches
-    return tuple(feature for feature in meant if shipped_too or not feature.shipped)
+    return tuple(feature for feature in selection if shipped_too or not feature.shipped)
 
 
 def _notable(
@@ -137,13 +133,13 @@ def _carried(
 ) -> Iterator[FeaturePort]:
     """A feature carried to releases, oldest first; what one of them has, the later ones have."""
     earlier = features[: features.index(feature)]
-    known = feature
+    current = feature
     for release in releases:
-        port = porter.port(known, release, earlier)
-        if known.merged is None and (
+        port = porter.port(current, release, earlier)
+        if current.merged is None and (
             since := remembered(porter, port, earlier, porter.texts.names)
         ):
-            known = replace(known, merged=Version(since))
+            current = replace(current, merged=Version(since))
         yield replace(port, feature=feature)
 
 
@@ -154,23 +150,23 @@ def make_porter(
     return Porter(package_releases.texts_of(names, package, progress), Memo())
 
 
-def known_names(asked: Sequence[str], package: Package = VLLM) -> tuple[str, ...]:
+def known_names(others: Sequence[str], package: Package = VLLM) -> tuple[str, ...]:
     """The known releases of a package and those that are asked about, oldest first."""
-    return tuple(sorted({*package_releases.known(package), *asked}, key=Version))
+    return tuple(sorted({*package_releases.known(package), *others}, key=Version))
 
 
-def with_gaps(feature: Feature, asked: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+def with_gaps(feature: Feature, targets: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
     """The releases that are asked about, and those between them and a feature's range.
 
     A range is closed and has no holes: what serves 0.33.0 and 0.35.0 serves 0.34.0.
     """
     span = feature.releases
-    wanted = set(asked)
-    for name in asked:
+    result = set(targets)
+    for name in targets:
         low, high = sorted((Version(name), span.last if Version(name) > span.last else span.first))
         if Version(name) not in span:
-            wanted |= {other for other in names if low < Version(other) < high}
-    return tuple(name for name in names if name in wanted)
+            result |= {other for other in names if low < Version(other) < high}
+    return tuple(name for name in names if name in result)
 
 
 def write_ports(
@@ -188,21 +184,17 @@ def write_ports(
     for id_ in dict.fromkeys(port.feature.id for port in ports):
         own = [port for port in ports if port.feature.id == id_]
         feature, folder = own[0].feature, folder_of(own[0].feature)
-        before = {
-            name: data
-            for name in disk.files_below(folder)
-            if (data := read_regular(folder / name, follow=False)) is not None
-        }
+        before = disk.contents(folder)
         earlier = features[: features.index(feature)]
-        known, shared = _memory(porter, own, earlier, names), feature.shared_modules()
-        after = with_ports(feature, before, own, names, today, merged=known)
+        memory, shared = _memory(porter, own, earlier, names), feature.shared_modules()
+        after = with_ports(feature, before, own, names, today, merged=memory)
         if after != before:
             filled = list(own)
-            made = check_files(id_, after, _expected(own), porter.syntax, shared)
-            while between := _between(porter, made, earlier, names):
-                after = with_ports(made, after, between, names, today)
+            form = check_files(id_, after, _expected(own), porter.syntax, shared)
+            while between := _between(porter, form, earlier, names):
+                after = with_ports(form, after, between, names, today)
                 filled += between
-                made = check_files(id_, after, _expected(filled), porter.syntax, shared)
+                form = check_files(id_, after, _expected(filled), porter.syntax, shared)
             changed.setdefault(folder.parent, []).append(disk.NewFolder(id_, after))
             done |= {(id_, port.release) for port in filled if not port.covered}
     _write_folders(changed)
@@ -271,8 +263,8 @@ def _memory(
     porter: Porter, own: Sequence[FeaturePort], earlier: Sequence[Feature], names: Sequence[str]
 ) -> str | None:
     """The first release from which on upstream is known to have a feature, if that is new."""
-    known = [name for port in own if (name := remembered(porter, port, earlier, names))]
-    return min(known, key=Version) if known else None
+    releases = [name for port in own if (name := remembered(porter, port, earlier, names))]
+    return min(releases, key=Version) if releases else None
 
 
 def folder_of(feature: Feature) -> Path:

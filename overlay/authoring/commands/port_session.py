@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from overlay.authoring import disk
 from overlay.authoring import session as sessions
@@ -34,16 +33,21 @@ from overlay.authoring.port_views import (
 )
 from overlay.authoring.porting import Porter
 from overlay.authoring.ports import FeaturePort, TopicPort
-from overlay.authoring.reports.ported import OpenFile, PortReport, ScopeViews, ended, waiting
+from overlay.authoring.reports.ported import (
+    OpenFile,
+    PortReport,
+    ScopeViews,
+    aborted,
+    ended,
+    waiting,
+)
 from overlay.authoring.resolvers import merge_tool, propose
-from overlay.authoring.session import Kind, Session, Waiting, finish, read, without
+from overlay.authoring.session import Session, SessionKind, Waiting, finish, read, without
+from overlay.commands.request import Request
 from overlay.features.folder import holes as holes_of
+from overlay.features.model import Feature
 from overlay.results import Outcome
-
-if TYPE_CHECKING:
-    from overlay.commands.request import Request
-    from overlay.features.model import Feature
-    from overlay.targets.target import Progress
+from overlay.targets.target import Progress
 
 
 class Key(str, Enum):
@@ -81,9 +85,9 @@ class Resolving:
         *,
         trusting: bool = False,
     ) -> None:
-        self.session: Session = read(find(folder), Kind.PORT)
-        named = tuple(dict.fromkeys((*request.patches, *map(str, self.session.patches))))
-        self.request = request._replace(patches=named)
+        self.session: Session = read(find(folder), SessionKind.PORT)
+        folders = tuple(dict.fromkeys((*request.patches, *map(str, self.session.patches))))
+        self.request = request._replace(patches=folders)
         self.features: tuple[Feature, ...] = self.request.authored(self.session.package)
         at_hand = {feature.id: feature for feature in self.features}
         check_there(self.session, at_hand)
@@ -110,8 +114,8 @@ class Resolving:
         if topic is None or not (port.covered or port.shown):
             return False
         before = self.features[: self.features.index(port.feature)]
-        given = self.porter.texts_given(port.feature, topic, self.session.release, before)
-        return self.session.now(entry.name) in given
+        texts = self.porter.texts_given(port.feature, topic, self.session.release, before)
+        return self.session.now(entry.name) in texts
 
     def texts(self, entry: Waiting) -> Conflict | None:
         """The texts of what waits, with the result as it is now; ``None`` without a file."""
@@ -306,9 +310,9 @@ def abort(folder: str | None) -> PortReport:
 
     :raises UsageError: if there is no such session.
     """
-    session = read(find(folder), Kind.PORT)
+    session = read(find(folder), SessionKind.PORT)
     sessions.abort(session)
-    return PortReport(ended(session.folder, ()))
+    return PortReport(aborted(session.folder))
 
 
 def ask(
@@ -336,9 +340,9 @@ def ask(
             return resolving.report()
         if key in (Key.RETIRE, Key.SKIP):
             leave = retire if key is Key.RETIRE else skip
-            left = leave(request, folder, entry.feature, progress)
-            if left.session is None:
-                return left
+            remainder = leave(request, folder, entry.feature, progress)
+            if remainder.session is None:
+                return remainder
             resolving = Resolving(request, folder, progress)
     return proceed(request, folder, progress)
 

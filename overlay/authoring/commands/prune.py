@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar
 
 from packaging.version import Version
 
 from overlay.authoring import releases as package_releases
-from overlay.authoring.disk import NewFolder, replace_features, settle
+from overlay.authoring.disk import NewFolder, contents, finish_switch, replace_features
 from overlay.authoring.pruning import Proposal, Pruner, Served
 from overlay.commands.request import Request
 from overlay.errors import OverlayError, UsageError
-from overlay.features.model import of_package, packages_of
-from overlay.features.sources import entries, left_behind, stray
+from overlay.features.model import Feature, of_package, packages_of
+from overlay.features.sources import entries, unread
 from overlay.package import VLLM, Package
 from overlay.planning.scope_cache import Memo
 from overlay.report.base import Report
@@ -25,14 +24,7 @@ from overlay.report.lines import Line, Span, labelled
 from overlay.report.words import count
 from overlay.results.invocation import command
 from overlay.targets.resolution import release_named
-from overlay.untrusted import read_regular
-
-if TYPE_CHECKING:
-    from overlay.features.model import Feature
-    from overlay.targets.target import Progress
-
-#: The largest file of a feature's folder, in bytes; ``origin/`` may hold whole changes.
-_LIMIT = 64 * 1024 * 1024
+from overlay.targets.target import Progress
 
 
 def prune(
@@ -58,7 +50,7 @@ def prune(
         )
     folder = request.folders[-1]
     if write:
-        settle(folder)
+        finish_switch(folder)
     features = request.load()
     own = [feature for feature in features if _lies_in(feature, folder)]
     spans = _served(oldest, packages_of(own) or (VLLM,))
@@ -71,15 +63,12 @@ def prune(
         if [feature.source for feature in request.load()] != [each.source for each in features]:
             raise OverlayError(f"{folder}: it was changed meanwhile; run the command again")
         _carry_out(folder, proposals)
-    shown = tuple(
-        PruneEntry(each.feature, each.kind.value, each.text, each.evidence) for each in proposals
-    )
     return PruneReport(
-        concluded(shown, folder, oldest, written=write),
+        concluded(proposals, folder, oldest, written=write),
         folder=folder,
         releases=", ".join(_span(package, names) for package, names in spans.items()),
-        written=write and bool(shown),
-        proposals=shown,
+        written=write and bool(proposals),
+        proposals=tuple(proposals),
     )
 
 
@@ -100,10 +89,12 @@ def _served(oldest: str | None, packages: Sequence[Package]) -> dict[Package, tu
             )
         return spans
     package, first = _first(oldest, packages[0] if len(packages) == 1 else VLLM)
-    known = package_releases.known(package)
-    names = tuple(name for name in known if Version(name) >= first)
+    releases = package_releases.known(package)
+    names = tuple(name for name in releases if Version(name) >= first)
     if not names:
-        newest = f"a release up to {known[-1]}, the newest" if known else "one of the releases"
+        newest = (
+            f"a release up to {releases[-1]}, the newest" if releases else "one of the releases"
+        )
         raise UsageError(
             f"--oldest {oldest}: expected {newest} that this overlay knows of {package.title}"
         )
@@ -115,10 +106,10 @@ def _first(oldest: str, package: Package) -> tuple[Package, Version]:
 
     :raises UsageError: if it is not a release.
     """
-    named = release_named(oldest, package)
-    if named is None:
+    pair = release_named(oldest, package)
+    if pair is None:
         raise UsageError(f"--oldest: {oldest!r} is not a release number, such as 0.26.0")
-    return named[1], named[0]
+    return pair[1], pair[0]
 
 
 def _span(package: Package, names: Sequence[str]) -> str:
@@ -136,15 +127,8 @@ def _with_files(feature: Feature, folder: Path) -> Served:
     """A feature with the files of its folder, if that is the one to be pruned."""
     if not _lies_in(feature, folder):
         return Served(feature)
-    place = entries(folder)[feature.id]
-    files: dict[str, bytes] = {}
-    for parent, folders, names in os.walk(place):
-        folders[:] = [name for name in folders if not (left_behind(name) or stray(name))]
-        for name in names:
-            file = Path(parent, name)
-            if not stray(name) and (data := read_regular(file, _LIMIT)) is not None:
-                files[file.relative_to(place).as_posix()] = data
-    return Served(feature, files)
+    files = contents(entries(folder)[feature.id])
+    return Served(feature, {name: data for name, data in files.items() if unread(name) is None})
 
 
 def _carry_out(folder: Path, proposals: Sequence[Proposal]) -> None:
@@ -164,18 +148,6 @@ def _carry_out(folder: Path, proposals: Sequence[Proposal]) -> None:
 # The report
 
 
-class PruneEntry(NamedTuple):
-    """One proposal.
-
-    :ivar kind: what it does, as one of a few fixed texts; :ivar text: the same in full.
-    """
-
-    feature: str
-    kind: str
-    text: str
-    evidence: str
-
-
 @dataclass(frozen=True)
 class PruneReport(Report):
     """What ``prune`` proposes, or did.
@@ -189,7 +161,7 @@ class PruneReport(Report):
     folder: Path
     releases: str
     written: bool
-    proposals: tuple[PruneEntry, ...]
+    proposals: tuple[Proposal, ...]
 
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
         """The text of the report."""
@@ -200,7 +172,7 @@ class PruneReport(Report):
 
 
 def concluded(
-    entries: Sequence[PruneEntry], folder: Path, oldest: str | None, *, written: bool
+    entries: Sequence[Proposal], folder: Path, oldest: str | None, *, written: bool
 ) -> Verdict:
     """The verdict of ``prune``.
 

@@ -13,9 +13,9 @@ from overlay.authoring.triage import FileFate
 from overlay.features.model import Hunk
 from overlay.on_disk.beside import Beside
 from overlay.report.base import Report
-from overlay.report.changes import beside_lines
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import Line, Span, labelled
+from overlay.report.targets import beside_lines
 from overlay.report.words import count, enumeration
 from overlay.results import Fate, Outcome
 from overlay.results.invocation import absolute, command

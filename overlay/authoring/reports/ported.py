@@ -88,7 +88,7 @@ class PortReport(Report):
 
 def concluded(
     features: tuple[FeaturePort, ...],
-    asked: Sequence[str],
+    targets: Sequence[str],
     session: Path | None,
     *,
     write: bool,
@@ -96,12 +96,12 @@ def concluded(
 ) -> Verdict:
     """The verdict of ``port``.
 
-    :param asked: the releases that were asked for; others lie between them and a range.
+    :param targets: the releases that were asked for; others lie between them and a range.
     :param notable: the features of which ``--write`` would note that upstream has them.
     """
-    stuck = [entry for entry in features if entry.conflicts and entry.release in asked]
+    stuck = [entry for entry in features if entry.conflicts and entry.release in targets]
     review = [entry for entry in features if entry.review and not entry.settled]
-    review = [entry for entry in review if entry.release in asked]
+    review = [entry for entry in review if entry.release in targets]
     if stuck or review:
         waits = [f"{len(review)} to review"] * bool(review)
         waits += [f"{len(stuck)} to resolve"] * bool(stuck)
@@ -112,23 +112,23 @@ def concluded(
         shows, continues = (_on(session, option) for option in ("--show", "--continue"))
         step = f"{shows}, edit, {continues}"
         return Verdict(code, f"Action needed: {enumeration(waits)} in {session}: {step}.")
-    waiting = [entry for entry in features if not entry.settled and entry.release in asked]
+    waiting = [entry for entry in features if not entry.settled and entry.release in targets]
     written = [entry for entry in features if entry.written]
     if (waiting or notable) and not write:
         names = enumeration(list(dict.fromkeys(entry.feature.id for entry in waiting)))
-        told = [f"{names} can be ported"] * bool(waiting)
-        told += [f"upstream has {enumeration(list(notable))}"] * bool(notable)
-        text = f"Nothing needs you: {' and '.join(told)}; `--write` writes that."
+        parts = [f"{names} can be ported"] * bool(waiting)
+        parts += [f"upstream has {enumeration(list(notable))}"] * bool(notable)
+        text = f"Nothing needs you: {' and '.join(parts)}; `--write` writes that."
         return Verdict(Code.CAN_BE_PORTED, text)
     if written:
         names = enumeration(list(dict.fromkeys(entry.feature.id for entry in written)))
         releases = enumeration(list(dict.fromkeys(entry.release for entry in written)))
-        left = [
+        gaps = [
             (entry.feature.id, entry.release)
             for entry in features
-            if not entry.settled and entry.release not in asked
+            if not entry.settled and entry.release not in targets
         ]
-        return _ported(names, releases, left, written)
+        return _ported(names, releases, gaps, written)
     return Verdict(
         Code.NOTHING_TO_PORT,
         "Nothing to port: every feature serves these releases, or has nothing to do there.",
@@ -163,6 +163,12 @@ def _on(session: Path, *options: str) -> Command:
     return command("port", *options, absolute(session))
 
 
+def aborted(session: Path) -> Verdict:
+    """The verdict of ``port --abort``."""
+    text = f"The session {session} was removed; the patches are as they were."
+    return Verdict(Code.PORT_ENDED, text)
+
+
 def ended(
     session: Path,
     features: tuple[FeaturePort, ...],
@@ -177,8 +183,8 @@ def ended(
     """
     rest = "" if emptied else f" {session} holds other files and stays."
     if not features:
-        removed = f"removed {session}." if emptied else f"the session is over.{rest}"
-        return Verdict(Code.PORT_ENDED, f"Nothing waits any more; {removed}")
+        end = f"the session {session} was removed." if emptied else f"the session is over.{rest}"
+        return Verdict(Code.PORT_ENDED, f"No conflicts are left; {end}")
     names = enumeration([entry.feature.id for entry in features])
     verdict = _ported(names, features[0].release, holes, features)
     return Verdict(verdict.code, f"{verdict.text}{rest}")
@@ -196,11 +202,11 @@ def _ported(
         return Verdict(Code.PORTED, text)
     if not holes:
         return Verdict(Code.PORTED, f"Ported {names} to {releases}; {command('check')} tries it.")
-    left = enumeration(list(dict.fromkeys(release for _, release in holes)))
+    gaps = enumeration(list(dict.fromkeys(release for _, release in holes)))
     id_, release = holes[0]
     return Verdict(
         Code.HOLES,
-        f"Action needed: ported {names} to {releases}, but nothing serves {left} in between; "
+        f"Action needed: ported {names} to {releases}, but nothing serves {gaps} in between; "
         f"{command('port', id_, release)} goes on.",
     )
 
@@ -237,11 +243,11 @@ def _told(entry: FeaturePort) -> str:
         return ""
     total = sum(entry.counts.values())
     parts = [f"{number} {outcome.value}" for outcome, number in entry.counts.items()]
-    said = f"{total} of {total} hunks" if len(parts) == 1 else f"{enumeration(parts)} of {total}"
+    summary = f"{total} of {total} hunks" if len(parts) == 1 else f"{enumeration(parts)} of {total}"
     if not total:
-        said = "added modules only"
+        summary = "added modules only"
     base = f", from {enumeration(list(entry.bases))}" if entry.bases else ""
-    return f"{said}{base}{'; written' if entry.written else ''}"
+    return f"{summary}{base}{'; written' if entry.written else ''}"
 
 
 def open_lines(file: OpenFile) -> Iterator[Line]:

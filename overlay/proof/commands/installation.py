@@ -12,6 +12,7 @@ from pathlib import Path
 
 from overlay.commands import diagnosis
 from overlay.commands.request import Request
+from overlay.commands.scene import resolve
 from overlay.errors import OverlayError, TargetError
 from overlay.on_disk import ledger as ledgers
 
@@ -44,7 +45,7 @@ def root_of(python: str | None) -> Path:
     :param python: ``None`` for the one that runs this.
     :raises TargetError: if it has none.
     """
-    root = Request(python=python).resolve().root
+    root = resolve(Request(python=python)).root
     assert root is not None, "an environment's vLLM is in a folder"
     return root
 

@@ -370,6 +370,6 @@ def test_killed_at_every_call_of_a_commit_nothing_is_lost(
         else:
             assert committed
         assert not folder.exists()
-        disk.settle(team.team)
+        disk.finish_switch(team.team)
         left = snapshot(team.team)
         assert {name: data for name, data in left.items() if not name.startswith(".")} == last

@@ -287,6 +287,6 @@ def test_killed_at_every_call_of_a_commit_nothing_is_lost(work: Cli, ours: Path)
         else:
             assert committed
         assert not FOLDER.exists()
-        disk.settle(ours)
+        disk.finish_switch(ours)
         left = snapshot(ours)
         assert {name: data for name, data in left.items() if not name.startswith(".")} == last

@@ -1,4 +1,4 @@
-"""``overlay report`` as a page of HTML: no scripts, nothing to load, light and dark.
+"""The report of ``overlay report``, and the same as a page of HTML: it loads nothing.
 
 What a report holds may be a stranger's text (paths, titles, messages of processes): all of it goes
 through ``_text``.
@@ -6,15 +6,84 @@ through ``_text``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from html import escape
+from typing import Any, ClassVar, NamedTuple
 
-from overlay.report.as_text import render
-from overlay.report.base import Table
-from overlay.report.codes import Exit
-from overlay.report.collected import CollectedReport, Section
-from overlay.report.lines import BLANK, Line, Span
+from overlay.report.as_json import as_data
+from overlay.report.base import Report, Table, by_fields
+from overlay.report.codes import Code, Exit, Verdict
+from overlay.report.lines import BLANK, Line, Span, labelled
+from overlay.report.words import count, enumeration
 from overlay.untrusted import printable
+
+
+class Section(NamedTuple):
+    """The answer of one command.
+
+    :ivar title: what it is about, as a command: ``overlay status --live``.
+    """
+
+    title: str
+    report: Report
+
+    def plain(self) -> dict[str, Any]:
+        """The title, and what the command answers in JSON."""
+        return {"title": self.title, "report": as_data(self.report)}
+
+
+@dataclass(frozen=True)
+class CollectedReport(Report):
+    """What check, status, doctor and log answer, each as it would by itself.
+
+    :ivar made: when it was made, as ISO 8601 in UTC.
+    :ivar overlay: the version of the overlay that made it.
+    :ivar place: the file that the page was written to, ``None`` where it was not.
+    :ivar sections: in the order in which they are read.
+    :ivar page: the page of HTML for standard output, ``None`` where it does not go there.
+    """
+
+    _command: ClassVar[str] = "report"
+    _key: ClassVar[str] = "report"
+    made: str
+    overlay: str
+    place: str | None
+    sections: tuple[Section, ...]
+    page: bytes | None = None
+
+    @property
+    def body(self) -> bytes | None:
+        """The page, where it was asked for on standard output."""
+        return self.page
+
+    def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:
+        """Each section with its own lines and verdict; its verdict alone where there is a page."""
+        if self.place is not None or self.page is not None:
+            for section in self.sections:
+                yield labelled(0, f"{section.title}: ", section.report.verdict)
+        else:
+            for section in self.sections:
+                yield Line((Span(f"# {section.title}", "heading"),))
+                yield BLANK
+                yield from section.report.lines(verbose=verbose)
+                yield BLANK
+        if self.place is not None:
+            yield labelled(0, "written: ", self.place)
+
+    def plain(self) -> dict[str, Any]:
+        """The sections, each the JSON of its command."""
+        return by_fields(self, "conclusion", "page")
+
+
+def collected(sections: Sequence[Section]) -> Verdict:
+    """The verdict of ``report``: a section that could not be answered needs somebody, too."""
+    needy = [section.title for section in sections if section.report.exit is not Exit.OK]
+    if needy:
+        names = enumeration([f"`{title}`" for title in needy])
+        return Verdict(Code.PROBLEMS, f"Action needed: see {names}.")
+    return Verdict(Code.NO_PROBLEM, f"Nothing needs you in {count(len(sections), 'section')}.")
+
 
 _STYLE = """
 :root { color-scheme: light dark; --page: #fff; --text: #1b1f24; --muted: #57606a;
@@ -115,7 +184,7 @@ def _entry(number: int, section: Section) -> str:
 def _section(number: int, section: Section) -> str:
     report = section.report
     table = report.table()
-    content = _lines(render(report)[:-1]) if table is None else _grid(table)
+    content = _lines(report.lines()[:-1]) if table is None else _grid(table)
     return (
         f'<section id="s{number}">\n<h2><code>{_text(section.title)}</code></h2>\n{content}\n'
         f'<p class="verdict {_kind(report.exit)}">{_text(report.verdict)}</p>\n</section>'

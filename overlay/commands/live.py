@@ -1,17 +1,27 @@
-"""The report on running processes of vLLM, for people and as JSON."""
+"""``overlay status --live``: the running processes of vLLM, and what each has loaded."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from overlay.report.base import Report
+from overlay.commands.required import expect_known
+from overlay.errors import OverlayError
+from overlay.features.sources import shipped_folder
+from overlay.features.switches import declarations
+from overlay.package import VLLM
+from overlay.processes import live as running_processes
+from overlay.processes.records import Effect
+from overlay.report.base import Report, by_fields, plain
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, MARK, Line, Span, aligned, labelled
 from overlay.report.words import count, enumeration
+from overlay.targets.environments import resolve_installed
 
 if TYPE_CHECKING:
+    from overlay.commands.request import Request
     from overlay.processes.live import LiveProcess
 
 _HEAD = ("pid", "role", "rank", "vllm", "digest", "runs")
@@ -36,7 +46,7 @@ class ProcessesReport(Report):
         """The processes, under ``processes``; what is lacking, where something was required."""
         data: dict[str, Any] = {"processes": [process_data(each) for each in self.processes]}
         if self.lacking:
-            data["lacking"] = [each._asdict() for each in self.lacking]
+            data["lacking"] = plain(self.lacking)
         return data
 
 
@@ -51,6 +61,38 @@ class Lacking(NamedTuple):
     why: str
 
 
+def live(request: Request) -> ProcessesReport:
+    """Every running vLLM process of this user, and what is wrong with it.
+
+    :param request: with the features that have to be active.
+    :raises UsageError: if a required feature does not exist.
+    :raises OverlayError: where the system does not tell which processes run.
+    """
+    processes = of_this_vllm()
+    if not request.require:
+        return ProcessesReport(running(processes), processes)
+    expect_known(request.require, request.at_hand())
+    folders = [shipped_folder(), *map(Path, request.patches)]
+    situational = {each.id for each in declarations(folders) if each.situational}
+    lacking = not_active(processes, request.require, situational)
+    return ProcessesReport(running(processes, lacking), processes, lacking)
+
+
+def of_this_vllm() -> tuple[LiveProcess, ...]:
+    """Every running vLLM process of this user; those of another vLLM have notes, no problems.
+
+    :raises OverlayError: where the system does not tell which processes run.
+    """
+    everywhere = running_processes.processes()
+    if not any(process.problem for process in everywhere):
+        return everywhere
+    try:
+        root = resolve_installed(VLLM).root
+    except OverlayError:
+        root = None
+    return running_processes.strangers_noted(everywhere, root)
+
+
 def not_active(
     processes: Sequence[LiveProcess], require: Sequence[str], situational: Collection[str] = ()
 ) -> tuple[Lacking, ...]:
@@ -61,8 +103,6 @@ def not_active(
     :param require: ids, or ``all``: every feature that any of them has, but those that are rightly
         idle in most configurations (``situational``).
     """
-    from overlay.processes.records import Effect
-
     holders = [
         (process.pid, {effect.feature: effect for effect in process.record.effects})
         for process in processes
@@ -121,8 +161,6 @@ def running(processes: Sequence[LiveProcess], lacking: Sequence[Lacking] = ()) -
 
 def _active(processes: Sequence[LiveProcess]) -> str:
     """Which features are active in any process, and which in none, where they report it."""
-    from overlay.processes.records import Effect
-
     states: dict[str, set[Effect]] = {}
     for process in processes:
         for effect in () if process.record is None else process.record.effects:
@@ -214,22 +252,14 @@ def process_data(process: LiveProcess) -> dict[str, Any]:
         data["note"] = process.note
     if record is not None:
         modules = [
-            {
-                "module": module.module,
-                "state": module.state,
-                "sha256": module.sha256,
-                "scopes": module.scopes,
-            }
+            {"module": module.module, "state": module.state.value, **by_fields(module, "module")}
             for module in record.modules
         ]
         names = ("host", "role", "rank", "vllm", "root", "way", "digest", "summary")
         data["record"] = {
-            **{name: getattr(record, name) for name in names},
+            **{name: plain(getattr(record, name)) for name in names},
             "modules": modules,
-            "effects": [
-                {"feature": each.feature, "state": each.state.value, "text": each.text}
-                for each in record.effects
-            ],
+            "effects": plain(record.effects),
             "counts": [
                 {"feature": feature, "count": name, "number": number}
                 for feature, name, number in process.counts

@@ -1,6 +1,6 @@
-"""The sequence of a plan: the files of a tree, and what patches and added modules make of them.
+"""The files of a tree in a plan, and what patches and added modules make of them.
 
-A file that nothing touched is read once; of a touched one every step keeps the text that it left.
+A file that nothing touched is read once; of a touched one every layer keeps the text that it left.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from overlay.planning.text import TextError
 from overlay.results import Reason
 
 
-class Step(NamedTuple):
-    """One patch or added module in the sequence: which it is, and what it left of its file."""
+class Layer(NamedTuple):
+    """One patch or added module of the plan: which it is, and what it left of its file."""
 
     feature: int
     file: int
@@ -26,25 +26,25 @@ class Step(NamedTuple):
     after: bytes
 
 
-#: A step that a hunk meets on its lines, and why neither is applied.
-Met = tuple[Step, Reason]
+#: A layer that a hunk meets on its lines, and why neither is applied.
+Met = tuple[Layer, Reason]
 
 
-class Series:
-    """The files of a tree, and what the steps so far make of them.
+class PatchedTree:
+    """The files of a tree, and what the layers so far make of them.
 
-    :ivar tree: the tree's own files; :ivar texts: what is known about their texts.
-    :ivar steps: path -> the steps that changed the file, in order.
+    :ivar pristine_files: the tree's own; :ivar texts: what is known about their texts.
+    :ivar layers: path -> the layers that changed the file, in order.
     """
 
     def __init__(self, tree: Tree, syntax: Syntax) -> None:
-        self.tree = ReadOnce(tree)
+        self.pristine_files = ReadOnce(tree)
         self.texts = Texts(syntax)
-        self.steps: dict[str, list[Step]] = {}
+        self.layers: dict[str, list[Layer]] = {}
 
     def pristine(self, path: str) -> bytes | None:
         """The bytes of the tree's own file."""
-        return self.tree.read(path)
+        return self.pristine_files.read(path)
 
     def scope_lines(self, path: str, scope: str) -> list[Sequence[str]]:
         """The lines of each place that a scope has in the tree's own file."""
@@ -65,20 +65,20 @@ class Series:
             return ()
 
     def current(self, path: str) -> bytes | None:
-        """The bytes that the steps so far leave."""
-        steps = self.steps.get(path)
-        return steps[-1].after if steps else self.pristine(path)
+        """The bytes that the layers so far leave."""
+        layers = self.layers.get(path)
+        return layers[-1].after if layers else self.pristine(path)
 
-    def place(self, step: Step, feature: Feature, path: str, lines: range) -> str:
-        """What to call a step of a feature: the hunk of it that touches some lines, if one does.
+    def place(self, layer: Layer, feature: Feature, path: str, lines: range) -> str:
+        """What to call a layer of a feature: the hunk of it that touches some lines, if one does.
 
         :param lines: 1-based, in the tree's own file.
         """
         own = self.pristine(path)
         for topic in feature.topics:
             for variant in topic.variants:
-                for hunk in variant.patch.hunks if variant.patch.name == step.label else ():
+                for hunk in variant.patch.hunks if variant.patch.name == layer.label else ():
                     at = self.texts.match(hunk, own).line
                     if at is not None and at < lines.stop and lines.start < at + len(hunk.pre):
-                        return f"{step.label}:{hunk.patch_line}"
-        return step.label
+                        return f"{layer.label}:{hunk.patch_line}"
+        return layer.label

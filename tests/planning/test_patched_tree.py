@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from overlay.planning.patched_tree import Layer, PatchedTree
 from overlay.planning.scopes import Syntax
-from overlay.planning.sequence import Series, Step
 from tests.support.patches import MemoryTree, feature, hunk
 
 PATH = "vllm/a.py"
 TEXT = b"one = 1\ntwo = 2\nthree = 3\nfour = 4\nfive = 5\nsix = 6\n"
 
 
-def series(text: bytes = TEXT) -> Series:
-    return Series(MemoryTree({PATH: text}), Syntax())
+def series(text: bytes = TEXT) -> PatchedTree:
+    return PatchedTree(MemoryTree({PATH: text}), Syntax())
 
 
 def test_a_scope_is_evidence_where_it_stands_and_nothing_where_it_does_not() -> None:
@@ -38,5 +38,5 @@ def test_a_step_is_called_by_the_hunk_that_touches_the_lines(lines: range, named
     own = feature((PATH, [hunk([" three = 3", "-four = 4", "+four = 5"])]))
     label = own.topics[0].variants[0].patch.name
     called = f"{label}:1" if named else label
-    assert series().place(Step(0, 0, label, b""), own, PATH, lines) == called
-    assert series().place(Step(0, 0, "another", b""), own, PATH, lines) == "another"
+    assert series().place(Layer(0, 0, label, b""), own, PATH, lines) == called
+    assert series().place(Layer(0, 0, "another", b""), own, PATH, lines) == "another"

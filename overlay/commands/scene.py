@@ -1,0 +1,164 @@
+"""Find the target of a command, its packages, and the features that are for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from overlay.errors import OverlayError, UsageError
+from overlay.features.model import packages_of
+from overlay.package import VLLM, Package
+from overlay.results import FeatureResult, Reason, State
+from overlay.results.invocation import NOTHING_NAMED, Invocation, command
+from overlay.targets import resolution
+from overlay.targets.target import Absent
+
+if TYPE_CHECKING:
+    from overlay.commands.request import Request
+    from overlay.features.model import Feature
+    from overlay.report.model import TargetReport
+    from overlay.targets.target import Target
+
+
+def resolve(request: Request, package: Package = VLLM) -> Target:
+    """The target that the user named, or that of ``python``.
+
+    :param package: the one that is meant there; default: vLLM.
+    :raises TargetError: if the target does not exist.
+    :raises PackageIndexError: if a release cannot be fetched.
+    """
+    return resolution.resolve(
+        request.target, python=request.python, progress=request.progress, package=package
+    )
+
+
+class Scene(NamedTuple):
+    """The features of a command and the packages that they are for.
+
+    :ivar features: every feature, whether it is meant or not.
+    :ivar meant: those that are meant.
+    :ivar targets: the packages, at least one.
+    :ivar absent: features that were named although their package is not there.
+    :ivar invocation: by which arguments the user meant this target, where there are several.
+    """
+
+    features: tuple[Feature, ...]
+    meant: tuple[Feature, ...]
+    targets: tuple[Target, ...]
+    absent: tuple[Feature, ...] = ()
+    invocation: Invocation = NOTHING_NAMED
+
+    def with_absent(self, reports: Sequence[TargetReport]) -> tuple[TargetReport, ...]:
+        """The reports on the targets, the first with the features whose package is not there."""
+        first, *others = reports
+        results = tuple(
+            FeatureResult(
+                feature.id,
+                State.INAPPLICABLE,
+                reason=Reason(f"{feature.package.title} is not installed here"),
+            )
+            for feature in self.absent
+        )
+        return (replace(first, features=(*first.features, *results)), *others)
+
+
+def survey(request: Request) -> Scene:
+    """The features, and the packages of a target that they are for.
+
+    Without ``--feature`` these are all that have features at hand, or patches of the overlay;
+    with it those that are meant.  What is not installed is passed over.
+
+    :raises OverlayError: if the features or the target cannot be read.
+    """
+    try:
+        features = request.at_hand()
+        request.select(features)
+    except OverlayError:
+        resolve(request)  # what is wrong with the target is said first
+        raise
+    return scene_of(request, features)
+
+
+def scene_of(request: Request, features: tuple[Feature, ...]) -> Scene:
+    """The same of features that were loaded."""
+    meant = request.select(features)
+    packages = packages_of(meant if request.features else features) or (VLLM,)
+    targets = _targets(request, packages)
+    there = {target.package for target in targets}
+    named = {*request.features, *request.require} - {*request.without}
+    absent = tuple(
+        feature for feature in features if feature.id in named and feature.package not in there
+    )
+    return Scene(features, meant, targets, absent)
+
+
+def _targets(request: Request, packages: Sequence[Package]) -> tuple[Target, ...]:
+    def each(packages: Sequence[Package]) -> tuple[Target, ...]:
+        return resolution.resolve_each(
+            request.target,
+            packages,
+            python=None if request.target is not None else request.python,
+            patched=not request.features,
+            progress=request.progress,
+        )
+
+    try:
+        return each(packages)
+    except Absent:
+        if VLLM in packages:
+            raise
+        return each((VLLM,))  # where features for something else have nothing to do
+
+
+def writable(request: Request, command: str) -> Scene:
+    """The features, and the packages of a target that a command writes to.
+
+    :raises UsageError: if it is a file or a release, or a feature does not exist.
+    :raises OverlayError: if the features or the target cannot be read.
+    """
+    refuse_release(request.target, command)
+    scene = survey(request)
+    for target in scene.targets:
+        root_of(target, command)
+    return scene
+
+
+def ended(targets: Sequence[Target]) -> str | None:
+    """End the transactions that were interrupted in targets; what was done, or ``None``.
+
+    :raises OverlayError: as ``overlay.on_disk.recovery.recover``.
+    """
+    from overlay.on_disk.recovery import recover  # what reads ends no transaction
+
+    done = [recover(each.root, package=each.package) for each in targets if each.root is not None]
+    return "; ".join(said for said in done if said) or None
+
+
+def refuse_release(name: str | None, command: str) -> None:
+    """Refuse a release as the target of a command that writes.
+
+    :raises UsageError: if ``name`` is one.
+    """
+    if name is not None and resolution.target_release(name) is not None:
+        raise read_only(name, command)
+
+
+def root_of(target: Target, command: str) -> Path:
+    """The root of a target that a command writes to.
+
+    :raises UsageError: if it is a file or a release.
+    """
+    if target.root is None:
+        raise read_only(target.name, command)
+    return target.root
+
+
+def read_only(name: str, verb: str) -> UsageError:
+    """The error of a command that writes, asked to write to what is not a folder."""
+    return UsageError(
+        f"{name}: expected an installed vLLM or a folder that holds vllm/, found a file or a "
+        f"release, which {verb} cannot write to; {command('check')} says whether the "
+        f"patches fit there, {command('diff')} prints the change"
+    )
