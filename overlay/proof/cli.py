@@ -16,7 +16,7 @@ from overlay.errors import UsageError
 from overlay.proof.commands import bench as benching
 from overlay.proof.commands import verify as verifying
 from overlay.proof.commands.budget import Part
-from overlay.proof.commands.question import Question as BenchQuestion
+from overlay.proof.commands.question import BenchQuestion
 from overlay.proof.verification import Mode
 from overlay.report.progress import Meter
 
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 
 @cli.command(
+    context_settings={"show_default": True},
     epilog="Exit status: 0 the graphs give what they must, 1 something differs, an engine with "
-    "graphs died, or no graph was replayed, 2 no engine could be compared."
+    "graphs died, or no graph was replayed, 2 no engine could be compared.",
 )
 @click.option("--model", metavar="MODEL", help="The model to serve: a folder, or an id on the hub.")
 @click.option(
@@ -60,11 +61,7 @@ if TYPE_CHECKING:
     help="A file with a prompt on each line, in the place of the sixteen built in.",
 )
 @click.option(
-    "--tokens",
-    type=click.IntRange(1),
-    default=64,
-    show_default=True,
-    help="Tokens to generate for each prompt.",
+    "--tokens", type=click.IntRange(1), default=64, help="Tokens to generate for each prompt."
 )
 @click.option("--python", metavar="PATH", help="The interpreter whose vLLM is served.")
 @click.option(
@@ -77,7 +74,6 @@ if TYPE_CHECKING:
     "--deadline",
     type=click.FloatRange(1),
     default=900.0,
-    show_default=True,
     help="Seconds after which an engine is killed.",
 )
 @click.option(
@@ -103,7 +99,7 @@ def verify(request: Request, /, modes: tuple[str, ...], **options: Any) -> Repor
       overlay verify --model ./target --draft ./draft -- --tensor-parallel-size 2
     """
     modes_asked = tuple(Mode[title.upper()] for title in modes)
-    question = verifying.Question(modes=modes_asked, python=request.python, **options)
+    question = verifying.VerifyQuestion(modes=modes_asked, python=request.python, **options)
     return verifying.verify(question, _on_engine(Meter().line))
 
 
@@ -114,8 +110,8 @@ def _on_engine(write: Callable[[str], None]) -> Callable[[str, float | None], No
     """
 
     def write_progress(title: str, seconds: float | None) -> None:
-        took = "started" if seconds is None else f"ended after {seconds:.0f} s"
-        write(f"engine {title}: {took}")
+        event = "started" if seconds is None else f"ended after {seconds:.0f} s"
+        write(f"engine {title}: {event}")
 
     return write_progress
 
@@ -130,14 +126,14 @@ def _refuse_side_by_side(_: click.Context, __: click.Parameter, given: bool) -> 
 
 
 @cli.command(
+    context_settings={"show_default": True},
     epilog="Exit status: 0 measured, 1 the overlay is slower than stock V1 (with --against v2: "
-    "than V2) or captured no graph, 2 the engines could not be compared."
+    "than V2) or captured no graph, 2 the engines could not be compared.",
 )
 @click.option(
     "--shape",
     type=click.Choice(["1b", "8b", "moe", "trial"]),
     default="1b",
-    show_default=True,
     help="The shape of the models, whose weights are dummies.",
 )
 @click.option("--model", metavar="MODEL", help="A model of your own in the place of a shape.")
@@ -148,9 +144,7 @@ def _refuse_side_by_side(_: click.Context, __: click.Parameter, given: bool) -> 
     help="vLLM's name for the kind of draft.",
     show_default="as the draft's configuration says",
 )
-@click.option(
-    "--k", type=click.IntRange(1), default=3, show_default=True, help="Draft tokens a step."
-)
+@click.option("--k", type=click.IntRange(1), default=3, help="Draft tokens a step.")
 @click.option(
     "--only", type=click.Choice(["steps", "serving"]), help="Step times alone, or servers alone."
 )
@@ -179,14 +173,12 @@ def _refuse_side_by_side(_: click.Context, __: click.Parameter, given: bool) -> 
     "--prompt",
     type=click.IntRange(1),
     default=512,
-    show_default=True,
     help="Tokens of each prompt that a server gets.",
 )
 @click.option(
     "--answer",
     type=click.IntRange(2),
     default=256,
-    show_default=True,
     help="Tokens of each answer that a server gives.",
 )
 @click.option(
@@ -206,7 +198,6 @@ def _refuse_side_by_side(_: click.Context, __: click.Parameter, given: bool) -> 
     "--rounds",
     type=click.IntRange(1),
     default=3,
-    show_default=True,
     help="Rounds, in each of which every engine starts and is measured.",
 )
 @click.option(
@@ -220,21 +211,18 @@ def _refuse_side_by_side(_: click.Context, __: click.Parameter, given: bool) -> 
     "--repeats",
     type=click.IntRange(2),
     default=5,
-    show_default=True,
     help="Repeats for each batch size in each round.",
 )
 @click.option(
     "--budget",
     type=click.FloatRange(0),
     default=720.0,
-    show_default=True,
     help="Seconds for everything: what takes longer is left out, and the report names it.",
 )
 @click.option(
     "--tokens",
     type=click.IntRange(16),
     default=192,
-    show_default=True,
     help="Tokens that each request generates for step times.",
 )
 @click.option(
@@ -243,25 +231,13 @@ def _refuse_side_by_side(_: click.Context, __: click.Parameter, given: bool) -> 
     help="Tokens a step by synthetic acceptance; 0: what the models accept.",
     show_default="2.5 for shapes, 0 for models",
 )
-@click.option(
-    "--mode",
-    default="FULL_AND_PIECEWISE",
-    show_default=True,
-    help="The cudagraph_mode of a shape.",
-)
-@click.option(
-    "--engine",
-    metavar="JSON",
-    default="{}",
-    show_default=True,
-    help="Further arguments of vllm.LLM.",
-)
+@click.option("--mode", default="FULL_AND_PIECEWISE", help="The cudagraph_mode of a shape.")
+@click.option("--engine", metavar="JSON", default="{}", help="Further arguments of vllm.LLM.")
 @click.option("--python", metavar="PATH", help="The interpreter whose vLLM is timed.")
 @click.option(
     "--deadline",
     type=click.FloatRange(1),
     default=600.0,
-    show_default=True,
     help="Seconds after which an engine is killed.",
 )
 @click.option(

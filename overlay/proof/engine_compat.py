@@ -24,8 +24,8 @@ def runner_environment(runner: ModelRunner | None) -> dict[str, str]:
     return {"VLLM_USE_V2_MODEL_RUNNER": {ModelRunner.V1: "0", ModelRunner.V2: "1"}[runner]}
 
 
-def watch_drafts(seen: Callable[[str, int, int, int], None]) -> None:
-    """Call ``seen(request id, known tokens, drafted, accepted)`` at every verification of drafts.
+def watch_drafts(on_step: Callable[[str, int, int, int], None]) -> None:
+    """Call ``on_step(request id, known tokens, drafted, accepted)`` when drafts are verified.
 
     Known tokens are those of the request, prompt included, before the step.  Must be called
     before the engine is made, in the process that holds its scheduler.
@@ -37,8 +37,8 @@ def watch_drafts(seen: Callable[[str, int, int, int], None]) -> None:
     def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
         drafted, request_id = kwargs["num_draft_tokens"], kwargs["request_id"]
         if drafted:
-            known = self.requests[request_id].num_tokens
-            seen(request_id, known, drafted, kwargs["num_accepted_tokens"])
+            length = self.requests[request_id].num_tokens
+            on_step(request_id, length, drafted, kwargs["num_accepted_tokens"])
         return stock(self, *args, **kwargs)
 
     Scheduler.make_spec_decoding_stats = watched
@@ -62,21 +62,21 @@ def draft_graph_facts(worker: Any) -> dict[str, Any]:
     """
     runner = worker.model_runner
     effects = importlib.import_module("vllm.v1.overlay_effects").effects()
-    told = effects.get(DRAFT_GRAPHS) or {"state": None, "text": "", "counts": {}}
+    report = effects.get(DRAFT_GRAPHS) or {"state": None, "text": "", "counts": {}}
     replays = importlib.import_module(f"{DRAFT_GRAPHS_PACKAGE}.figures").REPLAYS
     replayed: Counter[str] = Counter()
     for (role, _), (name, _) in replays.items():
-        replayed[role] += told["counts"].get(name, 0)
-    known = {name for name, _ in replays.values()}
+        replayed[role] += report["counts"].get(name, 0)
+    own = {name for name, _ in replays.values()}
     dispatcher = getattr(drafter_of(runner), "cudagraph_dispatcher", None)
     return {
         "rank": int(worker.rank),
         "runner": None if (version := runner_version(runner)) is None else version.value,
-        "state": told["state"],
-        "text": told["text"],
+        "state": report["state"],
+        "text": report["text"],
         "captured": dict(Counter(key.role for key in getattr(dispatcher, "draft_keys", ()))),
         "replayed": {role: count for role, count in replayed.items() if count},
-        "left": {name: count for name, count in told["counts"].items() if name not in known},
+        "left": {text: count for text, count in report["counts"].items() if text not in own},
     }
 
 

@@ -28,8 +28,8 @@ def link_packages(folder: Path, packages: Iterable[Path] = ()) -> Path:
 
 def append_path(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
     """Copy environment variables with ``folder`` as the last entry of ``PYTHONPATH``."""
-    given = environment.get("PYTHONPATH")
-    path = f"{given}{os.pathsep}{folder}" if given else str(folder)
+    before = environment.get("PYTHONPATH")
+    path = f"{before}{os.pathsep}{folder}" if before else str(folder)
     return {**environment, "PYTHONPATH": path}
 
 

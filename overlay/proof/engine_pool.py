@@ -142,10 +142,10 @@ def write_result(out: Path, result: Mapping[str, Any]) -> None:
 def read_result(out: Path) -> dict[str, Any] | None:
     """What an engine wrote, or has written so far; ``None`` where there is no object."""
     try:
-        found = json.loads(out.read_text(encoding="utf-8"))
+        result = json.loads(out.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return result if isinstance(result, dict) else None
 
 
 def tail(log: Path) -> str:

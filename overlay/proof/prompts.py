@@ -9,7 +9,7 @@ from overlay.proof.oracle import FIRST_TOKEN
 
 
 @dataclass(frozen=True)
-class Request:
+class EngineRequest:
     """One request.
 
     :ivar prompt: at least two token ids.
@@ -58,7 +58,7 @@ TEXTS = (
 LIVE = 8
 
 
-def tiny_requests(vocab: int, shortest: int = 2) -> tuple[Request, ...]:
+def tiny_requests(vocab: int, shortest: int = 2) -> tuple[EngineRequest, ...]:
     """Twelve requests in three waves that end one after the other.
 
     At most eight are live, and towards the end each smaller number is, for some steps, in batches
@@ -68,9 +68,9 @@ def tiny_requests(vocab: int, shortest: int = 2) -> tuple[Request, ...]:
     :param shortest: the fewest tokens of a prompt.
     """
     rng = random.Random(3)
-    made = []
+    requests = []
     for index in range(12):
         prompt = tuple(rng.randrange(FIRST_TOKEN, vocab) for _ in range(rng.randint(shortest, 39)))
         tokens = 16 if index < 4 else 12 + 5 * index
-        made.append(Request(prompt, tokens, arrival=index // 4 * 3))
-    return tuple(made)
+        requests.append(EngineRequest(prompt, tokens, arrival=index // 4 * 3))
+    return tuple(requests)

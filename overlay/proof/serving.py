@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from overlay.proof.engine_pool import write_result
-from overlay.proof.serving_runs import Limit, Load, measure
+from overlay.proof.serving_runs import Limit, measure
 from overlay.proof.verify_engine import NOT_SERVED, RAISED, parser_class
 
 _HOST = "127.0.0.1"
@@ -63,28 +63,28 @@ class ServingSpec:
     @classmethod
     def from_json(cls, text: str) -> ServingSpec:
         """Read what ``to_json`` wrote."""
-        given = json.loads(text)
-        lists = {name: tuple(given[name]) for name in ("arguments", "concurrency")}
-        return cls(**{**given, **lists})
+        data = json.loads(text)
+        lists = {name: tuple(data[name]) for name in ("arguments", "concurrency")}
+        return cls(**{**data, **lists})
 
 
 class NotServed(Exception):
     """The server did not answer as it must."""
 
 
-def free_port(wanted: int | None) -> int:
+def free_port(number: int | None) -> int:
     """A port of this machine on which nothing listens.
 
-    :raises NotServed: if ``wanted`` is given and in use.
+    :raises NotServed: if ``number`` is given and in use.
     """
     with socket.socket() as place:
         # As servers do it: a port of a connection that has ended is free.
         place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            place.bind((_HOST, wanted or 0))
+            place.bind((_HOST, number or 0))
         except OSError as error:
             raise NotServed(
-                f"--port {wanted}: expected a port that is free, found it in use "
+                f"--port {number}: expected a port that is free, found it in use "
                 f"({error.strerror}): end what holds it, or leave --port out for a free one"
             ) from error
         port: int = place.getsockname()[1]
@@ -238,13 +238,13 @@ def run(spec: ServingSpec, out: Path) -> None:
     try:
         client = Client(spec, server, out.parent)  # imported while the server loads its model
         server.wait()
-        begun: dict[str, Any] = {"vllm": server.version(), "start_s": round(limit.spent, 1)}
+        about: dict[str, Any] = {"vllm": server.version(), "start_s": round(limit.spent, 1)}
 
-        def keep(found: dict[str, Any]) -> None:
-            write_result(out, {**begun, **found, "acceptance": server.acceptance()})
+        def keep(figures: dict[str, Any]) -> None:
+            write_result(out, {**about, **figures, "acceptance": server.acceptance()})
 
         keep({"concurrency": {}, "first_token": None})
-        measure(client, Load(spec.concurrency, spec.rate), limit, keep)
+        measure(client.ask, spec.concurrency, spec.rate, limit, keep)
     finally:
         server.end()
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 #: Runs of a cell until two in a row agree, at most, and the share by which these may differ.
 _MOST_RUNS, _AGREE = 5, 0.03
@@ -15,27 +14,9 @@ _SECONDS_AT_RATE = 6
 _SHARE_OF_SATURATION = 0.5
 
 
-class Client(Protocol):
-    """What is asked of a client."""
-
-    def ask(self, requests: int, limit: tuple[str, str]) -> dict[str, Any]:
-        """Send that many requests; the client's result.
-
-        :param limit: the client's option, and its value, that says how fast it sends them.
-        """
-
-
-@dataclass(frozen=True)
-class Load:
-    """What a client asks.
-
-    :ivar concurrency: numbers of requests at a time.
-    :ivar rate: requests a second while the time to first token is taken; ``None``: half of what
-        the first server answered at the highest concurrency; 0: it is not taken.
-    """
-
-    concurrency: tuple[int, ...]
-    rate: float | None
+#: Sends so many requests; the client's result. The pair is the client's option, and its value, that
+#: says how fast it sends them.
+Ask = Callable[[int, tuple[str, str]], dict[str, Any]]
 
 
 class Limit:
@@ -73,34 +54,40 @@ def steady(measure: Callable[[], float], limit: Limit) -> dict[str, Any] | None:
     return {"values": values[-2:], "runs": len(values), "agreed": agree(*values[-2:])}
 
 
-def agree(one: float, other: float) -> bool:
+def agree(first: float, second: float) -> bool:
     """Whether two runs differ so little that warming up has ended."""
-    return abs(one - other) <= _AGREE * max(one, other)
+    return abs(first - second) <= _AGREE * max(first, second)
 
 
 def measure(
-    client: Client, load: Load, limit: Limit, keep: Callable[[dict[str, Any]], None]
+    ask: Ask,
+    concurrency: Sequence[int],
+    rate: float | None,
+    limit: Limit,
+    keep: Callable[[dict[str, Any]], None],
 ) -> None:
     """Take the throughput at each concurrency, and the time to first token at one rate.
 
+    :param concurrency: numbers of requests at a time.
+    :param rate: of requests a second; ``None``: half of what the server answered at the highest
+        concurrency; 0: the time is not taken.
     :param keep: is called with all that is measured, whenever something is.
     """
     answered = [0.0]
 
     def throughput(size: int) -> float:
-        result = client.ask(requests_of(size), ("--max-concurrency", str(size)))
+        result = ask(requests_of(size), ("--max-concurrency", str(size)))
         answered.append(float(result["request_throughput"]))
         return float(result["output_throughput"])
 
     cells: dict[str, Any] = {}
-    found: dict[str, Any] = {"concurrency": cells, "first_token": None}
-    for size in load.concurrency:
+    figures: dict[str, Any] = {"concurrency": cells, "first_token": None}
+    for size in concurrency:
         cell = steady(partial(throughput, size), limit)
         if cell is None:
             return
         cells[str(size)] = cell
-        keep(found)
-    rate = load.rate
+        keep(figures)
     if rate is None:
         rate = half_of(statistics.fmean(answered[-2:]))
     if not rate:
@@ -109,10 +96,10 @@ def measure(
     for _ in range(3):
         if limit.reached:
             return
-        values.append(first_token(client, rate))
+        values.append(first_token(ask, rate))
     # The first run at this rate meets batches that were not there before.
-    found["first_token"] = {"rate": rate, "values": values[1:]}
-    keep(found)
+    figures["first_token"] = {"rate": rate, "values": values[1:]}
+    keep(figures)
 
 
 def requests_of(size: int) -> int:
@@ -130,6 +117,6 @@ def half_of(answered: float) -> float:
     return round(_SHARE_OF_SATURATION * answered, 3)
 
 
-def first_token(client: Client, rate: float) -> float:
+def first_token(ask: Ask, rate: float) -> float:
     """The median milliseconds to the first token of one run at a rate of requests."""
-    return float(client.ask(requests_at(rate), ("--request-rate", str(rate)))["median_ttft_ms"])
+    return float(ask(requests_at(rate), ("--request-rate", str(rate)))["median_ttft_ms"])

@@ -57,9 +57,22 @@ def command_line(about: str | None) -> argparse.ArgumentParser:
 def llm_arguments(
     args: argparse.Namespace, batches: list[int], drafter: Drafter = EAGLE3
 ) -> dict[str, Any]:
-    """The keyword arguments of ``vllm.LLM``."""
-    if args.model:
-        return own_arguments(args)
+    """The keyword arguments of ``vllm.LLM``, for a shape or for a model that somebody has."""
+    speculative = json.loads(args.speculative)
+    options: dict[str, Any] = {"model": args.model}
+    if not args.model:
+        options, own = _shape_arguments(args, max(batches), drafter)
+        speculative = own | speculative
+    if speculative:
+        options["speculative_config"] = speculative
+    options |= json.loads(args.engine) | parsed(json.loads(args.arguments))
+    return options | {"disable_log_stats": False, "worker_extension_cls": _EXTENSION}
+
+
+def _shape_arguments(
+    args: argparse.Namespace, requests: int, drafter: Drafter
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The keyword arguments for a shape, and its ``speculative_config``."""
     folder = args.configs / args.shape if args.configs else Path(tempfile.mkdtemp())
     target, draft = write_configs(args.shape, folder, drafter)
     options: dict[str, Any] = {
@@ -67,39 +80,15 @@ def llm_arguments(
         "load_format": "dummy",
         "skip_tokenizer_init": True,
         "max_model_len": 4096,
-        "max_num_seqs": max(batches),
+        "max_num_seqs": requests,
         "gpu_memory_utilization": 0.6,
-        "disable_log_stats": False,
         "compilation_config": {"cudagraph_mode": args.mode},
-        "worker_extension_cls": _EXTENSION,
-        "speculative_config": {
-            **drafter.speculative,
-            "model": str(draft),
-            "num_speculative_tokens": args.k,
-        },
     }
+    speculative = {**drafter.speculative, "model": str(draft), "num_speculative_tokens": args.k}
     if args.accept:
-        options["speculative_config"] |= {
-            "rejection_sample_method": "synthetic",
-            "synthetic_acceptance_length": args.accept,
-        }
-    options["speculative_config"] |= json.loads(args.speculative)
-    options.update(json.loads(args.engine))
-    return options | parsed(json.loads(args.arguments))
-
-
-def own_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """The keyword arguments of ``vllm.LLM`` for a model that somebody has."""
-    options: dict[str, Any] = {"model": args.model}
-    speculative = json.loads(args.speculative)
-    if speculative:
-        options["speculative_config"] = speculative
-    options |= json.loads(args.engine)
-    options |= parsed(json.loads(args.arguments))
-    return options | {
-        "disable_log_stats": False,
-        "worker_extension_cls": _EXTENSION,
-    }
+        speculative["rejection_sample_method"] = "synthetic"
+        speculative["synthetic_acceptance_length"] = args.accept
+    return options, speculative
 
 
 def parsed(arguments: list[str]) -> dict[str, Any]:
@@ -112,9 +101,9 @@ def parsed(arguments: list[str]) -> dict[str, Any]:
     from vllm.engine.arg_utils import EngineArgs
 
     parser = EngineArgs.add_cli_args(parser_class()(prog="vLLM"))
-    given, plain = (vars(parser.parse_args(words)) for words in (arguments, []))
-    names = (field.name for field in fields(EngineArgs) if field.name in given)
-    return {name: given[name] for name in names if given[name] != plain[name]}
+    values, defaults = (vars(parser.parse_args(words)) for words in (arguments, []))
+    names = (field.name for field in fields(EngineArgs) if field.name in values)
+    return {name: values[name] for name in names if values[name] != defaults[name]}
 
 
 class Engine:

@@ -1,7 +1,7 @@
 """Write a tiny target with a drafter that makes all drafts in one pass: P-EAGLE.
 
-``python -m overlay.proof.tiny_drafters FOLDER`` writes ``target``, ``peagle`` and ``rule.json``
-into the folder ``parallel``.
+``python -m overlay.proof.tiny_drafters FOLDER`` writes ``target`` and ``peagle`` into
+the folder ``parallel``.
 
 **The vote.**  With ``x[t+1] = s(x[t-1])``, the row of a pass that predicts the token ``m`` behind
 the next one can tell it from any of ``s(x)`` one position back, ``s(s(x))`` three back, and so on,
@@ -14,13 +14,14 @@ beginning.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from overlay.proof.oracle import FIRST_TOKEN, Rule, continuation, make_rule
-from overlay.proof.prompts import Request
+from overlay.proof.prompts import EngineRequest
 from overlay.proof.tiny_models import (
     HEAD_DIM,
     HEADS,
@@ -37,9 +38,7 @@ from overlay.proof.tiny_models import (
     embedding,
     llama_config,
     target_weights,
-    write_as_told,
     write_checkpoint,
-    write_rule,
     zeros,
 )
 
@@ -56,13 +55,6 @@ MASK: Final = 0
 LEAST_PROMPT: Final = 8
 
 
-def successor_of(successor: tuple[int, ...], token: int, times: int) -> int:
-    """The successor of the successor of the ... of ``token``, so many ``times``."""
-    for _ in range(times):
-        token = successor[token]
-    return token
-
-
 def voters_rule(wrong_every: int = 7) -> Rule:
     """The rule of ``parallel``: where a multiple of ``wrong_every`` is right, drafts are wrong."""
     rule = make_rule(VOTERS)
@@ -73,14 +65,14 @@ def voters_rule(wrong_every: int = 7) -> Rule:
     return replace(rule, answers=answers)
 
 
-def following(rule: Rule, requests: Iterable[Request]) -> tuple[Request, ...]:
+def following(rule: Rule, requests: Iterable[EngineRequest]) -> tuple[EngineRequest, ...]:
     """The requests with prompts of the same lengths that follow the rule from two tokens on."""
-    made = []
+    changed = []
     for request in requests:
-        begun = request.prompt[:2]
-        rest = continuation(rule, begun, len(request.prompt) - 2)
-        made.append(replace(request, prompt=(*begun, *rest)))
-    return tuple(made)
+        start = request.prompt[:2]
+        rest = continuation(rule, start, len(request.prompt) - 2)
+        changed.append(replace(request, prompt=(*start, *rest)))
+    return tuple(changed)
 
 
 def vote(
@@ -96,13 +88,14 @@ def vote(
     table[MASK, ON - 1] = table[MASK, ON] = 1
     head = zeros(rule.vocab, HIDDEN)
     distances = [looks[0]] * HEADS
+    answers = list(range(rule.vocab))
     for place, distance in enumerate(looks):
         start = place * rule.vocab
+        answers = [rule.successor[token] for token in answers]
         for first in range(start // HEAD_DIM, (start + rule.vocab) // HEAD_DIM):
             distances[first] = distance
         for token in range(FIRST_TOKEN, rule.vocab):
-            right = successor_of(rule.successor, token, place + 1)
-            head[rule.answers[right], start + token] = 1
+            head[rule.answers[answers[token]], start + token] = 1
     return table, head, distances
 
 
@@ -122,7 +115,7 @@ def peagle_weights(rule: Rule) -> Weights:
     return {**draft, "mask_hidden": zeros(1, 3 * HIDDEN)}
 
 
-def write_models(folder: Path, _: Rule) -> None:
+def write_models(folder: Path) -> None:
     """Write the models that vote."""
     rule = voters_rule()
     parallel = folder / "parallel"
@@ -130,8 +123,7 @@ def write_models(folder: Path, _: Rule) -> None:
     write_checkpoint(parallel / "target", target_weights(rule), config)
     config = eagle3_config(VOTERS, [1, 2, 3], ptd_token_id=MASK)
     write_checkpoint(parallel / "peagle", peagle_weights(rule), config)
-    write_rule(parallel, rule)
 
 
 if __name__ == "__main__":
-    write_as_told(write_models, __doc__)
+    write_models(Path(sys.argv[1]))

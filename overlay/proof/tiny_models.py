@@ -5,17 +5,16 @@ for the drafts a second one behind it, and a last dimension that is always on (`
 attention layer looks a fixed distance back, by rotary angle alone: queries and keys read nothing
 but ``ON``, so which key wins is a matter of positions, KV slots and lengths, and of nothing else.
 
-``python -m overlay.proof.tiny_models FOLDER`` writes ``target``, ``eagle3``, ``eagle3hid`` and,
-last, ``rule.json``.  Needs PyTorch and safetensors, no vLLM.
+``python -m overlay.proof.tiny_models FOLDER`` writes ``target``, ``eagle3`` and
+``eagle3hid``.  Needs PyTorch and safetensors, no vLLM.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -261,7 +260,7 @@ def write_checkpoint(folder: Path, weights: Weights, config: dict[str, Any]) -> 
 
 
 def write_models(folder: Path, rule: Rule) -> None:
-    """Write the target, the drafts and ``rule.json``.
+    """Write the target and the drafts.
 
     :raises ValueError: if the slots of two tokens and ON do not fit into the residual stream.
     """
@@ -274,33 +273,7 @@ def write_models(folder: Path, rule: Rule) -> None:
     # Before layer 1 the stream is the current token's embedding and nothing else.
     write_checkpoint(folder / "eagle3", eagle3_weights(rule), eagle3_config(vocab, [1, 2, 3]))
     write_checkpoint(folder / "eagle3hid", eagle3hid_weights(rule), eagle3_config(vocab, [1, 2, 3]))
-    write_rule(folder, rule)
-
-
-def write_rule(folder: Path, rule: Rule) -> None:
-    """Write the rule that the models of a folder follow."""
-    (folder / "rule.json").write_text(json.dumps(asdict(rule)), encoding="utf-8")
-
-
-def read_rule(folder: Path) -> Rule:
-    """The rule that the models of a folder follow."""
-    tables = json.loads((folder / "rule.json").read_text(encoding="utf-8"))
-    answers = tuple(tables.get("answers", ()))
-    return Rule(tuple(tables["successor"]), tuple(tables["draft_successor"]), answers)
-
-
-def write_as_told(write: Callable[[Path, Rule], None], about: str | None) -> None:
-    """Write models into the folder named on the command line.
-
-    :param about: the docstring of the script; its first line describes the command.
-    """
-    parser = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--vocab", type=int, default=192)
-    parser.add_argument("--wrong-every", type=int, default=7, help="0: the drafts are never wrong")
-    arguments = parser.parse_args()
-    write(arguments.folder, make_rule(arguments.vocab, arguments.wrong_every))
 
 
 if __name__ == "__main__":
-    write_as_told(write_models, __doc__)
+    write_models(Path(sys.argv[1]), make_rule())

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from overlay.errors import OverlayError
 from overlay.proof import oracle
 from overlay.proof.oracle import Rule, Step
-from overlay.proof.prompts import Request
+from overlay.proof.prompts import EngineRequest
 from overlay.report.base import plain
 
 
@@ -34,7 +34,7 @@ class Mode(str, Enum):
         return "whole" if self is Mode.WHOLE else self.value
 
 
-class Served(NamedTuple):
+class Answer(NamedTuple):
     """What one request got.
 
     :ivar prompt: the number of its prompt's tokens.
@@ -79,7 +79,7 @@ class EngineRun(NamedTuple):
     device: str
     k: int
     one_pass: bool
-    served: tuple[Served, ...]
+    served: tuple[Answer, ...]
     ranks: tuple[RankFacts, ...]
     start_s: float
     serve_s: float
@@ -94,7 +94,7 @@ class EngineRun(NamedTuple):
         """The share of verifications that accepted each draft position, from the first on."""
         steps = [step for each in self.served for step in each.steps]
         counts = oracle.count_steps(steps, self.k)
-        return tuple(found / max(counts.drafts, 1) for found in counts.per_position)
+        return tuple(times / max(counts.drafts, 1) for times in counts.per_position)
 
     @property
     def modes(self) -> tuple[Mode, ...]:
@@ -129,7 +129,7 @@ class EngineRun(NamedTuple):
                 device=str(data["device"]),
                 k=int(data["k"]),
                 one_pass=bool(data["one_pass"]),
-                served=tuple(_served(each) for each in data["served"]),
+                served=tuple(_answer(each) for each in data["served"]),
                 ranks=tuple(_rank(each) for each in data["ranks"]),
                 start_s=float(data["start_s"]),
                 serve_s=float(data["serve_s"]),
@@ -142,9 +142,9 @@ class EngineRun(NamedTuple):
             ) from error
 
 
-def _served(data: Mapping[str, Any]) -> Served:
+def _answer(data: Mapping[str, Any]) -> Answer:
     steps = tuple(Step(*map(int, step)) for step in data["steps"])
-    return Served(int(data["prompt"]), tuple(map(int, data["tokens"])), steps)
+    return Answer(int(data["prompt"]), tuple(map(int, data["tokens"])), steps)
 
 
 def _rank(data: Mapping[str, Any]) -> RankFacts:
@@ -162,7 +162,7 @@ def _rank(data: Mapping[str, Any]) -> RankFacts:
     )
 
 
-class Kind(str, Enum):
+class DifferenceKind(str, Enum):
     """What of a request differs."""
 
     TOKEN = "token"
@@ -180,14 +180,14 @@ class Difference(NamedTuple):
 
     request: int
     position: int
-    kind: Kind
+    kind: DifferenceKind
     expected: int | None
     found: int | None
 
     @property
     def text(self) -> str:
         """The difference as a phrase."""
-        what = "token" if self.kind is Kind.TOKEN else "accepted drafts"
+        what = "token" if self.kind is DifferenceKind.TOKEN else "accepted drafts"
         expected = "none" if self.expected is None else self.expected
         found = "none" if self.found is None else self.found
         return (
@@ -196,57 +196,59 @@ class Difference(NamedTuple):
         )
 
 
-def first_difference(expected: Sequence[Served], found: Sequence[Served]) -> Difference | None:
+def first_difference(expected: Sequence[Answer], actual: Sequence[Answer]) -> Difference | None:
     """The first request, and in it the first position, where two runs of the same prompts differ.
 
     Accepted drafts are compared at each number of known tokens at which both runs verified drafts,
     so that two runs that batched the same work differently compare equal.  Where one run drafted
     fewer there, near a length limit, only those are compared.
     """
-    for number, (one, other) in enumerate(zip(expected, found, strict=True)):
-        differences = [*_tokens(number, one, other), *_accepted(number, one, other)]
+    for number, (reference, served) in enumerate(zip(expected, actual, strict=True)):
+        differences = [*_tokens(number, reference, served), *_accepted(number, reference, served)]
         if differences:
             return min(differences, key=lambda each: each.position)
     return None
 
 
-def _tokens(number: int, one: Served, other: Served) -> Iterator[Difference]:
-    length = max(len(one.tokens), len(other.tokens))
+def _tokens(number: int, reference: Answer, served: Answer) -> Iterator[Difference]:
+    length = max(len(reference.tokens), len(served.tokens))
     for position in range(length):
-        left = one.tokens[position] if position < len(one.tokens) else None
-        right = other.tokens[position] if position < len(other.tokens) else None
+        left = reference.tokens[position] if position < len(reference.tokens) else None
+        right = served.tokens[position] if position < len(served.tokens) else None
         if left != right:
-            yield Difference(number, position, Kind.TOKEN, left, right)
+            yield Difference(number, position, DifferenceKind.TOKEN, left, right)
             return
 
 
-def _accepted(number: int, one: Served, other: Served) -> Iterator[Difference]:
-    before = {step.known: step for step in one.steps}
-    for step in other.steps:
+def _accepted(number: int, reference: Answer, served: Answer) -> Iterator[Difference]:
+    before = {step.known: step for step in reference.steps}
+    for step in served.steps:
         match = before.get(step.known)
         if match is None:
             continue
         most = min(step.drafted, match.drafted)
-        wanted, got = min(match.accepted, most), min(step.accepted, most)
-        if wanted != got:
-            yield Difference(number, step.known - other.prompt, Kind.ACCEPTED, wanted, got)
+        expected, actual = min(match.accepted, most), min(step.accepted, most)
+        if expected != actual:
+            yield Difference(
+                number, step.known - served.prompt, DifferenceKind.ACCEPTED, expected, actual
+            )
             return
 
 
 def leaves_answer(
-    rule: Rule, requests: Sequence[Request], found: Sequence[Served]
+    rule: Rule, requests: Sequence[EngineRequest], actual: Sequence[Answer]
 ) -> Difference | None:
     """The first place where a run is not what the rule of the models gives beforehand."""
     return first_difference(
         [
             known_answer(rule, request, served)
-            for request, served in zip(requests, found, strict=True)
+            for request, served in zip(requests, actual, strict=True)
         ],
-        found,
+        actual,
     )
 
 
-def known_answer(rule: Rule, request: Request, served: Served) -> Served:
+def known_answer(rule: Rule, request: EngineRequest, served: Answer) -> Answer:
     """What a request must get: the rule's tokens, and at each of its steps the rule's drafts."""
     prompt = list(request.prompt)
     text = prompt + oracle.continuation(rule, prompt, request.tokens)
@@ -254,10 +256,10 @@ def known_answer(rule: Rule, request: Request, served: Served) -> Served:
         Step(step.known, step.drafted, oracle.accepted(rule, text[: step.known], step.drafted))
         for step in served.steps
     )
-    return Served(len(prompt), tuple(text[len(prompt) :]), steps)
+    return Answer(len(prompt), tuple(text[len(prompt) :]), steps)
 
 
-class Outcome(str, Enum):
+class ModeOutcome(str, Enum):
     """What became of one mode."""
 
     #: The engine without graphs, which the others are compared with.
@@ -275,7 +277,7 @@ class Outcome(str, Enum):
     @property
     def right(self) -> bool:
         """Whether it needs nobody."""
-        return self in (Outcome.REFERENCE, Outcome.SAME, Outcome.WITHOUT_GRAPHS)
+        return self in (ModeOutcome.REFERENCE, ModeOutcome.SAME, ModeOutcome.WITHOUT_GRAPHS)
 
 
 @dataclass(frozen=True)
@@ -290,7 +292,7 @@ class ModeResult:
 
     models: str
     mode: Mode
-    outcome: Outcome
+    outcome: ModeOutcome
     against: str | None = None
     difference: Difference | None = None
     failure: str | None = None
@@ -317,7 +319,7 @@ def judged(
     mode: Mode,
     run: EngineRun,
     reference: EngineRun | None,
-    answer: tuple[Rule, Sequence[Request]] | None,
+    answer: tuple[Rule, Sequence[EngineRequest]] | None,
 ) -> ModeResult:
     """Compare a run in a mode with the known answer, or else with the run without graphs.
 
@@ -325,24 +327,24 @@ def judged(
     """
     difference, against = _compare(run, reference, answer)
     if difference is not None:
-        outcome = Outcome.DIFFERS
+        outcome = ModeOutcome.DIFFERS
     elif mode is Mode.OFF:
-        outcome = Outcome.REFERENCE
+        outcome = ModeOutcome.REFERENCE
     else:
-        outcome = Outcome.SAME if run.replays else Outcome.IDLE
+        outcome = ModeOutcome.SAME if run.replays else ModeOutcome.IDLE
     return ModeResult(models, mode, outcome, against or None, difference, run=run)
 
 
 def without_graphs(result: ModeResult) -> ModeResult:
     """A result on a device that has no graphs: there it is right that none was replayed."""
-    idle = result.outcome is Outcome.IDLE
-    return replace(result, outcome=Outcome.WITHOUT_GRAPHS) if idle else result
+    idle = result.outcome is ModeOutcome.IDLE
+    return replace(result, outcome=ModeOutcome.WITHOUT_GRAPHS) if idle else result
 
 
 def _compare(
     run: EngineRun,
     reference: EngineRun | None,
-    answer: tuple[Rule, Sequence[Request]] | None,
+    answer: tuple[Rule, Sequence[EngineRequest]] | None,
 ) -> tuple[Difference | None, str]:
     if answer is not None:
         difference = leaves_answer(*answer, run.served)

@@ -23,7 +23,7 @@ from typing import Any
 
 from overlay.proof import engine_compat, oracle
 from overlay.proof.engine_pool import write_result
-from overlay.proof.prompts import Request
+from overlay.proof.prompts import EngineRequest
 from overlay.results import ModelRunner
 
 NOT_PATCHED = "not patched"
@@ -44,7 +44,7 @@ class VerifySpec:
     """
 
     arguments: tuple[str, ...]
-    requests: tuple[Request, ...] = ()
+    requests: tuple[EngineRequest, ...] = ()
     prompts: tuple[str, ...] = ()
     tokens: int = 64
 
@@ -55,13 +55,13 @@ class VerifySpec:
     @classmethod
     def from_json(cls, text: str) -> VerifySpec:
         """Read what ``to_json`` wrote."""
-        given = json.loads(text)
+        data = json.loads(text)
         requests = tuple(
-            Request(**{**request, "prompt": tuple(request["prompt"])})
-            for request in given["requests"]
+            EngineRequest(**{**request, "prompt": tuple(request["prompt"])})
+            for request in data["requests"]
         )
-        arguments, prompts = tuple(given["arguments"]), tuple(given["prompts"])
-        return cls(arguments, requests, prompts, int(given["tokens"]))
+        arguments, prompts = tuple(data["arguments"]), tuple(data["prompts"])
+        return cls(arguments, requests, prompts, int(data["tokens"]))
 
 
 class CannotServe(Exception):
@@ -84,23 +84,23 @@ def engine_arguments(arguments: tuple[str, ...]) -> Any:
 
     parser = EngineArgs.add_cli_args(parser_class()(prog="vLLM"))
     try:
-        known = parser.parse_args(list(arguments))
+        namespace = parser.parse_args(list(arguments))
     except SystemExit as ended:
         raise CannotServe(
             NOT_SERVED, "vLLM refuses the engine arguments; it says why above"
         ) from ended
-    made = EngineArgs.from_cli_args(known)
-    if getattr(made, "data_parallel_size", 1) > 1:
+    options = EngineArgs.from_cli_args(namespace)
+    if getattr(options, "data_parallel_size", 1) > 1:
         raise CannotServe(
             NOT_SERVED,
-            f"expected one engine, found --data-parallel-size {made.data_parallel_size}: verify "
+            f"expected one engine, found --data-parallel-size {options.data_parallel_size}: verify "
             "compares one engine's requests; leave it out",
         )
-    if not made.speculative_config:
+    if not options.speculative_config:
         raise CannotServe(NO_DRAFTER, "the engine arguments name no draft")
     # Without it nothing counts what was accepted.
-    made.disable_log_stats = False
-    return made
+    options.disable_log_stats = False
+    return options
 
 
 def parser_class() -> Any:
@@ -136,21 +136,21 @@ def require_patched() -> None:
         )
 
 
-def tokenized(engine: Any, spec: VerifySpec) -> tuple[Request, ...]:
+def tokenized(engine: Any, spec: VerifySpec) -> tuple[EngineRequest, ...]:
     """The requests of a spec; texts by the engine's own tokenizer."""
     if spec.requests:
         return spec.requests
     tokenizer = engine.get_tokenizer()
     return tuple(
-        Request(tuple(tokenizer.encode(text)), spec.tokens, arrival=3 * (number // 4))
+        EngineRequest(tuple(tokenizer.encode(text)), spec.tokens, arrival=3 * (number // 4))
         for number, text in enumerate(spec.prompts)
     )
 
 
 def serve(
     llm: Any,
-    requests: tuple[Request, ...],
-    options_of: Callable[[Request], dict[str, Any]] = lambda _: {},
+    requests: tuple[EngineRequest, ...],
+    options_of: Callable[[EngineRequest], dict[str, Any]] = lambda _: {},
 ) -> tuple[dict[str, Any], int]:
     """Add each request at its step and step the engine until all are done.
 
@@ -252,20 +252,11 @@ def _facts(engine: Any) -> list[dict[str, Any]]:
 
 def _since(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     """The facts of a rank with what was counted in between."""
-    made = dict(after)
+    counts = dict(after)
     for name in ("replayed", "left"):
         counted = {key: n - before[name].get(key, 0) for key, n in after[name].items()}
-        made[name] = {key: count for key, count in counted.items() if count}
-    return made
-
-
-def prepare() -> None:
-    """Set what must be set before vLLM is imported.
-
-    The engine core stays in this process, where its scheduler can be watched.
-    """
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        counts[name] = {key: count for key, count in counted.items() if count}
+    return counts
 
 
 def main() -> None:
@@ -273,7 +264,9 @@ def main() -> None:
     spec_file, out = map(Path, sys.argv[1:3])
     if not sys.stdin.readline():
         sys.exit("whoever started this engine is gone")
-    prepare()
+    # The engine core stays in this process, where its scheduler can be watched.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     spec = VerifySpec.from_json(spec_file.read_text(encoding="utf-8"))
     try:
         result = run(spec)

@@ -323,9 +323,9 @@ class Engine:
         :raises WrongDraft: at the first wrong draft, if that is to end it.
         """
         from overlay.proof import oracle
-        from overlay.proof.tiny_models import read_rule
         from tests.draft_graphs.first_wrong_draft import ending_there
         from tests.engine import engine_facts, run_engine
+        from tests.engine.tiny_eagle import read_rule
 
         rule = read_rule(Path(self.spec.models))
         watched = ending_there(self.llm.llm_engine, self.spec.requests, steps, rule)

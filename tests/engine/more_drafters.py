@@ -31,11 +31,12 @@ from __future__ import annotations
 import json
 import math
 import random
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from overlay.proof import tiny_drafters
-from overlay.proof.oracle import FIRST_TOKEN, Rule
+from overlay.proof.oracle import FIRST_TOKEN, Rule, make_rule
 from overlay.proof.tiny_drafters import DISTANCES, MASK, VOTERS, vote, voters_rule
 from overlay.proof.tiny_models import (
     HEAD_DIM,
@@ -55,11 +56,10 @@ from overlay.proof.tiny_models import (
     norms,
     silent_mlp,
     target_weights,
-    write_as_told,
     write_checkpoint,
-    write_rule,
     zeros,
 )
+from tests.engine.tiny_eagle import write_rule
 
 if TYPE_CHECKING:
     import torch
@@ -187,7 +187,7 @@ def write_tokenizer(folder: Path, ids: dict[str, int]) -> None:
 
 def write_models(folder: Path, rule: Rule) -> None:
     """Write all folders."""
-    tiny_drafters.write_models(folder, rule)
+    tiny_drafters.write_models(folder)
     llama, vocab = "LlamaForCausalLM", rule.vocab
     for name in ("chain", "vocabularies"):
         write_checkpoint(
@@ -209,8 +209,9 @@ def write_models(folder: Path, rule: Rule) -> None:
     voters, parallel = voters_rule(), folder / "parallel"
     config = llama_config(VOTERS, llama, 1, pard_token=MASK)
     write_checkpoint(parallel / "pard", pard_weights(voters), config)
+    write_rule(parallel, voters)
     write_checkpoint(parallel / "dflash", dflash_weights(voters), _dflash_config(VOTERS))
 
 
 if __name__ == "__main__":
-    write_as_told(write_models, __doc__)
+    write_models(Path(sys.argv[1]), make_rule())

@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 from overlay.proof import engine_compat, oracle, verify_engine
-from overlay.proof.tiny_models import read_rule
 from tests.engine.engine_facts import (
     base_environment,
     describe_engine,
@@ -38,6 +37,7 @@ from tests.engine.engine_facts import (
 )
 from tests.engine.engine_spec import EngineSpec, Request
 from tests.engine.tiny_adapters import ADAPTERS, adapter_folder
+from tests.engine.tiny_eagle import read_rule
 
 #: How a process that was spawned from this one finds the spec, and so the hooks it must call.
 #: Without the overlay's prefix: such variables are part of what ranks compare.

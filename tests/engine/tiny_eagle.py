@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
 from overlay.proof import tiny_models
-from overlay.proof.oracle import Rule
+from overlay.proof.oracle import Rule, make_rule
 from overlay.proof.tiny_models import (
     HEADS,
     HIDDEN,
@@ -21,7 +24,6 @@ from overlay.proof.tiny_models import (
     llama_config,
     norms,
     silent_mlp,
-    write_as_told,
     write_checkpoint,
 )
 from tests.engine.tiny_adapters import ADAPTERS, FOLDER, write_adapter
@@ -45,8 +47,20 @@ def eagle1_weights(rule: Rule) -> Weights:
     }
 
 
+def write_rule(folder: Path, rule: Rule) -> None:
+    """Write the rule that the models of a folder follow."""
+    (folder / "rule.json").write_text(json.dumps(asdict(rule)), encoding="utf-8")
+
+
+def read_rule(folder: Path) -> Rule:
+    """The rule that the models of a folder follow."""
+    tables = json.loads((folder / "rule.json").read_text(encoding="utf-8"))
+    answers = tuple(tables.get("answers", ()))
+    return Rule(tuple(tables["successor"]), tuple(tables["draft_successor"]), answers)
+
+
 def write_models(folder: Path, rule: Rule) -> None:
-    """Write all of them.
+    """Write all of them, and ``rule.json``.
 
     :raises ValueError: see ``tiny_models.write_models``.
     """
@@ -55,7 +69,8 @@ def write_models(folder: Path, rule: Rule) -> None:
     write_checkpoint(folder / "eagle1", eagle1_weights(rule), config)
     for name in ADAPTERS:
         write_adapter(folder / FOLDER / name, rule, name, HIDDEN)
+    write_rule(folder, rule)
 
 
 if __name__ == "__main__":
-    write_as_told(write_models, __doc__)
+    write_models(Path(sys.argv[1]), make_rule())

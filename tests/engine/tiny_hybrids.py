@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from overlay.proof.oracle import Rule
+from overlay.proof.oracle import Rule, make_rule
 from overlay.proof.tiny_models import (
     HEAD_DIM,
     HEADS,
@@ -44,7 +45,6 @@ from overlay.proof.tiny_models import (
     head_of,
     llama_config,
     target_weights,
-    write_as_told,
     write_checkpoint,
     zeros,
 )
@@ -292,4 +292,4 @@ def write_hybrid_models(folder: Path, rule: Rule) -> None:
 
 
 if __name__ == "__main__":
-    write_as_told(write_hybrid_models, __doc__)
+    write_hybrid_models(Path(sys.argv[1]), make_rule())

@@ -21,11 +21,12 @@ tokens.
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from overlay.proof import tiny_models
-from overlay.proof.oracle import Rule
+from overlay.proof.oracle import Rule, make_rule
 from overlay.proof.tiny_models import HIDDEN, ON, ROPE_BASE, Weights, zeros
 from tests.engine import tiny_eagle
 
@@ -248,4 +249,4 @@ def write_mla_models(folder: Path, rule: Rule) -> None:
 
 
 if __name__ == "__main__":
-    tiny_models.write_as_told(write_mla_models, __doc__)
+    write_mla_models(Path(sys.argv[1]), make_rule())

@@ -9,10 +9,11 @@ cache louder than all else.  Rows that were mixed up between the ranks would pro
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import Any, Final
 
-from overlay.proof.oracle import Rule
+from overlay.proof.oracle import Rule, make_rule
 from overlay.proof.tiny_models import (
     HEAD_DIM,
     HIDDEN,
@@ -22,7 +23,6 @@ from overlay.proof.tiny_models import (
     Weights,
     llama_config,
     target_weights,
-    write_as_told,
     write_checkpoint,
     zeros,
 )
@@ -100,4 +100,4 @@ def write_moe_models(folder: Path, rule: Rule) -> None:
 
 
 if __name__ == "__main__":
-    write_as_told(write_moe_models, __doc__)
+    write_moe_models(Path(sys.argv[1]), make_rule())

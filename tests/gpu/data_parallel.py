@@ -175,7 +175,7 @@ async def serve(spec: EngineSpec) -> Served:
 
 def run_cell(spec: EngineSpec, events: Path) -> list[dict[str, Any]]:
     """What each rank did."""
-    from overlay.proof.tiny_models import read_rule
+    from tests.engine.tiny_eagle import read_rule
 
     served = asyncio.run(serve(spec))
     told = [json.loads(line) for line in events.read_text(encoding="utf-8").splitlines()]

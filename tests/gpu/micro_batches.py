@@ -123,7 +123,7 @@ async def serve(spec: EngineSpec) -> dp_judging.Served:
 
 def judge(spec: EngineSpec, served: dp_judging.Served, events: Path) -> list[dict[str, Any]]:
     """What each rank did."""
-    from overlay.proof.tiny_models import read_rule
+    from tests.engine.tiny_eagle import read_rule
 
     told = [json.loads(line) for line in events.read_text(encoding="utf-8").splitlines()]
     ranks = dp_judging.judge(spec.k, read_rule(Path(spec.models)), served, told)

@@ -118,8 +118,8 @@ class Engine:
         import vllm
 
         from overlay.proof import engine_compat, oracle
-        from overlay.proof.tiny_models import read_rule
         from tests.engine import engine_facts
+        from tests.engine.tiny_eagle import read_rule
 
         self.spec, self.draft = spec, draft
         self.rule = read_rule(Path(spec.models))

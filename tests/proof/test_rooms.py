@@ -20,8 +20,8 @@ DOORS = {
 MODULES = sorted(path.relative_to(WING).as_posix() for path in WING.rglob("*.py"))
 
 
-def rooms_of(module: Path) -> set[str]:
-    """The rooms of the core that a module imports, anywhere in it."""
+def imports_of(module: Path) -> set[str]:
+    """What a module imports, anywhere in it."""
     names = set[str]()
     for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -29,12 +29,24 @@ def rooms_of(module: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return names
+
+
+def rooms_of(module: Path) -> set[str]:
+    """The rooms of the core among it."""
+    names = imports_of(module)
     return {name.split(".")[1] for name in names if name.startswith("overlay.")} - {"proof"}
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_the_proof_imports_three_rooms_and_what_reads_strangers_data(module: str) -> None:
     assert rooms_of(WING / module) <= ROOMS | DOORS.get(module, set())
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_nothing_that_the_wheel_lacks_is_needed(module: str) -> None:
+    tops = {name.split(".")[0] for name in imports_of(WING / module)}
+    assert not tops & {"tests", "bench", "scripts"}
 
 
 def test_the_doors_are_used() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from overlay.package import KNOWN_RELEASES
-from overlay.proof.commands.question import Question
+from overlay.proof.commands.question import BenchQuestion
 from overlay.proof.serving import ServingSpec, client_arguments
 from overlay.targets.releases import CachedRelease
 from overlay.targets.resolution import resolve
@@ -46,7 +46,7 @@ def test_the_client_takes_its_options_and_writes_what_is_read(release: str) -> N
 @pytest.mark.parametrize("release", [str(each) for each in KNOWN_RELEASES])
 def test_the_release_has_synthetic_acceptance_and_its_server_is_a_program(release: str) -> None:
     config = sources(release, of=r"vllm/config/speculative\.py")
-    given = Question().speculative
+    given = BenchQuestion().speculative
     assert given is not None
     assert [name for name in given if not re.search(rf"\b{name}\b", config)] == []
     assert "synthetic" in config

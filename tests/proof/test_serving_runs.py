@@ -10,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlay.proof import serving_runs
-from overlay.proof.serving_runs import Limit, Load, measure
-
-LOAD = Load((1, 64), None)
+from overlay.proof.serving_runs import Limit, measure
 
 
 @dataclass
@@ -53,11 +51,17 @@ class Client:
         return [requests for requests, limit in self.asked if limit == wanted]
 
 
-def serve(client: Client, *, load: Load = LOAD, seconds: float | None = None) -> dict[str, Any]:
+def serve(
+    client: Client,
+    concurrency: tuple[int, ...] = (1, 64),
+    rate: float | None = None,
+    *,
+    seconds: float | None = None,
+) -> dict[str, Any]:
     """Measure one server; what it kept last."""
     kept: dict[str, Any] = {}
     with mock.patch.object(serving_runs, "time", client.clock):
-        measure(client, load, Limit(seconds), kept.update)
+        measure(client.ask, concurrency, rate, Limit(seconds), kept.update)
     return kept
 
 
@@ -75,7 +79,7 @@ def test_a_server_answers_four_rounds_of_requests_and_half_of_them_at_a_rate(spe
 @given(speed=st.floats(0.1, 100))
 def test_runs_that_do_not_agree_are_repeated(speed: float) -> None:
     client = Client(Clock(), speed, uneven=True)
-    cell = serve(client, load=Load((1,), 0.0))["concurrency"]["1"]
+    cell = serve(client, (1,), 0.0)["concurrency"]["1"]
     assert (cell["runs"], cell["agreed"], len(cell["values"])) == (5, False, 2)
     assert len(client.asked) == 5
 
@@ -97,10 +101,10 @@ def test_no_run_begins_when_the_time_is_over_and_every_value_was_measured(
 
 def test_the_time_to_the_first_token_may_be_left_out_or_asked_for_at_a_rate() -> None:
     client = Client(Clock(), 10.0)
-    assert serve(client, load=Load((1,), 0.0))["first_token"] is None
+    assert serve(client, (1,), 0.0)["first_token"] is None
     assert not any(limit[0] == "--request-rate" for _, limit in client.asked)
     client = Client(Clock(), 10.0)
-    kept = serve(client, load=Load((1,), 7.0))
+    kept = serve(client, (1,), 7.0)
     # The first run warms up and does not count; each has the requests of six seconds.
     asked = [each for each in client.asked if each[1][0] == "--request-rate"]
     assert asked == [(42, ("--request-rate", "7.0"))] * 3

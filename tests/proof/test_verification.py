@@ -11,12 +11,12 @@ from overlay.proof import oracle
 from overlay.proof.oracle import Step, make_rule
 from overlay.proof.prompts import tiny_requests
 from overlay.proof.verification import (
+    Answer,
+    DifferenceKind,
     EngineRun,
-    Kind,
     Mode,
-    Outcome,
+    ModeOutcome,
     RankFacts,
-    Served,
     first_difference,
     judged,
     leaves_answer,
@@ -27,10 +27,10 @@ REQUESTS = tiny_requests(RULE.vocab)
 K = 5
 
 
-def right() -> list[Served]:
+def right() -> list[Answer]:
     """What an engine serves that does as the rule says."""
     return [
-        Served(
+        Answer(
             len(request.prompt),
             tuple(oracle.continuation(RULE, request.prompt, request.tokens)),
             tuple(oracle.undisturbed(RULE, request.prompt, request.tokens, K)),
@@ -39,7 +39,7 @@ def right() -> list[Served]:
     ]
 
 
-def run_of(served: list[Served], replays: int = 7) -> EngineRun:
+def run_of(served: list[Answer], replays: int = 7) -> EngineRun:
     rank = RankFacts(0, "active", "", {"first": 1}, {"first": replays} if replays else {}, {})
     return EngineRun("0.99.0", "/site", "FAKE", K, False, tuple(served), (rank,), 1.0, 1.0)
 
@@ -59,7 +59,11 @@ def test_the_first_changed_token_is_found(data: st.DataObject) -> None:
     served[number] = served[number]._replace(tokens=tuple(tokens))
     for found in (first_difference(right(), served), leaves_answer(RULE, REQUESTS, served)):
         assert found is not None
-        assert (found.request, found.position, found.kind) == (number, position, Kind.TOKEN)
+        assert (found.request, found.position, found.kind) == (
+            number,
+            position,
+            DifferenceKind.TOKEN,
+        )
 
 
 @given(st.data())
@@ -74,7 +78,7 @@ def test_the_first_changed_step_is_found(data: st.DataObject) -> None:
     served[number] = served[number]._replace(steps=tuple(steps))
     for found in (first_difference(right(), served), leaves_answer(RULE, REQUESTS, served)):
         assert found is not None
-        assert (found.request, found.kind) == (number, Kind.ACCEPTED)
+        assert (found.request, found.kind) == (number, DifferenceKind.ACCEPTED)
         assert found.position == step.known - served[number].prompt
         assert (found.expected, found.found) == (step.accepted, accepted)
 
@@ -102,17 +106,17 @@ def test_the_earlier_difference_of_a_request_is_told() -> None:
     tokens[-1] += 1
     steps = list(served[0].steps)
     steps[0] = Step(steps[0].known, K, (steps[0].accepted + 1) % (K + 1))
-    served[0] = Served(served[0].prompt, tuple(tokens), tuple(steps))
+    served[0] = Answer(served[0].prompt, tuple(tokens), tuple(steps))
     found = first_difference(right(), served)
     assert found is not None
-    assert (found.position, found.kind) == (1, Kind.ACCEPTED)
+    assert (found.position, found.kind) == (1, DifferenceKind.ACCEPTED)
 
 
 def test_a_mode_that_replays_nothing_is_idle_and_no_proof() -> None:
     answer = (RULE, REQUESTS)
-    assert judged("", Mode.LOOP, run_of(right()), None, answer).outcome is Outcome.SAME
-    assert judged("", Mode.LOOP, run_of(right(), 0), None, answer).outcome is Outcome.IDLE
-    assert judged("", Mode.OFF, run_of(right(), 0), None, answer).outcome is Outcome.REFERENCE
+    assert judged("", Mode.LOOP, run_of(right()), None, answer).outcome is ModeOutcome.SAME
+    assert judged("", Mode.LOOP, run_of(right(), 0), None, answer).outcome is ModeOutcome.IDLE
+    assert judged("", Mode.OFF, run_of(right(), 0), None, answer).outcome is ModeOutcome.REFERENCE
 
 
 def test_where_upstream_leaves_the_known_answer_it_is_the_measure() -> None:
@@ -123,8 +127,8 @@ def test_where_upstream_leaves_the_known_answer_it_is_the_measure() -> None:
     reference = run_of(served, 0)
     answer = (RULE, REQUESTS)
     same = judged("", Mode.LOOP, run_of(served), reference, answer)
-    assert (same.outcome, same.against) == (Outcome.SAME, "the engine without draft graphs")
-    assert judged("", Mode.LOOP, run_of(served), None, answer).outcome is Outcome.DIFFERS
+    assert (same.outcome, same.against) == (ModeOutcome.SAME, "the engine without draft graphs")
+    assert judged("", Mode.LOOP, run_of(served), None, answer).outcome is ModeOutcome.DIFFERS
 
 
 @pytest.mark.parametrize("data", [{}, {"vllm": "1"}, {"served": 3}, {"ranks": [{}]}])

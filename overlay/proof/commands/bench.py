@@ -15,10 +15,10 @@ from pathlib import Path
 from overlay.errors import OverlayError, UsageError
 from overlay.proof.commands.budget import Budget, Schedule
 from overlay.proof.commands.device import device_of, expect_device
-from overlay.proof.commands.engines import Stage
+from overlay.proof.commands.engines import BenchStage
 from overlay.proof.commands.installation import interpreter, make_stock_copy, root_of
 from overlay.proof.commands.launch import Launch
-from overlay.proof.commands.question import Question
+from overlay.proof.commands.question import BenchQuestion
 from overlay.proof.commands.verify import refuse_unknown_models
 from overlay.proof.engine_launch import link_packages
 from overlay.proof.reports.benched import BenchReport, benched
@@ -28,7 +28,7 @@ from overlay.untrusted import parse_json
 
 
 def bench(
-    question: Question,
+    question: BenchQuestion,
     on_engine: Callable[[str, float | None], None],
     on_plan: Callable[[Schedule], None],
 ) -> BenchReport:
@@ -57,7 +57,7 @@ def bench(
         with _logs(question.logs) as logs:
             code = link_packages(work / "code")
             launch = Launch(question, python, work, code, logs, budget)
-            measured = Stage(launch, on_engine).measure()
+            measured = BenchStage(launch, on_engine).measure()
     return BenchReport(
         benched(measured.timed, measured.served, measured.gaps),
         question.model or question.shape,
@@ -73,14 +73,14 @@ def bench(
     )
 
 
-def check_question(question: Question) -> None:
+def check_question(question: BenchQuestion) -> None:
     """Refuse what cannot be meant.
 
     :raises UsageError: naming what was expected and what was found.
     """
     if question.model is None:
-        given = {"--draft": question.draft, "--method": question.method}
-        named = [option for option, value in given.items() if value is not None]
+        draft_options = {"--draft": question.draft, "--method": question.method}
+        named = [option for option, value in draft_options.items() if value is not None]
         if named:
             raise UsageError(
                 f"{' and '.join(named)}: expected --model as well, found none; a --shape has a "

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from overlay.errors import OverlayError
-from overlay.proof.commands.budget import Budget, Part, Start
+from overlay.proof.commands.budget import Part, Start
 from overlay.proof.commands.launch import Launch
-from overlay.proof.commands.question import Question
 from overlay.proof.commands.verify_failures import failure_text
 from overlay.proof.engine_pool import Ended, Job, run_jobs
 from overlay.proof.repeats import Gap, Quantity, Served, Timed, read, read_served
@@ -47,7 +46,7 @@ def run_one(job: Job, deadline: float, on_engine: OnJob) -> Ended:
 
 
 @dataclass
-class Stage:
+class BenchStage:
     """The place where the engines of one comparison run.
 
     :ivar launch: how they are started.
@@ -61,16 +60,6 @@ class Stage:
     _results: dict[tuple[Part, str], list[Mapping[str, Any]]] = field(default_factory=dict)
     _left: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def question(self) -> Question:
-        """What the user asked."""
-        return self.launch.question
-
-    @property
-    def budget(self) -> Budget:
-        """The time of all engines, which has begun."""
-        return self.launch.budget
-
     def measure(self) -> Measured:
         """Run the rounds.
 
@@ -82,17 +71,18 @@ class Stage:
         def results(part: Part) -> list[tuple[str, list[Mapping[str, Any]]]]:
             return [
                 (each, self._results[part, each])
-                for each in self.question.engines
+                for each in self.launch.question.engines
                 if self._has(part, each)
             ]
 
-        timed = tuple(read(engine, found) for engine, found in results(Part.STEPS))
-        served = tuple(read_served(engine, found) for engine, found in results(Part.SERVING))
-        reference = self.question.reference
+        timed = tuple(read(engine, starts) for engine, starts in results(Part.STEPS))
+        served = tuple(read_served(engine, starts) for engine, starts in results(Part.SERVING))
+        question = self.launch.question
+        reference = question.reference
         if not any(self._has(part, reference) and self._has(part, OVERLAY) for part in Part):
             raise OverlayError(
                 f"expected to measure {reference} and the overlay within --budget "
-                f"{self.question.budget:g} s, found it spent before both were: give a larger one"
+                f"{question.budget:g} s, found it spent before both were: give a larger one"
             )
         return Measured(timed, served, self._left, notes, self._gaps(timed, served))
 
@@ -101,40 +91,40 @@ class Stage:
 
     def _gaps(self, timed: tuple[Timed, ...], served: tuple[Served, ...]) -> tuple[Gap, ...]:
         """What was asked for and not measured, of the engines that were not left out."""
-        asked, parts = self.question, self.question.schedule.parts
+        question, parts = self.launch.question, self.launch.question.schedule.parts
         batches = {each.engine: set(each.batches) for each in timed}
         concurrency = {each.engine: set(each.concurrency) for each in served}
         with_first = {each.engine for each in served if each.first_token is not None}
         gaps = list[Gap]()
-        for engine in (each for each in self.question.engines if each not in self._left):
-            for part, quantity, wanted, found in (
-                (Part.STEPS, Quantity.STEP_TIME, asked.batches, batches),
-                (Part.SERVING, Quantity.THROUGHPUT, asked.concurrency, concurrency),
+        for engine in (each for each in self.launch.question.engines if each not in self._left):
+            for part, quantity, sizes, measured in (
+                (Part.STEPS, Quantity.STEP_TIME, question.batches, batches),
+                (Part.SERVING, Quantity.THROUGHPUT, question.concurrency, concurrency),
             ):
-                missing = tuple(size for size in wanted if size not in found.get(engine, ()))
+                missing = tuple(size for size in sizes if size not in measured.get(engine, ()))
                 if part in parts and missing:
                     gaps.append(Gap(engine, quantity, missing))
-            if Part.SERVING in parts and asked.rate != 0 and engine not in with_first:
+            if Part.SERVING in parts and question.rate != 0 and engine not in with_first:
                 gaps.append(Gap(engine, Quantity.FIRST_TOKEN, ()))
         return tuple(gaps)
 
     def _rounds(self) -> tuple[str, ...]:
         """Run what the budget allows; a note of the rounds that it does not."""
-        schedule = self.question.schedule
+        schedule = self.launch.question.schedule
         for number in range(schedule.rounds):
-            before = self.budget.spent
+            before = self.launch.budget.spent
             starts = [each for each in schedule.round(number) if each.engine not in self._left]
-            whole = [self.budget.allows(each.part) and self._run(each) for each in starts]
+            whole = [self.launch.budget.allows(each.part) and self._run(each) for each in starts]
             if number and not all(whole):
                 spent = f"--budget {schedule.budget:g} s was spent"
                 return (f"round {number + 1} was not finished: {spent}",)
-            took = self.budget.spent - before
+            seconds = self.launch.budget.spent - before
             left = schedule.rounds - number - 1
-            if left and took > self.budget.left:
+            if left and seconds > self.launch.budget.left:
                 rounds = "1 round was" if left == 1 else f"{left} rounds were"
                 note = (
-                    f"{rounds} left out: one more takes about {took:.0f} s, and "
-                    f"{self.budget.spent:.0f} s of --budget {schedule.budget:g} are spent"
+                    f"{rounds} left out: one more takes about {seconds:.0f} s, and "
+                    f"{self.launch.budget.spent:.0f} s of --budget {schedule.budget:g} are spent"
                 )
                 return (note,)
         return ()
@@ -151,7 +141,7 @@ class Stage:
 
         :raises OverlayError: if it did not serve, and there is nothing to compare without it.
         """
-        deadline = self.budget.until_killed(self.question.deadline)
+        deadline = self.launch.budget.until_killed(self.launch.question.deadline)
         name = f"{start.engine}, {start.part.value}, round {start.number + 1}"
         job = self.launch.job(name, start, self._rate())
 
@@ -162,19 +152,19 @@ class Stage:
 
         ended = self.runner(job, deadline, on_engine)
         result = ended.result
-        cut = ended.status is None and deadline < self.question.deadline
+        cut = ended.status is None and deadline < self.launch.question.deadline
         if cut and result is None:
             return False
         if result is not None and "problem" not in result and (ended.status == 0 or cut):
-            self.budget.note_start(start.part, float(result.get("start_s", 0.0)))
+            self.launch.budget.note_start(start.part, float(result.get("start_s", 0.0)))
             cells = result.get("concurrency") or [n for n in result if n.startswith("batch")]
             if cells:
                 self._results.setdefault((start.part, start.engine), []).append(result)
-            asked = self.question.batches
+            sizes = self.launch.question.batches
             if start.part is Part.SERVING:
-                asked = self.question.concurrency
-            return len(cells) == len(asked)
-        if start.engine in (OVERLAY, self.question.reference):
+                sizes = self.launch.question.concurrency
+            return len(cells) == len(sizes)
+        if start.engine in (OVERLAY, self.launch.question.reference):
             raise OverlayError(f"{start.engine}, {start.part.value}: {failure_text(ended)}")
         self._left[start.engine] = failure_text(ended)
         return True
@@ -185,4 +175,4 @@ class Stage:
             for result in results:
                 if result.get("first_token"):
                     return float(result["first_token"]["rate"])
-        return self.question.rate
+        return self.launch.question.rate

@@ -17,22 +17,22 @@ from overlay.errors import OverlayError, TargetError
 from overlay.on_disk import ledger as ledgers
 
 
-def interpreter(given: str | None) -> Path:
+def interpreter(python: str | None) -> Path:
     """The program that runs the engines.
 
-    :param given: an interpreter or a virtual environment; ``None`` for the one that runs this.
+    :param python: an interpreter or a virtual environment; ``None`` for the one that runs this.
     :raises TargetError: if there is none.
     """
-    if given is None:
+    if python is None:
         return Path(sys.executable)
-    place = Path(os.path.expanduser(given))
-    if os.sep not in given and not place.exists():
-        place = Path(shutil.which(given) or given)
+    place = Path(os.path.expanduser(python))
+    if os.sep not in python and not place.exists():
+        place = Path(shutil.which(python) or python)
     if place.is_dir():
         place = place / "bin" / "python"
     if not os.access(place, os.X_OK):
         raise TargetError(
-            f"--python {given}: expected an interpreter or a virtual environment that has one, "
+            f"--python {python}: expected an interpreter or a virtual environment that has one, "
             f"found no program at {place}"
         )
     # Not resolved: the link in a virtual environment is what makes Python find its packages.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from overlay.proof.commands.budget import Budget, Part, Start
-from overlay.proof.commands.question import Question
+from overlay.proof.commands.question import BenchQuestion
 from overlay.proof.engine_launch import append_path
 from overlay.proof.engine_pool import Job
 from overlay.proof.reports.benched import OVERLAY, V2
@@ -34,7 +34,7 @@ class Launch:
     :ivar budget: has begun.
     """
 
-    question: Question
+    question: BenchQuestion
     python: Path
     work: Path
     code: Path
@@ -56,25 +56,25 @@ class Launch:
         return Job(name, (str(self.python), "-m", *words), environment, folder, log)
 
     def _steps(self, out: Path) -> tuple[str, ...]:
-        asked = self.question
+        question = self.question
         options: dict[str, object] = {
-            "--k": asked.k,
-            "--batch": ",".join(map(str, asked.batches)),
-            "--mode": asked.mode,
-            "--tokens": asked.tokens,
-            "--repeats": asked.repeats,
-            "--accept": asked.acceptance,
-            "--engine": asked.engine,
+            "--k": question.k,
+            "--batch": ",".join(map(str, question.batches)),
+            "--mode": question.mode,
+            "--tokens": question.tokens,
+            "--repeats": question.repeats,
+            "--accept": question.acceptance,
+            "--engine": question.engine,
             "--seconds": round(self.budget.left, 1),
             # The same folder for all: a later engine uses what an earlier one has compiled.
             "--configs": self.work / "configs",
             "--out": out,
-            "--shape": asked.shape,
-            "--arguments": json.dumps(asked.arguments),
+            "--shape": question.shape,
+            "--arguments": json.dumps(question.arguments),
         }
-        if asked.model is not None:
-            options["--model"] = asked.model
-            options["--speculative"] = json.dumps(asked.speculative or {})
+        if question.model is not None:
+            options["--model"] = question.model
+            options["--speculative"] = json.dumps(question.speculative or {})
         words = [str(word) for option in options.items() for word in option]
         return ("overlay.proof.step_time", "--wait", *words)
 
@@ -84,42 +84,42 @@ class Launch:
         return ("overlay.proof.serving", str(spec), str(out))
 
     def _serving_spec(self, rate: float | None) -> ServingSpec:
-        asked = self.question
-        speculative, arguments = asked.speculative, list[str]()
-        model = asked.model
+        question = self.question
+        speculative, arguments = question.speculative, list[str]()
+        model = question.model
         if model is None:
-            target, draft = write_configs(asked.shape, self.work / "configs" / asked.shape)
-            write_tokenizer(asked.shape, target)
+            target, draft = write_configs(question.shape, self.work / "configs" / question.shape)
+            write_tokenizer(question.shape, target)
             model, speculative = str(target), {**(speculative or {}), "model": str(draft)}
-            most = max(_MOST_SERVED, *asked.concurrency)
+            most = max(_MOST_SERVED, *question.concurrency)
             arguments += ["--load-format", "dummy", "--max-model-len", str(_MAX_MODEL_LEN)]
             arguments += ["--max-num-seqs", str(most)]
             arguments += ["--gpu-memory-utilization", "0.6"]
-            arguments += ["--compilation-config", json.dumps({"cudagraph_mode": asked.mode})]
+            arguments += ["--compilation-config", json.dumps({"cudagraph_mode": question.mode})]
         if speculative is not None:
             arguments += ["--speculative-config", json.dumps(speculative)]
-        arguments += [*as_arguments(json.loads(asked.engine)), *asked.arguments]
+        arguments += [*as_arguments(json.loads(question.engine)), *question.arguments]
         return ServingSpec(
             model,
             tuple(arguments),
-            asked.concurrency,
-            asked.prompt,
-            asked.answer,
+            question.concurrency,
+            question.prompt,
+            question.answer,
             rate,
-            asked.port,
+            question.port,
             round(self.budget.left, 1),
         )
 
     def _environment(self, engine: str) -> dict[str, str]:
         """The variables of an engine: stock and V2 run the release's own files, without plugin."""
-        made = dict(os.environ)
-        made[_RUNNER] = "1" if engine == V2 else "0"
+        variables = dict(os.environ)
+        variables[_RUNNER] = "1" if engine == V2 else "0"
         if engine != OVERLAY:
-            made["OVERLAY"] = "off"
-            given = made.get("PYTHONPATH")
+            variables["OVERLAY"] = "off"
+            path = variables.get("PYTHONPATH")
             stock = str(self.work / "stock")
-            made["PYTHONPATH"] = f"{stock}{os.pathsep}{given}" if given else stock
-        return append_path(made, self.code)
+            variables["PYTHONPATH"] = f"{stock}{os.pathsep}{path}" if path else stock
+        return append_path(variables, self.code)
 
 
 def as_arguments(options: Mapping[str, Any]) -> list[str]:

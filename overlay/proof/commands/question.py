@@ -13,7 +13,7 @@ from overlay.untrusted import parse_json, read_regular
 
 
 @dataclass(frozen=True)
-class Question:
+class BenchQuestion:
     """What the user asked.
 
     :ivar shape: one of ``proof.shapes.SHAPES``, with dummy weights; unused with ``model``.
@@ -94,17 +94,17 @@ class Question:
         """vLLM's ``speculative_config`` without the draft of a shape; ``None``: the user's own."""
         if self.model is not None and self.draft is None:
             return None
-        made: dict[str, Any] = {"num_speculative_tokens": self.k}
+        config: dict[str, Any] = {"num_speculative_tokens": self.k}
         if self.model is None:
-            made |= EAGLE3.speculative
+            config |= EAGLE3.speculative
         else:
-            made["model"] = self.draft
+            config["model"] = self.draft
             method = self.method or method_of(Path(str(self.draft)))
-            made |= {} if method is None else {"method": method}
+            config |= {} if method is None else {"method": method}
         if self.acceptance:
-            made["rejection_sample_method"] = "synthetic"
-            made["synthetic_acceptance_length"] = self.acceptance
-        return made
+            config["rejection_sample_method"] = "synthetic"
+            config["synthetic_acceptance_length"] = self.acceptance
+        return config
 
 
 #: Parts of an architecture's name -> vLLM's name for the kind of draft.

@@ -26,8 +26,8 @@ from overlay.proof.reports.verified import VerifyReport, verified
 from overlay.proof.verification import (
     EngineRun,
     Mode,
+    ModeOutcome,
     ModeResult,
-    Outcome,
     first_difference,
     judged,
     without_graphs,
@@ -43,7 +43,7 @@ OnEngine = Callable[[str, float | None], None]
 
 
 @dataclass(frozen=True)
-class Question:
+class VerifyQuestion:
     """What the user asked.
 
     :ivar model: ``None`` with ``tiny``.
@@ -74,7 +74,7 @@ class Question:
     logs: Path | None = None
 
 
-def verify(question: Question, on_engine: OnEngine) -> VerifyReport:
+def verify(question: VerifyQuestion, on_engine: OnEngine) -> VerifyReport:
     """Run the engines and compare what they served.
 
     :raises UsageError: if the arguments do not go together, or name models that are not there.
@@ -98,7 +98,7 @@ def verify(question: Question, on_engine: OnEngine) -> VerifyReport:
         else:
             sets = [_own_set(question)]
         code = link_packages(work / "code")
-        stage = Stage(question, python, work, code, on_engine)
+        stage = VerifyStage(question, python, work, code, on_engine)
         results = [result for models in _in_order(stage, sets, on_cpu=on_cpu) for result in models]
     if on_cpu:
         results = [without_graphs(result) for result in results]
@@ -107,7 +107,7 @@ def verify(question: Question, on_engine: OnEngine) -> VerifyReport:
     return VerifyReport(verdict, question.check, runner, tuple(results))
 
 
-def check_question(question: Question) -> None:
+def check_question(question: VerifyQuestion) -> None:
     """Refuse what cannot be meant.
 
     :raises UsageError: naming what was expected and what was found.
@@ -161,7 +161,7 @@ def _names_draft(argument: str) -> bool:
     return option in ("--speculative-config", "-sc")
 
 
-def _refuse_ignored(question: Question, why: str, *, prompts: bool = False) -> None:
+def _refuse_ignored(question: VerifyQuestion, why: str, *, prompts: bool = False) -> None:
     """Refuse options that would change nothing.
 
     :param prompts: whether ``--prompts`` is one of them.
@@ -172,16 +172,16 @@ def _refuse_ignored(question: Question, why: str, *, prompts: bool = False) -> N
         "--k": question.k,
         "--prompts": question.prompts if prompts else None,
     }
-    given = [option for option, value in options.items() if value is not None]
-    if given:
-        raise UsageError(f"{why}, so {' and '.join(given)} would change nothing: omit it")
+    useless = [option for option, value in options.items() if value is not None]
+    if useless:
+        raise UsageError(f"{why}, so {' and '.join(useless)} would change nothing: omit it")
 
 
 def _is_path(place: str) -> bool:
     return place.startswith((os.sep, ".", "~")) or place.count(os.sep) > 1
 
 
-def _own_set(question: Question) -> ModelSet:
+def _own_set(question: VerifyQuestion) -> ModelSet:
     """The user's own models."""
     arguments = ["--model", str(question.model)]
     if question.draft is not None:
@@ -216,25 +216,25 @@ def _text_of(prompts: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Stage:
+class VerifyStage:
     """The place where the engines of one verification run.
 
     :ivar code: a folder from which the engines import the overlay.
     """
 
-    question: Question
+    question: VerifyQuestion
     python: Path
     work: Path
     code: Path
     on_engine: OnEngine
 
-    def run(self, wanted: Sequence[tuple[ModelSet, Mode]], at_a_time: int) -> dict[str, Ended]:
+    def run(self, engines: Sequence[tuple[ModelSet, Mode]], at_a_time: int) -> dict[str, Ended]:
         """Run an engine for each set and mode; how each ended, by its title.
 
         :raises OverlayError: as soon as one cannot be compared at all.
         """
-        jobs = [self._job(models, mode) for models, mode in wanted]
-        modes = {title(models, mode): mode for models, mode in wanted}
+        jobs = [self._job(models, mode) for models, mode in engines]
+        modes = {title(models, mode): mode for models, mode in engines}
 
         def on_engine(job: Job, ended: Ended | None) -> None:
             self.on_engine(job.name, None if ended is None else ended.seconds)
@@ -263,16 +263,16 @@ class Stage:
         return Job(name, command, environment, folder, log)
 
 
-def _runner(question: Question, given: Mapping[str, str]) -> dict[str, str]:
+def _runner(question: VerifyQuestion, environment: Mapping[str, str]) -> dict[str, str]:
     """The variable that asks vLLM for model runner V1; empty where the user or vLLM chooses.
 
     From 0.25 on vLLM chooses V2 for models like the tiny ones, which are served here alone. With
     the user's own models the answer must be about the runner that serves them elsewhere.
 
-    :param given: the user's variables.
+    :param environment: the user's variables.
     """
-    asked = runner_environment(ModelRunner.V1)
-    return asked if question.tiny and not asked.keys() & given.keys() else {}
+    variables = runner_environment(ModelRunner.V1)
+    return variables if question.tiny and not variables.keys() & environment.keys() else {}
 
 
 def title(models: ModelSet, mode: Mode) -> str:
@@ -281,7 +281,7 @@ def title(models: ModelSet, mode: Mode) -> str:
 
 
 def _in_order(
-    stage: Stage, sets: Sequence[ModelSet], *, on_cpu: bool = False
+    stage: VerifyStage, sets: Sequence[ModelSet], *, on_cpu: bool = False
 ) -> Iterator[list[ModeResult]]:
     """The results of each set of models.
 
@@ -293,13 +293,13 @@ def _in_order(
         for models in sets:
             yield _after_reference(stage, models)
         return
-    wanted = [(models, mode) for models in sets for mode in models.modes]
-    ended = stage.run(wanted, question.jobs or (1 if on_cpu else 4))
+    engines = [(models, mode) for models in sets for mode in models.modes]
+    ended = stage.run(engines, question.jobs or (1 if on_cpu else 4))
     for models in sets:
-        found = {mode: ended[title(models, mode)] for mode in models.modes}
-        reference = usable(found[Mode.OFF]) if Mode.OFF in found else None
-        results = [_result(models, mode, found[mode], reference) for mode in models.modes]
-        if all(result.outcome is Outcome.DIED for result in results):
+        by_mode = {mode: ended[title(models, mode)] for mode in models.modes}
+        reference = usable(by_mode[Mode.OFF]) if Mode.OFF in by_mode else None
+        results = [_result(models, mode, by_mode[mode], reference) for mode in models.modes]
+        if all(result.outcome is ModeOutcome.DIED for result in results):
             raise OverlayError(
                 f"{models.name}: no engine served in any mode that was run; with --mode off as "
                 f"well you see whether one serves without draft graphs\n{results[0].failure}"
@@ -307,20 +307,20 @@ def _in_order(
         yield results
 
 
-def _after_reference(stage: Stage, models: ModelSet) -> list[ModeResult]:
+def _after_reference(stage: VerifyStage, models: ModelSet) -> list[ModeResult]:
     first = stage.run([(models, Mode.OFF)], 1)[title(models, Mode.OFF)]
     reference = usable(first)
     modes = [mode for mode in stage.question.modes or reference.modes if mode is not Mode.OFF]
     ended = stage.run([(models, mode) for mode in modes], stage.question.jobs or 1)
     results = [_result(models, Mode.OFF, first, reference)]
     results += [_result(models, mode, ended[title(models, mode)], reference) for mode in modes]
-    if any(result.outcome is Outcome.DIFFERS for result in results):
+    if any(result.outcome is ModeOutcome.DIFFERS for result in results):
         return _with_second_reference(stage, models, reference, results)
     return results
 
 
 def _with_second_reference(
-    stage: Stage, models: ModelSet, reference: EngineRun, results: list[ModeResult]
+    stage: VerifyStage, models: ModelSet, reference: EngineRun, results: list[ModeResult]
 ) -> list[ModeResult]:
     """The results after a second run without graphs, which may differ from the first."""
     again = models._replace(name=f"{models.name} again".strip())
@@ -329,8 +329,8 @@ def _with_second_reference(
     if unsteady is None:
         return results
     return [
-        replace(result, outcome=Outcome.UNSTEADY, difference=unsteady)
-        if result.outcome is Outcome.DIFFERS
+        replace(result, outcome=ModeOutcome.UNSTEADY, difference=unsteady)
+        if result.outcome is ModeOutcome.DIFFERS
         else result
         for result in results
     ]
@@ -340,7 +340,7 @@ def _result(models: ModelSet, mode: Mode, ended: Ended, reference: EngineRun | N
     """What became of one engine; one that cannot be compared at all ends the command."""
     failure = _failure(title(models, mode), mode, ended)
     if failure is not None:
-        return ModeResult(models.name, mode, Outcome.DIED, failure=failure)
+        return ModeResult(models.name, mode, ModeOutcome.DIED, failure=failure)
     return judged(models.name, mode, usable(ended), reference, models.answer)
 
 

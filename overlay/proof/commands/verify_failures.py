@@ -33,11 +33,6 @@ _PORT_HELP = (
     "a port that the engine was told to use is taken: end what holds it, or unset VLLM_PORT and "
     "MASTER_PORT so that the engine takes a free one"
 )
-_FIXED_HELP = {
-    verify_engine.OTHER_RUNNER: "",
-    verify_engine.NO_DRAFTER: "name a draft with --draft, or --speculative-config behind --",
-    verify_engine.NOT_SERVED: "",
-}
 _LINES = 15
 
 
@@ -64,10 +59,12 @@ def raised_by(ended: Ended, *, with_graphs: bool) -> str | None:
     raise OverlayError(failure_text(ended))
 
 
-def _fixed_help(kind: str) -> str | None:
+def _fixed_help(kind: str) -> str:
     if kind == verify_engine.NOT_PATCHED:
         return f"run {command('apply')}, then {command('status')}"
-    return _FIXED_HELP.get(kind)
+    if kind == verify_engine.NO_DRAFTER:
+        return "name a draft with --draft, or --speculative-config behind --"
+    return ""
 
 
 def failure_text(ended: Ended) -> str:
@@ -100,13 +97,13 @@ def _cause(log: str) -> str:
 
     The process that others have failed under only says that it is somewhere above.
     """
-    lines = [found[1] for found in map(_RAISED.match, log.splitlines()) if found]
-    told = [line for line in lines if _ELSEWHERE not in line]
-    return (told or lines or [""])[-1]
+    lines = [match[1] for match in map(_RAISED.match, log.splitlines()) if match]
+    causes = [line for line in lines if _ELSEWHERE not in line]
+    return (causes or lines or [""])[-1]
 
 
-def _help(said: str) -> str:
+def _help(output: str) -> str:
     """What the user can do; vLLM has no codes for these, so its sentences are looked for."""
-    if any(part in said for part in _MEMORY):
+    if any(part in output for part in _MEMORY):
         return _MEMORY_HELP
-    return _PORT_HELP if any(part in said for part in _PORT) else ""
+    return _PORT_HELP if any(part in output for part in _PORT) else ""

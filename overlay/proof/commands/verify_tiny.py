@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from overlay.errors import OverlayError, UsageError
 from overlay.proof.engine_launch import WriterFailed, write_models
 from overlay.proof.oracle import Rule, make_rule
-from overlay.proof.prompts import LIVE, Request, tiny_requests
+from overlay.proof.prompts import LIVE, EngineRequest, tiny_requests
 from overlay.proof.tiny_drafters import LEAST_PROMPT, VOTERS, following, voters_rule
 from overlay.proof.verification import Mode
 from overlay.proof.verify_engine import VerifySpec
@@ -53,11 +53,11 @@ class ModelSet(NamedTuple):
 
     name: str
     spec: VerifySpec
-    answer: tuple[Rule, Sequence[Request]] | None = None
+    answer: tuple[Rule, Sequence[EngineRequest]] | None = None
     modes: tuple[Mode, ...] = ()
 
 
-class _Draft(NamedTuple):
+class _TinyDraft(NamedTuple):
     """One of the drafts.
 
     :ivar writer: the module that writes it; :ivar folder: the folder of its models below the rest.
@@ -78,11 +78,11 @@ _EAGLE: dict[str, Any] = {"method": "eagle3"}
 #: By name: what depends most on what a pass hands on to the next; what reads the past through the
 #: tokens that it is given; and what drafts all tokens in one pass.
 DRAFTS = {
-    "eagle3hid": _Draft(
+    "eagle3hid": _TinyDraft(
         "tiny_models", "eagle3", "eagle3hid", 5, _EAGLE, (Mode.OFF, Mode.STEP, Mode.LOOP)
     ),
-    "eagle3": _Draft("tiny_models", "eagle3", "eagle3", 5, _EAGLE, (Mode.STEP, Mode.LOOP)),
-    "p-eagle": _Draft(
+    "eagle3": _TinyDraft("tiny_models", "eagle3", "eagle3", 5, _EAGLE, (Mode.STEP, Mode.LOOP)),
+    "p-eagle": _TinyDraft(
         "tiny_drafters",
         "drafters",
         "peagle",
@@ -118,10 +118,10 @@ def tiny_sets(
     """
     sets = []
     for name, draft in DRAFTS.items():
-        wanted = tuple(mode for mode in draft.modes if not modes or mode in modes)
+        own_modes = tuple(mode for mode in draft.modes if not modes or mode in modes)
         if on_cpu:
-            wanted = _ON_CPU.get(name, ())
-        if only not in (None, name) or not set(wanted) - {Mode.OFF}:
+            own_modes = _ON_CPU.get(name, ())
+        if only not in (None, name) or not set(own_modes) - {Mode.OFF}:
             continue
         _write(python, folder / draft.folder, draft.writer)
         rule = voters_rule() if draft.one_pass else make_rule()
@@ -129,7 +129,7 @@ def tiny_sets(
         if draft.one_pass:
             requests = following(rule, tiny_requests(VOTERS, LEAST_PROMPT))
         spec = replace(_spec(folder, draft, arguments, on_cpu=on_cpu), requests=requests)
-        sets.append(ModelSet(name, spec, (rule, requests), wanted))
+        sets.append(ModelSet(name, spec, (rule, requests), own_modes))
     if not sets:
         served = f"on a CPU one of the drafts {', '.join(_ON_CPU)}"
         if not on_cpu:
@@ -140,20 +140,20 @@ def tiny_sets(
 
 
 def _spec(
-    folder: Path, draft: _Draft, arguments: Sequence[str], *, on_cpu: bool = False
+    folder: Path, draft: _TinyDraft, arguments: Sequence[str], *, on_cpu: bool = False
 ) -> VerifySpec:
     """What the engines of a draft are started with, without what they serve."""
     models = folder / draft.folder / ("parallel" if draft.one_pass else "")
-    made = ["--model", str(models / "target")]
+    words = ["--model", str(models / "target")]
     for name, value in (_ARGUMENTS | (_CPU_ARGUMENTS if on_cpu else {})).items():
-        made += [name] if value is None else [name, str(value)]
+        words += [name] if value is None else [name, str(value)]
     config = {
         **draft.speculative,
         "model": str(models / draft.model),
         "num_speculative_tokens": draft.k,
     }
-    made += ["--speculative-config", json.dumps(config)]
-    return VerifySpec((*made, *arguments))
+    words += ["--speculative-config", json.dumps(config)]
+    return VerifySpec((*words, *arguments))
 
 
 def _write(python: Path, folder: Path, writer: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from overlay.untrusted import printable
 
 if TYPE_CHECKING:
-    from overlay.proof.reports.benched import BenchReport, Cell, Table
+    from overlay.proof.reports.benched import BenchCell, BenchReport, BenchTable
 
 _COLOURS = ("#7f8c8d", "#2e86de", "#e67e22")
 #: So narrow that the letters can be read on a phone, too; the last is left of the numbers.
@@ -81,7 +81,7 @@ def plot_file(report: BenchReport) -> str:
     )
 
 
-def _section(table: Table) -> str:
+def _section(table: BenchTable) -> str:
     """A table, and its plot."""
     head, *rows = table.cells
     cells = "".join(f'<th scope="col">{_cell(cell)}</th>' for cell in head)
@@ -91,12 +91,12 @@ def _section(table: Table) -> str:
     return f"<h2>{_text(table.name)}</h2>\n<table>\n<tr>{cells}</tr>\n{body}</table>\n{plot(table)}"
 
 
-def _cell(cell: Cell) -> str:
+def _cell(cell: BenchCell) -> str:
     detail = f"<small>{_text(cell.detail)}</small>" if cell.detail else ""
     return f"{_text(cell.text)}{detail}"
 
 
-def plot(table: Table) -> str:
+def plot(table: BenchTable) -> str:
     """Bars of a table's medians as SVG, with a line for the range of the repeats."""
     inner, height = _bars(table)
     return (
@@ -105,7 +105,7 @@ def plot(table: Table) -> str:
     )
 
 
-def _bars(table: Table) -> tuple[str, int]:
+def _bars(table: BenchTable) -> tuple[str, int]:
     """The elements of a plot, and its height."""
     samples = [sample for column in table.columns.values() for sample in column.values()]
     largest = max(value for sample in samples for value in sample.values)

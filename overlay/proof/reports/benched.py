@@ -33,7 +33,7 @@ class Comparison(NamedTuple):
     conclusive: bool
 
 
-class Cell(NamedTuple):
+class BenchCell(NamedTuple):
     """One cell of a table; :ivar detail: what is said of its text, in smaller letters."""
 
     text: str
@@ -43,7 +43,7 @@ class Cell(NamedTuple):
         return f"{self.text} ({self.detail})" if self.detail else self.text
 
 
-class Table(NamedTuple):
+class BenchTable(NamedTuple):
     """One table of the report.
 
     :ivar name: what was measured; :ivar unit: of the values.
@@ -101,17 +101,17 @@ class Table(NamedTuple):
         return tuple(tuple(map(str, row)) for row in self.cells)
 
     @property
-    def cells(self) -> tuple[tuple[Cell, ...], ...]:
+    def cells(self) -> tuple[tuple[BenchCell, ...], ...]:
         """Head, then a row for each number of requests with medians, ranges and ratios."""
         others = [name for name in self.columns if name != OVERLAY]
         heads = (f"{name}, {self.unit}" for name in self.columns)
-        made = [tuple(map(Cell, (self.load, *heads, *(f"/ {name}" for name in others))))]
-        found = {(each.other, each.batch): each for each in self.comparisons}
+        rows = [tuple(map(BenchCell, (self.load, *heads, *(f"/ {name}" for name in others))))]
+        by_cell = {(each.other, each.batch): each for each in self.comparisons}
         for size in self.sizes:
             values = [self.shown(samples.get(size)) for samples in self.columns.values()]
-            ratios = [Cell(self.ratio_text(found.get((other, size)))) for other in others]
-            made.append((Cell(self.load_of(size)), *values, *ratios))
-        return tuple(made)
+            ratios = [BenchCell(self.ratio_text(by_cell.get((other, size)))) for other in others]
+            rows.append((BenchCell(self.load_of(size)), *values, *ratios))
+        return tuple(rows)
 
     def ratio_text(self, comparison: Comparison | None) -> str:
         """How many times as fast the overlay is, or why nothing follows."""
@@ -123,12 +123,12 @@ class Table(NamedTuple):
         both = (self.columns[name][size] for name in (OVERLAY, comparison.other))
         return "overlap" if all(sample.repeated for sample in both) else "one repeat"
 
-    def shown(self, sample: Sample | None) -> Cell:
+    def shown(self, sample: Sample | None) -> BenchCell:
         """The median of a sample, and its range."""
         if sample is None:
-            return Cell("not measured")
+            return BenchCell("not measured")
         low, high = min(sample.values), max(sample.values)
-        return Cell(self.number(sample.median), f"{self.number(low)} to {self.number(high)}")
+        return BenchCell(self.number(sample.median), f"{self.number(low)} to {self.number(high)}")
 
     def number(self, value: float) -> str:
         """A value with as many digits as it deserves."""
@@ -142,26 +142,27 @@ def _ratio(ours: Sample, other: Sample, *, more_is_faster: bool) -> float:
     return fast.median / slow.median if slow.median else 0.0
 
 
-def step_table(timed: Sequence[Timed]) -> Table:
+def step_table(timed: Sequence[Timed]) -> BenchTable:
     """The step times."""
     columns = {each.engine: each.batches for each in timed}
-    return Table("median milliseconds of an engine step", "ms", columns, more_is_faster=False)
+    return BenchTable("median milliseconds of an engine step", "ms", columns, more_is_faster=False)
 
 
-def throughput_table(served: Sequence[Served]) -> Table:
+def throughput_table(served: Sequence[Served]) -> BenchTable:
     """The output tokens of a server a second."""
     columns = {each.engine: each.concurrency for each in served}
-    return Table("output tokens a second of a server", "tokens/s", columns, more_is_faster=True)
+    return BenchTable(
+        "output tokens a second of a server", "tokens/s", columns, more_is_faster=True
+    )
 
 
-def first_token_table(served: Sequence[Served]) -> Table | None:
-    """The time to the first token at the one rate of requests; ``None`` where it was not taken."""
+def first_token_table(served: Sequence[Served]) -> BenchTable:
+    """The time to the first token at the one rate of requests; empty where it was not taken."""
     rates = [each.rate for each in served if each.first_token and each.rate is not None]
-    if not rates:
-        return None
     columns = {each.engine: {0: each.first_token} if each.first_token else {} for each in served}
-    name = f"milliseconds to the first token at {rates[0]:g} requests a second"
-    return Table(name, "ms", columns, more_is_faster=False, rate=rates[0])
+    rate = rates[0] if rates else 0.0
+    name = f"milliseconds to the first token at {rate:g} requests a second"
+    return BenchTable(name, "ms", columns, more_is_faster=False, rate=rate)
 
 
 @dataclass(frozen=True)
@@ -199,13 +200,11 @@ class BenchReport(Report):
         return f"vLLM {release}{device}: {what}, {drafts}"
 
     @property
-    def tables(self) -> tuple[Table, ...]:
-        """All tables that there are."""
-        steps = (step_table(self.timed),) if self.timed else ()
-        if not self.served:
-            return steps
-        first = first_token_table(self.served)
-        return (*steps, throughput_table(self.served), *((first,) if first else ()))
+    def tables(self) -> tuple[BenchTable, ...]:
+        """All tables that there is anything in; that of a server's throughput where any served."""
+        throughput = (throughput_table(self.served),) if self.served else ()
+        steps, first = step_table(self.timed), first_token_table(self.served)
+        return (*((steps,) if self.timed else ()), *throughput, *((first,) if first.sizes else ()))
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -223,7 +222,9 @@ class BenchReport(Report):
         """How long it took until engines could be measured."""
         parts = (("step times", self.timed), ("servers", self.served))
         for name, engines in parts:
-            each = [_starts_text(one.engine, one.starts) for one in engines if one.starts]
+            each = [
+                _starts_text(engine.engine, engine.starts) for engine in engines if engine.starts
+            ]
             if each:
                 yield f"seconds to start, {name}: {', '.join(each)}"
 
@@ -262,11 +263,11 @@ class BenchReport(Report):
                 "k": self.k,
                 "rounds": self.rounds,
                 "engines": [_timed_data(each) for each in self.timed],
-                "comparisons": plain(comparisons(self.timed)),
+                "comparisons": plain(step_table(self.timed).comparisons),
                 "serving": [_served_data(each) for each in self.served],
-                "serving_comparisons": plain(_serving_comparisons(self.served)),
+                "serving_comparisons": plain(throughput_table(self.served).comparisons),
                 "first_token_comparisons": [
-                    by_fields(each, "batch") for each in _first_token_comparisons(self.served)
+                    by_fields(each, "batch") for each in first_token_table(self.served).comparisons
                 ],
                 "not_measured": plain(self.gaps),
                 "left": dict(self.left),
@@ -327,20 +328,6 @@ def _served_data(served: Served) -> dict[str, Any]:
     }
 
 
-def comparisons(timed: Sequence[Timed]) -> tuple[Comparison, ...]:
-    """The overlay's step times beside each other engine's, at every batch size."""
-    return step_table(timed).comparisons if timed else ()
-
-
-def _serving_comparisons(served: Sequence[Served]) -> tuple[Comparison, ...]:
-    return throughput_table(served).comparisons if served else ()
-
-
-def _first_token_comparisons(served: Sequence[Served]) -> tuple[Comparison, ...]:
-    table = first_token_table(served)
-    return () if table is None else table.comparisons
-
-
 def benched(
     timed: Sequence[Timed], served: Sequence[Served] = (), gaps: Sequence[Gap] = ()
 ) -> Verdict:
@@ -383,8 +370,10 @@ def _against(
     other: str, timed: Sequence[Timed], served: Sequence[Served]
 ) -> list[tuple[str, Comparison]]:
     """Each comparison with that engine, and its cell as a phrase."""
-    steps = [(f"with {count(each.batch, 'request')}", each) for each in comparisons(timed)]
-    serving = _serving_comparisons(served)
+    steps = [
+        (f"with {count(each.batch, 'request')}", each) for each in step_table(timed).comparisons
+    ]
+    serving = throughput_table(served).comparisons
     throughput = [(f"serving {count(each.batch, 'request')}", each) for each in serving]
-    first = [("to the first token", each) for each in _first_token_comparisons(served)]
+    first = [("to the first token", each) for each in first_token_table(served).comparisons]
     return [cell for cell in (*steps, *throughput, *first) if cell[1].other == other]

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from overlay.proof.verification import Outcome
+from overlay.proof.verification import ModeOutcome
 from overlay.report.base import Report
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, MARK, Line, Span, aligned, labelled
@@ -58,10 +58,10 @@ def verified(results: Sequence[ModeResult], asked: Collection[Mode] = ()) -> Ver
     :param asked: the modes that the user named; one that fell back to another was not verified.
     """
     for outcome, code in (
-        (Outcome.DIFFERS, Code.DRAFTS_DIFFER),
-        (Outcome.DIED, Code.ENGINE_DIED),
-        (Outcome.UNSTEADY, Code.NOT_VERIFIED),
-        (Outcome.IDLE, Code.NOT_VERIFIED),
+        (ModeOutcome.DIFFERS, Code.DRAFTS_DIFFER),
+        (ModeOutcome.DIED, Code.ENGINE_DIED),
+        (ModeOutcome.UNSTEADY, Code.NOT_VERIFIED),
+        (ModeOutcome.IDLE, Code.NOT_VERIFIED),
     ):
         for result in results:
             if result.outcome is outcome:
@@ -69,8 +69,8 @@ def verified(results: Sequence[ModeResult], asked: Collection[Mode] = ()) -> Ver
     for result in results:
         if result.mode in asked and result.without_own_graph:
             return Verdict(Code.NOT_VERIFIED, _fell_back(result))
-    modes = [_tried(result) for result in results if result.outcome is Outcome.SAME]
-    if plain := [each.models for each in results if each.outcome is Outcome.WITHOUT_GRAPHS]:
+    modes = [_tried(result) for result in results if result.outcome is ModeOutcome.SAME]
+    if plain := [each.models for each in results if each.outcome is ModeOutcome.WITHOUT_GRAPHS]:
         text = (
             f"No draft graphs on a CPU: with the patches {enumeration(plain)} gave the tokens and "
             "the accepted drafts that they must; what graphs do needs a GPU and was not compared."
@@ -103,15 +103,15 @@ def _fell_back(result: ModeResult) -> str:
 
 
 def _bad(result: ModeResult) -> str:
-    if result.outcome is Outcome.DIFFERS and result.difference is not None:
+    if result.outcome is ModeOutcome.DIFFERS and result.difference is not None:
         return f"{result.title} differs from {result.against}: {result.difference.text}."
-    if result.outcome is Outcome.UNSTEADY and result.difference is not None:
+    if result.outcome is ModeOutcome.UNSTEADY and result.difference is not None:
         return (
             f"{result.title} could not be compared: without draft graphs the engine differs from "
             f"itself ({result.difference.text}); try one request at a time "
             "(--max-num-seqs 1 behind --) or VLLM_BATCH_INVARIANT=1."
         )
-    if result.outcome is Outcome.DIED:
+    if result.outcome is ModeOutcome.DIED:
         return f"{result.title}: the engine died, where another one served; see above."
     return f"{result.title} replayed no graph, so nothing was compared: {_reason(result)}."
 

@@ -17,7 +17,7 @@ import jsonschema
 import pytest
 
 from overlay.proof.commands.launch import as_arguments
-from overlay.proof.commands.question import Question, method_of
+from overlay.proof.commands.question import BenchQuestion, method_of
 from tests.proof.commands.test_verify import expect_gone, pids_of
 from tests.proof.support.fake_engine import behaving, write_fake_python
 from tests.report.test_schema import DOCUMENT
@@ -290,9 +290,9 @@ def test_the_method_comes_from_the_drafts_configuration(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(text)
         assert method_of(tmp_path) is None
     assert method_of(tmp_path / "nowhere") is None
-    asked = Question(model="a/b", draft=str(tmp_path), k=2)
+    asked = BenchQuestion(model="a/b", draft=str(tmp_path), k=2)
     assert asked.speculative == {"num_speculative_tokens": 2, "model": str(tmp_path)}
-    shape = Question().speculative
+    shape = BenchQuestion().speculative
     assert shape is not None
     assert shape["rejection_sample_method"] == "synthetic"
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from overlay.errors import OverlayError
 from overlay.proof.commands.budget import ENGINES, Budget, Part
-from overlay.proof.commands.engines import Measured, OnJob, Stage
+from overlay.proof.commands.engines import BenchStage, Measured, OnJob
 from overlay.proof.commands.launch import Launch
-from overlay.proof.commands.question import Question
+from overlay.proof.commands.question import BenchQuestion
 from overlay.proof.engine_pool import Ended, Job
 from overlay.proof.repeats import Quantity
 from overlay.proof.reports.bench_page import page
@@ -100,10 +100,10 @@ def ended(
 
 
 def measure(work: Path, engines: Engines, **options: Any) -> Measured:
-    question = Question(concurrency=(1, 8, 32), model="a/b", draft="a/c", **options)
+    question = BenchQuestion(concurrency=(1, 8, 32), model="a/b", draft="a/c", **options)
     budget = Budget(question.budget, engines.clock)
     launch = Launch(question, Path("python"), work, work, work, budget)
-    return Stage(launch, lambda *_: None, engines.run).measure()
+    return BenchStage(launch, lambda *_: None, engines.run).measure()
 
 
 @given(
@@ -225,8 +225,8 @@ def test_a_later_round_that_was_cut_is_named(tmp_path: Path) -> None:
 
 
 def test_the_schedule_says_how_often_an_engine_starts() -> None:
-    text = Question().schedule.text
+    text = BenchQuestion().schedule.text
     assert "at most 3 rounds of 6 engine starts" in text
     assert f"step times of {enumeration(ENGINES)}, then servers of" in text
     assert "--budget 720 s" in text
-    assert "3 engine starts" in Question(only=Part.STEPS, rounds=1).schedule.text
+    assert "3 engine starts" in BenchQuestion(only=Part.STEPS, rounds=1).schedule.text

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from overlay.proof.commands.budget import Budget, Part, Start
 from overlay.proof.commands.launch import Launch
-from overlay.proof.commands.question import Question
+from overlay.proof.commands.question import BenchQuestion
 
 
 def test_servers_take_what_vllm_takes(tmp_path: Path) -> None:
-    question = Question(shape="trial", port=8000)
+    question = BenchQuestion(shape="trial", port=8000)
     made = Launch(question, Path("python"), tmp_path, tmp_path, tmp_path, Budget(100.0))
     job = made.job("V2, serving", Start(Part.SERVING, "V2", 0), 2.5)
     spec = json.loads((job.folder / "spec.json").read_text())
