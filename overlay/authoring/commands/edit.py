@@ -14,11 +14,11 @@ from packaging.version import Version
 from overlay.authoring import disk
 from overlay.authoring import releases as package_releases
 from overlay.authoring import session as sessions
+from overlay.authoring.building import TwoTexts
 from overlay.authoring.commands.new import made_of, words
 from overlay.authoring.editing import Edited, expect_bytes
 from overlay.authoring.editing import commit as compose_commit
 from overlay.authoring.free_ids import require_free
-from overlay.authoring.from_texts import TwoTexts
 from overlay.authoring.layout import lay_out
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.reports.authored import (

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 from packaging.version import Version
 
 from overlay.authoring import releases as package_releases
-from overlay.authoring.building import Prepared, Words, build, texts_with
+from overlay.authoring.building import Prepared, TwoTexts, Words, build, change_of, texts_with
 from overlay.authoring.free_ids import require_free
-from overlay.authoring.from_texts import TwoTexts, change_of
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.reports.authored import AuthoredFile, NewReport, authored, made_new
 from overlay.authoring.triage import FileFate
