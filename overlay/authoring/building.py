@@ -42,11 +42,13 @@ class Prepared:
 
     :ivar folder: ``None`` where nothing can be written; the summary says why.
     :ivar hunks: path -> the hunks of the change in that file, as they were made.
+    :ivar unread: releases that could not be read, with the error, so that they are not served.
     """
 
     summary: Summary
     folder: FeatureFolder | None
     hunks: Mapping[str, tuple[Hunk, ...]] = field(default_factory=dict)
+    unread: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

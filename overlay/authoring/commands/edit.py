@@ -383,7 +383,7 @@ def _made(
     text = words(id_, session.notes.get(_TITLE, ""), source, package)
     files = [TwoTexts(path, now.base.get(path), now.now[path]) for path in now.changed]
     names = package_releases.known(package)
-    prepared, unread = made_of(files, now, release, text, below, names, progress)
+    prepared = made_of(files, now, release, text, below, names, progress)
     summary = prepared.summary
     if prepared.folder is None:
         raise UsageError("\n".join(str(file.problem) for file in summary.problems))
@@ -392,7 +392,7 @@ def _made(
         "folder": write_folder(prepared.folder, session.patches[0]),
         "files": authored(summary.files, prepared.hunks),
         "releases": str(summary.releases),
-        "unread": unread,
+        "unread": prepared.unread,
         "merged": summary.merged,
     }
 
