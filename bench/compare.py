@@ -2,9 +2,9 @@
 """Time stock V1, patched V1 and V2 beside each other in one sitting on one GPU host.
 
 Takes two folders of the same vLLM release, one pristine and one that ``overlay apply`` patched,
-and starts ``overlay.proof.step_time`` once for each engine and cell.  On one GPU they run one after
-the other.  On several (``--gpus``) the engines of a cell run side by side, each on GPUs and CPU
-cores of its own, and measure at the same time, so that all of them meet the same noise.  With
+and starts ``bench.profiling.step_time`` once for each engine and cell.  On one GPU they run one
+after the other.  On several (``--gpus``) the engines of a cell run side by side, each on GPUs and
+CPU cores of its own, and measure at the same time, so that all of them meet the same noise.  With
 ``--in-turn N`` as many engines start together on the same GPUs and measure one after the other,
 each while the others are stopped.  Every result goes into one JSON file with the release, the GPU,
 the modes and the date; nothing is compared across sittings.
@@ -24,9 +24,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from bench import meeting
 from bench.plan import ENGINES, Cell, has_plugin, in_turn, side_by_side
 from bench.sitting import Sitting
-from overlay.proof import meeting
 
 
 def beside(text: str) -> meeting.Meeting:

@@ -26,12 +26,12 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from overlay.proof.engine_launch import write_models
 from scripts import environment
 from tests.draft_graphs.dp_client import RANKS, RanksFailed, make_dp_spec, run_ranks
 from tests.draft_graphs.dp_rank import DpOutcome, DpRun
 from tests.draft_graphs.dp_runs import K, soak_faults, soak_runs
 from tests.engine.engine_fixtures import overlay
+from tests.engine.engine_launch import write_models
 from tests.engine.private_copy import make_private_copy
 
 #: Seconds for the engines' start and one run.

@@ -32,8 +32,16 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from bench.commits import draw_commits
-from bench.keeping_up import module_paths, releases
-from bench.real_changes import RealChange, Tree, change_of, changes, plain_diff, write_figures
+from bench.real_changes import (
+    RealChange,
+    Tree,
+    change_of,
+    changes,
+    module_paths,
+    plain_diff,
+    releases,
+    write_figures,
+)
 from overlay.authoring.importing import prepare
 from overlay.authoring.incoming import read_changes
 from overlay.authoring.locating import ReleaseTexts

@@ -26,8 +26,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.load_steps import Step, by_class
-from overlay.proof import sampling, step_time
-from overlay.proof.shapes import DRAFTERS, SHAPES
+from bench.profiling import sampling, step_time
+from bench.profiling.drafters import DRAFTERS
+from overlay.proof.shapes import SHAPES
 
 #: Fraction that, added again and again, leaves its multiples evenly spread between 0 and 1.
 _GOLDEN = 0.6180339887498949

@@ -25,9 +25,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from bench.children import run_child
 from bench.plan import ENGINES, has_plugin
-from overlay.proof.children import Guard, run_child
 from overlay.proof.engine_launch import append_path, link_packages
+from overlay.proof.process_group import Watchdog
 
 
 def arguments() -> argparse.Namespace:
@@ -62,7 +63,7 @@ def main() -> int:
     logs: Path = args.out.parent / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     results: list[dict[str, Any]] = []
-    guard = Guard()
+    watchdog = Watchdog()
     with tempfile.TemporaryDirectory(prefix="load-") as made:
         code = link_packages(Path(made, "code"), [ROOT / "bench"])
         for round_ in range(args.rounds):
@@ -71,14 +72,14 @@ def main() -> int:
                 log = logs / f"load-{engine}-{round_}.log"
                 variables = environment(args, engine, code, Path(made, "cache"))
                 command = [sys.executable, "-m", "bench.load_engine", *args.more]
-                found = run_child(command, variables, log, args.timeout, guard.tell)
+                found = run_child(command, variables, log, args.timeout, watchdog)
                 results.append({"engine": engine, "round": round_, **found})
                 date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
                 document = {"date": date, "more": args.more, "results": results}
                 args.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
                 rates = [row["tokens_per_s"] for row in found.get("rounds", ())]
                 print(f"{engine} {round_}: {rates or found}", flush=True)
-    guard.close()
+    watchdog.close()
     return int(any("rounds" not in result for result in results))
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from bench.load_steps import Watch
 from bench.metrics_cost import Counting
-from overlay.proof.engine_side import BenchExtension
-from overlay.proof.sampling import SignalSampler
+from bench.profiling.engine_side import ProfilingExtension
+from bench.profiling.sampling import SignalSampler
 
 
 class Collector:
@@ -37,7 +37,7 @@ class Collector:
             self.runs += 1
 
 
-class LoadExtension(BenchExtension):
+class LoadExtension(ProfilingExtension):
     """Mixed into vLLM's worker; keeps the steps, and samples the thread that takes them."""
 
     _watch: Watch

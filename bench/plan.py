@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from overlay.proof.shapes import DRAFTERS
+from bench.profiling.drafters import DRAFTERS
 
 _V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0", "OVERLAY": "off"}
 #: The plugin is on.

@@ -1,8 +1,6 @@
-"""Real changes: files that upstream changed from one release to the next, each as a feature.
+"""Real changes: files that upstream changed from one release to the next.
 
-A change is what happened to one file between two neighbouring releases.  It is imported on the
-older one, as a diff that git would write, and then every release is asked about it.  The releases'
-own texts are the truth: the release that the change was taken from has it.
+A change is what happened to one file between two neighbouring releases.
 """
 
 from __future__ import annotations
@@ -11,33 +9,40 @@ import difflib
 import hashlib
 import json
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from packaging.version import Version
-
 from overlay.authoring.composing import NotComposable, compose
-from overlay.authoring.importing import prepare
-from overlay.authoring.incoming import read_changes
 from overlay.authoring.locating import ReleaseTexts, blob_id
-from overlay.authoring.porting import Porter
-from overlay.authoring.ports import FeaturePort
-from overlay.authoring.writing import check_files
-from overlay.errors import UsageError
-from overlay.features.model import Feature, Hunk
-from overlay.planning.attempt import Texts
-from overlay.planning.planner import plan
+from overlay.features.model import Hunk
+from overlay.package import KNOWN_RELEASES
 from overlay.planning.scopes import UnparsableError
-from overlay.planning.telling import TELLING
-from overlay.planning.text import SourceText, TextError
-from overlay.results import Outcome, State
+from overlay.planning.text import TextError
+from overlay.targets.releases import CachedRelease
+from overlay.targets.resolution import resolve
 
 #: Larger changes and files take long, and say nothing else.
 MOST_HUNKS = 8
 MOST_LINES = 2500
+
+
+def releases() -> ReleaseTexts:
+    """The texts of every known release."""
+    return ReleaseTexts(KNOWN_RELEASES, resolve)
+
+
+def module_paths(texts: ReleaseTexts) -> list[list[str]]:
+    """For each release the paths of its modules."""
+    modules = []
+    for name in texts.names:
+        resolve(name)  # fetches it where it is not in the cache
+        paths = CachedRelease.open(name).paths()
+        modules.append(
+            [path for path in paths if path.startswith("vllm/") and path.endswith(".py")]
+        )
+    return modules
 
 
 @dataclass(frozen=True)
@@ -80,27 +85,6 @@ def plain_diff(path: str, before: bytes, after: bytes) -> bytes:
     return "".join(difflib.unified_diff(old, new, f"a/{path}", f"b/{path}")).encode()
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What one release says about a change.
-
-    :ivar state: with what is remembered; :ivar unremembered: by its texts alone.
-    :ivar outcome: of the port; :ivar has_it: whether the release's text shows, by itself, that it
-        has the change, or it is the release that the change came with.
-    :ivar twice: whether the port makes the change although the file has its lines.
-    :ivar refused: the outcome of each hunk of which neither image is there, so that images alone
-        refuse it; without what is remembered.
-    """
-
-    release: str
-    state: State
-    unremembered: State
-    outcome: Outcome
-    has_it: bool
-    twice: bool
-    refused: tuple[Outcome, ...] = ()
-
-
 def changes(texts: ReleaseTexts, paths: Sequence[Sequence[str]], each: int) -> Iterator[RealChange]:
     """A sample of the changes between neighbouring releases, always the same one.
 
@@ -135,27 +119,6 @@ def change_of(texts: ReleaseTexts, path: str, older: str, newer: str) -> RealCha
     )
 
 
-def imported(change: RealChange, texts: ReleaseTexts, id_: str) -> Feature | None:
-    """The feature that an import of the change makes, by what the older release knows.
-
-    ``None`` where the import refuses it: a diff of lines cannot say everything.
-    """
-    known = [name for name in texts.names if Version(name) <= Version(change.older)]
-    try:
-        prepared = prepare(
-            read_changes(change.diff, "change.diff"),
-            id_,
-            ReleaseTexts(known, lambda name: Tree(texts, name)),
-            source="change.diff",
-            verbatim=change.diff,
-            today="2026-11-22",
-        )
-    except UsageError:
-        return None
-    folder = prepared.folder
-    return None if folder is None else check_files(id_, folder.all_files())
-
-
 @dataclass(frozen=True)
 class Tree:
     """One release."""
@@ -166,105 +129,6 @@ class Tree:
     def read(self, path: str) -> bytes | None:
         """The bytes of a file; see ``overlay.package.Tree``."""
         return self.texts.read(self.release, path)
-
-
-def answers(change: RealChange, feature: Feature, porter: Porter) -> list[Answer]:
-    """What every release says, oldest first.
-
-    The change is remembered from the first release that is asked, in order, and has it.
-    """
-    texts = porter.texts
-    merged: Version | None = None
-    images = Texts(porter.syntax)
-    given = []
-    for name in texts.names:
-        plain = porter.port(feature, name)
-        version = Version(name)
-        if merged is None and version > Version(change.older) and plain.shown:
-            merged = version
-        known = replace(feature, merged=merged)
-        tree = Tree(texts, name)
-        remembered, unremembered = (
-            plan([entry], tree, version, syntax=porter.syntax).features[0].state
-            for entry in (known, feature)
-        )
-        port = porter.port(known, name)
-        has_it = name == change.newer or _has_it(change, texts.read(name, change.path))
-        given.append(
-            Answer(
-                name,
-                remembered,
-                unremembered,
-                port.outcome,
-                has_it,
-                _twice(change, port),
-                tuple(refused_by_images(feature, plain, texts.read(name, change.path), images)),
-            )
-        )
-    return given
-
-
-def refused_by_images(
-    feature: Feature, port: FeaturePort, text: bytes | None, images: Texts
-) -> Iterator[Outcome]:
-    """The outcome of each hunk that a release's text has neither before nor after the change."""
-    (topic,) = feature.topics
-    outcomes = [hunk.outcome for part in port.topics for hunk in part.hunks]
-    for at, hunk in enumerate(topic.variants[0].patch.hunks):
-        state = State.MISSING if text is None else images.match(hunk, text).state
-        if state not in (State.PRISTINE, State.UPSTREAMED) and not port.covered:
-            yield Outcome.UPSTREAM if port.shown else outcomes[at]
-
-
-def shares(outcomes: Counter[str]) -> dict[str, Any]:
-    """The outcomes of hunks with their number, and the shares placed and shown as upstream's."""
-    total = sum(outcomes.values())
-    placed = outcomes[Outcome.MERGED.value] + outcomes[Outcome.MOVED.value]
-    upstream = outcomes[Outcome.UPSTREAM.value]
-    return {
-        "hunks": total,
-        "placed_for_review": round(placed / total, 4) if total else 0.0,
-        "shown_as_upstreams": round(upstream / total, 4) if total else 0.0,
-        "outcomes": dict(outcomes),
-    }
-
-
-def _has_it(change: RealChange, text: bytes | None) -> bool:
-    """Whether a text shows by itself that it has a change.
-
-    It is the very text that the change left; or the change only removes lines, and the text has
-    what it left in the place of each: the lines had not been put in yet.
-    """
-    if text is None or text == change.after:
-        return text is not None
-    if any(op == "+" for hunk in change.hunks for op, _ in hunk.lines):
-        return False
-    return all("\n".join(hunk.post).encode() in text for hunk in change.hunks)
-
-
-def _twice(change: RealChange, port: FeaturePort) -> bool:
-    """Whether a port that lands makes a hunk whose lines are all in the release's file already.
-
-    Lines that the base's file has say nothing, wherever they are.
-    """
-    if port.conflicts or port.shown or port.covered or not port.topics:
-        return False
-    there = _lines(port.topics[0].before)
-    base = _lines(change.before)
-    for hunk in port.topics[0].hunks:
-        if hunk.outcome not in (Outcome.EXACT, Outcome.MERGED, Outcome.MOVED):
-            continue
-        added = {text.strip() for op, text in hunk.hunk.lines if op == "+"} - base
-        telling = {line for line in added if len("".join(line.split())) >= TELLING}
-        if telling and telling <= there:
-            return True
-    return False
-
-
-def _lines(data: bytes | None) -> set[str]:
-    if data is None:
-        return set()
-    return {line.strip() for line in SourceText.from_bytes(data).lines}
 
 
 def write_figures(figures: Mapping[str, Any], place: Path | None) -> None:

@@ -14,11 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from bench import meeting
+from bench.children import run_child
 from bench.plan import ENGINES, Party, Place, has_plugin
-from overlay.proof import meeting
-from overlay.proof.children import Guard, run_child
+from bench.turns import Turns
 from overlay.proof.engine_launch import append_path, link_packages
-from overlay.proof.turns import Turns
+from overlay.proof.process_group import Watchdog
 
 
 class Sitting:
@@ -32,9 +33,9 @@ class Sitting:
         self._lock = threading.Lock()
         self._groups = 0
         self._beside: bool | None = None
-        self._guard = Guard()
+        self._watchdog = Watchdog()
         self._work = tempfile.TemporaryDirectory(prefix="sitting-")
-        self._code = link_packages(Path(self._work.name, "code"))
+        self._code = link_packages(Path(self._work.name, "code"), [Path(__file__).resolve().parent])
 
     def python_path(self, engine: str) -> str:
         """``PYTHONPATH`` of an engine."""
@@ -74,7 +75,7 @@ class Sitting:
         made: list[str] = [
             sys.executable,
             "-m",
-            "overlay.proof.step_time",
+            "bench.profiling.step_time",
             "--shape",
             cell.shape,
             "--drafter",
@@ -99,7 +100,7 @@ class Sitting:
     def close(self) -> None:
         """Leave nothing behind."""
         self.args.beside.leave()
-        self._guard.close()
+        self._watchdog.close()
         self._work.cleanup()
 
     def run(self, parties: list[Party], round_: int) -> None:
@@ -133,17 +134,16 @@ class Sitting:
     ) -> dict[str, Any]:
         party, begun = parties[number], time.monotonic()
 
-        def tell(sign: str, group: int) -> None:
-            self._guard.tell(sign, group)
-            if turns is not None and sign == "+":
-                turns.begun(number, group)
+        def begin(group: int) -> None:
+            if turns is not None:
+                turns.begin(number, group)
 
         try:
             cache = self.cache(parties, number)
             command = self.command(party, cache) + self.meeting_arguments(parties, number, meet)
             environment = self.environment(party.engine, party.place, cache)
             log = self.logs / f"{party.title}.log"
-            result = run_child(command, environment, log, self.args.timeout, tell)
+            result = run_child(command, environment, log, self.args.timeout, self._watchdog, begin)
         finally:
             meeting.leave(meet, number)  # whatever happened: nobody may wait for it
         together = len(parties)

@@ -309,7 +309,7 @@ def _asked(
         require=tuple(require),
         without=tuple(without),
         target=None if target is None else str(target),
-    )
+    ).with_current_ids()
     with invoked(request.invocation(command, patches)):
         yield request
 

@@ -241,6 +241,25 @@ def same_release(version: Version) -> Version:
     return Version(f"{epoch}{'.'.join(map(str, numbers))}{behind}")
 
 
+class Release(NamedTuple):
+    """A release of a package.
+
+    >>> str(Release(Version("0.26.0"), VLLM)), Release(Version("0.26.0"), VLLM).requirement
+    ('vLLM 0.26.0', 'vllm==0.26.0')
+    """
+
+    version: Version
+    package: Package
+
+    def __str__(self) -> str:
+        return f"{self.package.title} {self.version}"
+
+    @property
+    def requirement(self) -> str:
+        """The release as pip takes it."""
+        return f"{self.package.distribution}=={self.version}"
+
+
 _RANGE = re.compile(r"^(?P<first>[^.\s][^\s]*?)\.\.(?P<last>[^.\s][^\s]*)$")
 
 
@@ -255,7 +274,7 @@ class ReleaseRange(NamedTuple):
     candidates: tuple[Version, ...] = ()
 
     @classmethod
-    def parse(cls, text: str, package: Package = VLLM) -> ReleaseRange:
+    def parse(cls, text: str, package: Package) -> ReleaseRange:
         """Read ``0.20.0..0.23.0``.
 
         :param package: whose releases they are; says whether an end may be a release candidate.
@@ -335,7 +354,7 @@ def length_problem(path: str) -> str | None:
     return f"'{path[:40]}...' is longer than any path of a module ({len(path)} characters)"
 
 
-def path_problem(path: str, package: Package = VLLM) -> str | None:
+def path_problem(path: str, package: Package) -> str | None:
     """Why a path may not be patched or added, or ``None`` if it may.
 
     A patch reaches Python modules inside the folder of its package and nothing else.
@@ -361,14 +380,14 @@ def hiding(path: str) -> str:
     return f"{path.removesuffix('.py')}/__init__.py"
 
 
-def folder_problem(path: str, package: Package = VLLM) -> str | None:
+def folder_problem(path: str, package: Package) -> str | None:
     """Why a feature could not have added the folder ``path``, or ``None`` if it could."""
     return path_problem(f"{path}/__init__.py", package) or (
         f"{path!r} is not a folder inside {package.name}/" if path == package.name else None
     )
 
 
-def check_path(path: str, package: Package = VLLM) -> None:
+def check_path(path: str, package: Package) -> None:
     """Refuse a path that is not plainly inside the folder of a package.
 
     :raises TargetError: if it is absolute, has ``..`` or lies elsewhere.

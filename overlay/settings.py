@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
@@ -37,6 +37,22 @@ def require_known(switches: Switches, known: Iterable[str]) -> None:
             f"OVERLAY_FEATURES names {', '.join(unknown)}: expected ids among "
             f"{', '.join(there) or 'none'}; name the folder of a further feature in OVERLAY_PATCHES"
         )
+
+
+#: What was a feature of its own once -> the feature that it is a part of now.
+FORMER_IDS = dict.fromkeys(("dbo-drafts", "dbo-eagle3", "dbo-lengths"), "dbo")
+
+
+def current_ids(names: Iterable[str], note: Callable[[str], object]) -> tuple[str, ...]:
+    """Ids of features, each once; a former one means the feature that it is a part of now.
+
+    :param note: is called with a sentence about each former one.
+    """
+    names = tuple(names)
+    for name in names:
+        if name in FORMER_IDS:
+            note(f"{name} is a part of {FORMER_IDS[name]} now, all of which is meant")
+    return tuple(dict.fromkeys(FORMER_IDS.get(name, name) for name in names))
 
 
 #: Every variable of the overlay starts with this; vLLM warns about unknown ones with its prefix.
@@ -85,7 +101,7 @@ class Switches(NamedTuple):
     :ivar patches: further patches folders.
     :ivar untested: whether a release that no variant's range holds may be patched in memory.
     :ivar all: every ``OVERLAY`` variable that is set, for the digest that ranks compare.
-    :ivar warnings: former spellings among the values.
+    :ivar warnings: former spellings and former ids among the values.
     """
 
     mode: Mode
@@ -125,19 +141,21 @@ def read(environment: Mapping[str, str] = os.environ) -> Switches:
             f"OVERLAY={value!r}: expected one of {modes}; set one of them or unset it"
         ) from error
     folders = environment.get("OVERLAY_PATCHES", "")
-    required = _ids(environment.get("OVERLAY_REQUIRED", ""))
-    untested, warnings = _flag(environment, "OVERLAY_UNTESTED")
+    untested, deprecated = _flag(environment, "OVERLAY_UNTESTED")
+    warnings = list(deprecated)
+    features = _features(environment, warnings)
+    required = _ids(environment, "OVERLAY_REQUIRED", warnings)
     return Switches(
         mode=mode,
-        features=_features(environment),
+        features=features,
         required=required,
         patches=tuple(in_home(folder) for folder in folders.split(os.pathsep) if folder),
         untested=untested,
         all={
             name: value for name, value in sorted(ours(environment).items()) if name not in _LOCAL
         },
-        present=required | _ids(environment.get("OVERLAY_REQUIRED_PRESENT", "")),
-        warnings=warnings,
+        present=required | _ids(environment, "OVERLAY_REQUIRED_PRESENT", warnings),
+        warnings=tuple(warnings),
     )
 
 
@@ -150,20 +168,25 @@ def ours(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     }
 
 
-def _ids(value: str) -> frozenset[str]:
-    return frozenset(name.strip() for name in value.split(",") if name.strip())
+def _ids(environment: Mapping[str, str], variable: str, warnings: list[str]) -> frozenset[str]:
+    names = (name.strip() for name in environment.get(variable, "").split(","))
+
+    def note(text: str) -> None:
+        warnings.append(f"{variable}: {text}")
+
+    return frozenset(current_ids(filter(None, names), note))
 
 
-def _features(environment: Mapping[str, str]) -> frozenset[str] | None:
+def _features(environment: Mapping[str, str], warnings: list[str]) -> frozenset[str] | None:
     value = environment.get("OVERLAY_FEATURES")
     if not value:
         return None
-    if not _ids(value):
+    if not (ids := _ids(environment, "OVERLAY_FEATURES", warnings)):
         raise UsageError(
             f"OVERLAY_FEATURES={value!r}: expected ids of features, separated by commas; unset it "
             "for every feature, or set OVERLAY=off for none"
         )
-    return _ids(value)
+    return ids
 
 
 def _flag(environment: Mapping[str, str], name: str) -> tuple[bool, tuple[str, ...]]:

@@ -21,10 +21,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from overlay.proof.engine_launch import EngineFailed, launch, write_models
-from overlay.proof.engine_spec import EngineSpec, make_requests
 from scripts import environment
 from scripts.environment import CACHE, ROOT, say
+from tests.engine.engine_launch import EngineFailed, launch, write_models
+from tests.engine.engine_spec import EngineSpec, make_requests
 from tests.engine.private_copy import PrivateCopy, hash_files, make_private_copy, site_packages
 
 FOLDER = CACHE / "demo"

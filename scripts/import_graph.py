@@ -33,6 +33,7 @@ class FloorPlan:
     :ivar file_cycles: modules that import each other, each circle once.
     :ivar upward: imports of a module into a room of the same or a higher layer.
     :ivar lines: module -> lines of its file.
+    :ivar imports: module -> the modules of the package that it imports.
     """
 
     rooms: dict[str, int]
@@ -41,6 +42,7 @@ class FloorPlan:
     file_cycles: list[list[str]]
     upward: list[str]
     lines: dict[str, int]
+    imports: dict[str, list[str]]
 
     @property
     def layers(self) -> int:
@@ -50,7 +52,7 @@ class FloorPlan:
 
 def read(folder: Path = ROOT / PACKAGE) -> FloorPlan:
     """The floor plan of the package in ``folder``."""
-    files = dict(_modules(folder))
+    files = modules(folder)
     imports = {name: frozenset(_imports(name, file, files)) for name, file in files.items()}
     rooms: dict[str, set[str]] = {_room(name): set() for name in files if name != PACKAGE}
     for name, targets in imports.items():
@@ -72,14 +74,25 @@ def read(folder: Path = ROOT / PACKAGE) -> FloorPlan:
         name: len(file.read_text(encoding="utf-8").splitlines()) for name, file in files.items()
     }
     arrows = {room: sorted(targets) for room, targets in sorted(graph.items())}
-    return FloorPlan(layers, arrows, cycles, _cycles(imports), upward, lines)
+    return FloorPlan(
+        layers,
+        arrows,
+        cycles,
+        _cycles(imports),
+        upward,
+        lines,
+        {name: sorted(targets) for name, targets in imports.items()},
+    )
 
 
-def _modules(folder: Path) -> Iterator[tuple[str, Path]]:
+def modules(folder: Path) -> dict[str, Path]:
+    """The modules of the package in ``folder`` with their files, without patches it may hold."""
+    files = {}
     for file in sorted(folder.rglob("*.py")):
         parts = file.relative_to(folder).with_suffix("").parts
         if "patches" not in parts:
-            yield ".".join((PACKAGE, *(part for part in parts if part != "__init__"))), file
+            files[".".join((PACKAGE, *(part for part in parts if part != "__init__")))] = file
+    return files
 
 
 def _imports(name: str, file: Path, files: Mapping[str, Path]) -> Iterator[str]:

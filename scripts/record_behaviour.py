@@ -105,12 +105,13 @@ def _start(world: Path, parts: Path, kept: Path, names: Sequence[str]) -> subpro
 
 def _keep_releases(folder: Path) -> None:
     """Lay out the releases of the user's cache; those that it lacks are fetched into it."""
-    from overlay.targets.release_archive import archive_name, releases_folder
+    from overlay.package import VLLM
+    from overlay.targets.releases import archive_name, releases_folder
     from overlay.targets.resolution import resolve
 
     for release in lives.RELEASES:
         resolve(release)
-        file = releases_folder().path / archive_name(release)
+        file = releases_folder().path / archive_name(release, VLLM)
         try:
             os.link(file, folder / file.name)
         except OSError:  # another file system

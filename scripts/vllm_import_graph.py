@@ -199,7 +199,7 @@ def shipped_targets() -> tuple[str, ...]:
 
 def unpacked(release: str, folder: Path) -> Path:
     """The Python sources of a release of vLLM, below a folder."""
-    from overlay.targets.release_archive import CachedRelease
+    from overlay.targets.releases import CachedRelease
     from overlay.targets.resolution import resolve
 
     resolve(release)  # fetches it where it is not in the cache

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,9 @@ os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 
 TESTS = Path(__file__).parent
 REPOSITORY = TESTS.parent
+if not (REPOSITORY / "bench/results").is_dir():
+    # An unpacked source distribution: what was measured stays in the repository.
+    collect_ignore = ["docs/test_keeping_up_figures.py", "scripts/test_performance_page.py"]
 #: The files that take most of the CPU, the most first: processes that take one file after the other
 #: then end at about the same time. Before them come three that need no engine: its environment may
 #: still be in the making.
@@ -56,10 +60,10 @@ LONGEST = {
             "in_memory/test_hazards.py",
             "draft_graphs/test_verify_engine.py",
             "draft_graphs/test_unequal_ranks.py",
-            "commands/test_port_killed.py",
+            "authoring/commands/test_port_killed.py",
             "draft_graphs/test_facts_releases.py",
             "test_packaging.py",
-            "commands/test_verify.py",
+            "proof/commands/test_verify.py",
             "features/test_shipped_features.py",
             "commands/test_every_call.py",
             "engine/test_first_drafts.py",
@@ -74,7 +78,6 @@ LONGEST = {
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=UNHURRIED, derandomize=True)
 settings.register_profile("thorough", parent=UNHURRIED, print_blob=True)
-settings.register_profile("lane", parent=UNHURRIED, derandomize=True, max_examples=20)
 settings.register_profile("mutants", parent=UNHURRIED, derandomize=True, max_examples=30)
 
 
@@ -90,8 +93,23 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Costs(), "costs")
     if config.getoption("--hypothesis-profile") is None:
         lane = config.pluginmanager.get_plugin("tests.support.lane")
+        few = settings(UNHURRIED, derandomize=True, max_examples=lane.EXAMPLES)
+        settings.register_profile("lane", parent=few)
         beside = "lane" if lane.names_nothing(config) else "ci"
         settings.load_profile("thorough" if config.getoption("--thorough") else beside)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep what pytest makes of the modules of tests, also where no bytecode is to be written.
+
+    It rewrites their assertions, which takes as long as a tenth of the fast lane.
+    """
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+    try:
+        return (yield)
+    finally:
+        sys.dont_write_bytecode = before
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

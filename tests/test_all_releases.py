@@ -21,7 +21,7 @@ from overlay.features.folder import load
 from overlay.features.model import of_package, paths_of
 from overlay.features.sources import shipped_folder
 from overlay.package import KNOWN_RELEASES, VLLM
-from overlay.targets.release_archive import CachedRelease
+from overlay.targets.releases import CachedRelease
 from overlay.targets.resolution import resolve
 
 pytestmark = [pytest.mark.network, pytest.mark.slow]

@@ -236,8 +236,9 @@ def test_the_sdist_can_run_its_tests(tmp_path: Path) -> None:
     with tarfile.open(built) as archive:
         archive.extractall(tmp_path / "unpacked", filter="data")
     (unpacked,) = (tmp_path / "unpacked").iterdir()
-    lacking = {name for name in sources() if not (unpacked / name).is_file()}
-    assert not lacking
+    lacking = [name for name in sources() if not (unpacked / name).is_file()]
+    assert [name for name in lacking if not name.startswith("bench/results/")] == []
+    assert not (unpacked / "bench/results").exists()
     collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
     assert " tests collected" in run(*collect, cwd=unpacked).splitlines()[-1]
 

@@ -19,7 +19,7 @@ from overlay.features.model import MODULE_SCOPE, Hunk
 from overlay.planning.matching import edits, final_newline_after
 from overlay.planning.scopes import Syntax, UnparsableError, find
 from overlay.planning.text import Edit, SourceText, TextError
-from overlay.planning.upstream import taken
+from overlay.planning.upstream import hunk_is_upstream
 from overlay.results import Outcome, State, whole_outcome
 
 #: A scope that shares at least this much of its text with the base's scope is that scope, moved.
@@ -133,7 +133,7 @@ def _settled(
     """A hunk that upstream has or that lands exactly; ``None`` for any other."""
     known = with_base(hunk, origin)
     for place in target.scopes.get(hunk.scope, ()):
-        if taken(known, [target.source.lines[place.start : place.stop]], others).merged:
+        if hunk_is_upstream(known, [target.source.lines[place.start : place.stop]], others).merged:
             return _Settled(CarriedHunk(hunk, Outcome.UPSTREAM, hunk.scope, place.start + 1))
     placed = target.match(known)
     if placed.state is State.UPSTREAMED:

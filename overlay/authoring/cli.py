@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from overlay.authoring.commands import edit as sessions
-from overlay.authoring.commands.edit_new import begin_new
+from overlay.authoring.commands.edit import begin_new
 from overlay.authoring.commands.import_ import import_change
 from overlay.authoring.commands.new import new_from_edits
 from overlay.cli.group import cli

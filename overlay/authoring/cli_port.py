@@ -135,7 +135,7 @@ def _session(
 def _ask(file: OpenFile) -> Key:
     """Show a file that waits and ask what to do with it; ``e`` edits it first."""
     paint(open_lines(file), sys.stdout)
-    keys = _KEYS if file.place is not None else {key: _KEYS[key] for key in "rsq"}
+    keys = _KEYS if file.file is not None else {key: _KEYS[key] for key in "rsq"}
     for key, meaning in keys.items():
         click.echo(f"  [{key}] {meaning}", err=True)
     try:
@@ -143,6 +143,6 @@ def _ask(file: OpenFile) -> Key:
     except click.Abort:  # control and C or D: the session stays, and the answer says where
         click.echo(err=True)
         return Key("q")
-    if key == "e" and file.place is not None:
-        click.edit(filename=str(file.place))
+    if key == "e" and file.file is not None:
+        click.edit(filename=str(file.file))
     return Key(key)

@@ -15,6 +15,8 @@ from overlay.authoring.merge import matches
 from overlay.authoring.scoped import ScopedText
 from overlay.features.model import MODULE_SCOPE, Hunk
 from overlay.planning.matching import holding_scopes
+from overlay.planning.scopes import UnparsableError
+from overlay.planning.text import TextError
 from overlay.results import State
 
 #: Lines of context around a change, from the usual number to all there are.
@@ -23,6 +25,21 @@ CONTEXT = (3, 5, 8, 13, 21, 34, 1_000_000)
 
 class NotComposable(ValueError):
     """The change cannot be written as hunks of the strict format."""
+
+
+def compose_file(
+    path: str, before: bytes, after: bytes, contexts: Sequence[int] = CONTEXT
+) -> tuple[Hunk, ...]:
+    """The hunks that make ``after`` of ``before``, as ``compose``.
+
+    :raises NotComposable: whatever is wrong, with the path in a sentence.
+    """
+    try:
+        return compose(before, after, contexts)
+    except NotComposable as error:
+        raise NotComposable(f"{path} cannot be said in hunks: {error}") from error
+    except (TextError, UnparsableError) as error:
+        raise NotComposable(f"{path} is not Python that can be read: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -246,21 +246,6 @@ def write_new(path: str | Path, data: bytes, folder: int | None = None) -> None:
         os.close(file)
 
 
-def write_over(path: Path, data: bytes) -> None:
-    """Give a file new bytes by one rename; it is as before or as after, whenever this is killed.
-
-    :raises OSError: if it cannot be written.
-    """
-    new = path.with_name(f".{path.name}.new-{os.getpid()}")
-    new.unlink(missing_ok=True)
-    try:
-        write_new(new, data)
-        os.replace(new, path)
-    finally:
-        new.unlink(missing_ok=True)
-    sync(path.parent)
-
-
 @contextmanager
 def _place(root: Path, name: str) -> Iterator[tuple[int, str]]:
     """Open the folder below ``root`` that holds a file, as ``parent_below``.

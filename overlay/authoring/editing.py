@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from overlay.authoring.building import derived_tests, topic_name
-from overlay.authoring.composing import CONTEXT, NotComposable, compose
+from overlay.authoring.composing import CONTEXT, NotComposable, compose_file
 from overlay.authoring.layout import not_its_own, not_there, variants
 from overlay.authoring.scoped import ScopedText
 from overlay.authoring.variants import with_base_has
@@ -204,10 +204,10 @@ def _topics(
         ]
         try:
             before = _before_last(base, [variant.patch for _, variant in own])
-            composed = compose(before, now, contexts)
+            composed = compose_file(path, before, now, contexts)
             hunks = _as_they_were(composed, own[-1][1].patch if own else None, before)
         except NotComposable as error:
-            problems.append(f"{path} cannot be said in hunks: {error}")
+            problems.append(str(error))
         except (TextError, UnparsableError) as error:
             problems.append(f"{path} is not Python that can be read: {error}")
         else:

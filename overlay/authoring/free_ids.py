@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 
 from overlay.errors import UsageError
+from overlay.features import sources
+from overlay.features.sources import SHARED, entries, left_behind, shared_by, stray
 from overlay.package import id_problem
 
 #: What a feature's folder holds beside the folders of its topics, and commands write again.
@@ -18,8 +20,6 @@ def expect_id(id_: str, option: str = "") -> None:
     :param option: the option that gives it, where one does.
     :raises UsageError: saying why.
     """
-    from overlay.features.sources import SHARED
-
     what = f"{option} " if option else ""
     if (problem := id_problem(id_)) is not None:
         raise UsageError(f"{what}{problem}, as ids of features are")
@@ -45,11 +45,9 @@ def require_free(
     :param option: the option that gives the id, where one does.
     :raises UsageError: naming what has the id.
     """
-    from overlay.features.sources import entries, shipped_folder
-
     expect_id(id_, option)
     other = f"choose another {option or 'id'}"
-    shipped = shipped_folder()
+    shipped = sources.shipped_folder()
     if os.path.realpath(patches) != os.path.realpath(shipped) and id_ in entries(shipped):
         raise UsageError(
             f"{id_}: expected no feature of that id, found one that comes with the overlay, and "
@@ -74,8 +72,6 @@ def require_free(
 
 def _others(feature: Path) -> list[str]:
     """What somebody else put into a feature's folder, but for what tools leave."""
-    from overlay.features.sources import left_behind, shared_by, stray
-
     shared = ["`shared` in its feature.toml"] if shared_by(feature) else []
     return shared + [
         name

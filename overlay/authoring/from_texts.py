@@ -6,11 +6,10 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from overlay.authoring.building import Change, EditedFile
-from overlay.authoring.composing import NotComposable, compose
+from overlay.authoring.composing import NotComposable, compose_file
 from overlay.authoring.locating import Base
 from overlay.authoring.triage import FileFate, added_problem, uncompilable
-from overlay.planning.scopes import Syntax, UnparsableError
-from overlay.planning.text import TextError
+from overlay.planning.scopes import Syntax
 from overlay.results import Fate
 
 
@@ -53,13 +52,9 @@ def _edited(
 ) -> tuple[FileFate, EditedFile | None]:
     """An edited file in hunks, or why it cannot be said in them."""
     try:
-        hunks = compose(before, now)
+        hunks = compose_file(path, before, now)
     except NotComposable as error:
-        problem = f"{path} cannot be said in hunks: {error}"
-    except (TextError, UnparsableError) as error:
-        problem = f"{path} is not Python that can be read: {error}"
-    else:
-        broken = uncompilable(path, now, syntax)
-        fate = FileFate(path, Fate.EDITED, release, True, len(hunks), broken)
-        return fate, EditedFile(Base(path, release, before, now, by_id=True), hunks)
-    return FileFate(path, Fate.EDITED, release, problem=problem), None
+        return FileFate(path, Fate.EDITED, release, problem=str(error)), None
+    broken = uncompilable(path, now, syntax)
+    fate = FileFate(path, Fate.EDITED, release, True, len(hunks), broken)
+    return fate, EditedFile(Base(path, release, before, now, by_id=True), hunks)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from overlay.authoring.baseless import why as why_no_base
 from overlay.authoring.building import Change, EditedFile, Prepared, Words, build
-from overlay.authoring.composing import NotComposable, compose
+from overlay.authoring.composing import NotComposable, compose_file
 from overlay.authoring.incoming import Commit, IncomingFile
 from overlay.authoring.locating import ReleaseTexts, locate, replay
 from overlay.authoring.triage import (
@@ -24,8 +24,7 @@ from overlay.authoring.triage import (
     uncompilable,
 )
 from overlay.package import VLLM, Package
-from overlay.planning.scopes import Syntax, UnparsableError
-from overlay.planning.text import TextError
+from overlay.planning.scopes import Syntax
 from overlay.results import Fate
 
 _PULL = re.compile(r"\(#(\d+)\)\s*$")
@@ -112,11 +111,9 @@ def _topic(
             )
         after = following
     try:
-        hunks = compose(base.before, after)
+        hunks = compose_file(path, base.before, after)
     except NotComposable as error:
-        return refused(f"{path} cannot be said in hunks: {error}")
-    except (TextError, UnparsableError) as error:
-        return refused(f"{path} is not Python that can be read: {error}")
+        return refused(str(error))
     if (problem := uncompilable(path, after, syntax)) is not None:
         return refused(f"with the change, {problem}")
     base = replace(base, after=after)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from email import message_from_bytes
 from email.message import Message
 from email.policy import default as mail_policy
-from email.utils import parsedate_to_datetime
 from enum import Enum
 from io import StringIO
 from itertools import pairwise
@@ -33,7 +32,7 @@ MAX_BYTES = 64 * 1024 * 1024
 MAX_FILES = 10_000
 
 _MAIL = re.compile(rb"^From [0-9a-f]{7,64} .*$", re.MULTILINE)
-_INDEX = re.compile(r"^index (?P<old>[0-9a-f]{7,64})\.\.(?P<new>[0-9a-f]{7,64})(?: \d+)?\s*$")
+_INDEX = re.compile(r"^index (?P<old>[0-9a-f]{7,64})\.\.[0-9a-f]{7,64}(?: \d+)?\s*$")
 _SUBJECT_PREFIX = re.compile(r"^\s*\[[^\]]*PATCH[^\]]*\]\s*")
 _NO_BLOB = re.compile(r"^0+$")
 #: Where git names the mode of a file before and after; an index line names one that stays.
@@ -97,7 +96,6 @@ class IncomingFile:
     line: int
     old_path: str | None = None
     old_blob: str | None = None
-    new_blob: str | None = None
     source: str = ""
     mode: str | None = None
 
@@ -112,16 +110,12 @@ class Commit:
     """One change: a plain diff, or one mail.
 
     :ivar subject: its first line without ``[PATCH ...]``; empty for a plain diff.
-    :ivar date: ``YYYY-MM-DD``; empty where nothing tells it.
-    :ivar signed_off: the values of its ``Signed-off-by`` lines, in order.
     """
 
     files: tuple[IncomingFile, ...]
     subject: str = ""
     message: str = ""
     author: str = ""
-    date: str = ""
-    signed_off: tuple[str, ...] = ()
 
 
 def read_changes(data: bytes, name: str) -> tuple[Commit, ...]:
@@ -226,8 +220,6 @@ def _read_mail(data: bytes, name: str, offset: int) -> Commit:
         subject=_SUBJECT_PREFIX.sub("", " ".join(_header(message, "Subject", name).split())),
         message=said,
         author=_header(message, "From", name).strip(),
-        date=_date(_header(message, "Date", name)),
-        signed_off=tuple(re.findall(r"(?mi)^Signed-off-by:[ \t]*(\S.*?)[ \t\r]*$", words)),
     )
 
 
@@ -257,13 +249,6 @@ def _without_signature(text: str) -> str:
     if not ends or re.search(r"^(@@|diff --git |\+|---)", text[ends[-1].end() :], re.MULTILINE):
         return text
     return text[: ends[-1].start()]
-
-
-def _date(text: str) -> str:
-    try:
-        return parsedate_to_datetime(text).date().isoformat()
-    except (TypeError, ValueError, OverflowError):
-        return ""  # a mail without a readable date
 
 
 class _Counted:
@@ -319,7 +304,6 @@ def _file(entry: PatchedFile, name: str, offset: int) -> IncomingFile:
         line=offset + int(entry.diff_line_no or 1),
         old_path=source if source != target else None,
         old_blob=_blob(blobs and blobs["old"]),
-        new_blob=_blob(blobs and blobs["new"]),
         source=name,
         mode=mode,
     )

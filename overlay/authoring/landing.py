@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+
+from packaging.version import Version
 
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.triage import FileFate
+from overlay.features.early_modules import early_among, why_on_disk
 from overlay.features.model import AddedFile
 from overlay.package import ReleaseRange, hiding
 from overlay.planning.upstream import module_in
-from overlay.results import Fate, Outcome
+from overlay.report.lines import Line, Span, labelled
+from overlay.results import Outcome
 
 
 @dataclass(frozen=True)
@@ -33,13 +38,6 @@ class Summary:
     review: tuple[str, ...] = ()
     taken: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-
-    @property
-    def left_out(self) -> dict[Fate, int]:
-        """How many files were left out, by kind."""
-        kinds = (Fate.TESTS, Fate.DOCS)
-        counts = {kind: sum(one.fate is kind for one in self.files) for kind in kinds}
-        return {kind: count for kind, count in counts.items() if count}
 
     @property
     def problems(self) -> tuple[FileFate, ...]:
@@ -94,3 +92,46 @@ def taken_back(outcomes: Mapping[str, Outcome], names: Sequence[str]) -> tuple[s
 def names_from(names: Sequence[str], name: str) -> Sequence[str]:
     """The releases from one on."""
     return names[list(names).index(name) :]
+
+
+# In words
+
+#: The width of a range of vLLM's releases in a report.
+_SPAN = 16
+
+#: What each outcome means to whoever imports a change.
+_MEANINGS = {
+    Outcome.UPSTREAM: "upstream has it",
+    Outcome.EXACT: "lands exactly",
+    Outcome.MERGED: "merges, for review",
+    Outcome.MOVED: "merges where its scope moved to, for review",
+    Outcome.PARTLY: "upstream has a part of it",
+    Outcome.CONFLICT: "conflicts",
+    Outcome.MISSING: "a file or scope is missing",
+}
+
+
+def landings(outcomes: Mapping[str, Outcome]) -> Iterator[Line]:
+    """A line for each run of releases on which a change lands alike.
+
+    :param outcomes: by release, oldest first.
+    """
+    runs: list[tuple[str, Outcome]] = []
+    for outcome, group in groupby(outcomes.items(), key=lambda entry: entry[1]):
+        names = [release for release, _ in group]
+        runs.append((names[0] if len(names) == 1 else f"{names[0]}..{names[-1]}", outcome))
+    width = max([_SPAN, *(len(span) for span, _ in runs)])
+    for span, outcome in runs:
+        yield Line((Span(f"{span:<{width}}  ", "heading"),), (Span(_MEANINGS[outcome]),))
+
+
+def on_disk_only(paths: Iterable[str], releases: str | None) -> Iterator[Line]:
+    """A note where a feature that was written cannot be patched in memory.
+
+    :param paths: the modules that it edits; :param releases: its range, ``None`` where there is
+        no feature.
+    """
+    if releases is None:
+        return
+    if early := early_among(paths, Version(releases.rpartition("..")[2])):
+        yield labelled(0, "note: ", f"it cannot be patched in memory: {why_on_disk(early)}")

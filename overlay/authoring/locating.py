@@ -24,7 +24,7 @@ from overlay.package import Tree
 from overlay.planning.scopes import UnparsableError
 from overlay.planning.telling import new_lines, share_of, stands_together
 from overlay.planning.text import Edit, SourceText, TextError
-from overlay.planning.upstream import taken
+from overlay.planning.upstream import hunk_is_upstream
 from overlay.results import State
 from overlay.untrusted import read_regular
 
@@ -276,7 +276,7 @@ def _has_much(data: bytes, hunks: Sequence[Hunk]) -> bool:
         return False
     for hunk in hunks:
         lines = [text.lines[place.start : place.stop] for place in text.scopes.get(hunk.scope, ())]
-        shown = taken(hunk, lines, hunks)
+        shown = hunk_is_upstream(hunk, lines, hunks)
         there = shown.merged or shown.partly
         if not there and text.match(hunk).state is not State.UPSTREAMED:
             return False

@@ -7,6 +7,7 @@ is written: two commands that tidy and switch at once leave half a feature.
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,8 +36,6 @@ def only_writer(folder: Path) -> Iterator[None]:
 
 def _locked(folder: Path) -> int:
     """The descriptor that holds the lock."""
-    import fcntl
-
     try:
         handle = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | os.O_CLOEXEC)
     except NotADirectoryError as error:

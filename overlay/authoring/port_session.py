@@ -1,4 +1,4 @@
-"""A port's session: the files that wait for a person, in a folder that survives all but its end.
+"""A port's session: lay out what waits for a person, and make hunks of the files as edited.
 
 ``port-RELEASE/<feature>/<topic>/<package>/...`` is the release's file with every hunk that lands,
 and the others between markers.  Everything else is worked out again from patches and releases, so
@@ -9,87 +9,31 @@ those that the session began with.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from packaging.version import Version
 
-from overlay.authoring import disk
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.port_views import conflict, marker_lines
 from overlay.authoring.ports import FeaturePort, TopicPort, as_patch
-from overlay.authoring.session_document import (
+from overlay.authoring.session import (
     DOCUMENT,
     Kind,
+    Session,
+    Waiting,
+    begin,
+    features_of,
     from_anywhere,
-    head,
-    package_of,
-    read_document,
-    read_file,
-    release_of,
-    require_own,
-    text_of,
 )
-from overlay.authoring.writing import toml_string
 from overlay.errors import UsageError
 from overlay.features.model import Feature
-from overlay.package import VLLM, Package, path_problem, require_id, require_text
+from overlay.package import VLLM, Package
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
 from overlay.results import Outcome
-from overlay.results.invocation import absolute, command
 from overlay.untrusted import sha256
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """One topic that waits for a person.
-
-    :ivar digest: of its feature when the session began.
-    :ivar path: the file of the package; :ivar base: the release that its variant was made on.
-    :ivar laid: sha256 of the text that was laid out; empty where the release has no such file.
-    """
-
-    feature: str
-    digest: str
-    topic: str
-    path: str
-    base: str
-    laid: str
-
-    @property
-    def name(self) -> str:
-        """The file to edit, below the session's folder."""
-        return f"{self.feature}/{self.topic}/{self.path}"
-
-
-@dataclass(frozen=True)
-class PortSession:
-    """A session.
-
-    :ivar patches: the folders of patches that were named beside the shipped one.
-    :ivar waiting: in the order of the series; :ivar package: whose release it is.
-    """
-
-    folder: Path
-    release: str
-    patches: tuple[str, ...]
-    waiting: tuple[Waiting, ...]
-    package: Package = VLLM
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        """The ids of the features that wait."""
-        return tuple(dict.fromkeys(entry.feature for entry in self.waiting))
-
-    def text(self, entry: Waiting) -> bytes | None:
-        """The present bytes of a file to edit; ``None`` where there is none.
-
-        :raises UsageError: if it is not a plain file.
-        """
-        return read_file(self.folder, entry.name)
 
 
 def session_folder(release: str, package: Package = VLLM) -> Path:
@@ -107,43 +51,27 @@ def create(
     """Make a session for the topics of ports that wait for a person, whole or not at all.
 
     :param package: whose release it is.
-
     :raises UsageError: if something is there already; :raises OSError: if it cannot be written.
     :raises NotPrivate: if somebody else could have written the patches.
     """
-    contents: dict[str, bytes] = {}
-    entries: list[Waiting] = []
+    laid: dict[str, bytes] = {}
+    waiting: list[Waiting] = []
     for port in ports:
+        id_, digest = port.feature.id, port.feature.digest
         for topic in port.topics:
             if not topic.covered and (topic.conflicts or topic.review):
                 texts = conflict(topic, release)
-                laid = "" if texts is None else sha256(texts.merged)
-                entry = Waiting(
-                    port.feature.id,
-                    port.feature.digest,
-                    topic.topic,
-                    topic.path,
-                    topic.base,
-                    laid,
-                )
-                entries.append(entry)
+                text = "" if texts is None else sha256(texts.merged)
+                waiting.append(Waiting(id_, digest, topic.topic, topic.path, topic.base, text))
                 if texts is not None:
-                    contents[entry.name] = texts.merged
+                    laid[waiting[-1].name] = texts.merged
         if port.problem is not None:
-            added = port.feature.added[0].path
-            entries.append(Waiting(port.feature.id, port.feature.digest, "files", added, "", ""))
-    places = tuple(str(Path(p).absolute()) for p in patches)
-    session = PortSession(folder, release, places, tuple(entries), package)
-    contents[DOCUMENT] = _rendered(session)
-    _require_own_patches(session)
-    try:
-        disk.appear(folder, contents)
-    except FileExistsError as error:
-        raise UsageError(
-            f"{folder}: expected nothing there, for a new session; end the one that is there with "
-            f"{command('port', '--continue', absolute(folder))} or `--abort`, or move it away"
-        ) from error
-    return folder
+            waiting.append(Waiting(id_, digest, "files", port.feature.added[0].path, "", ""))
+    features, places = features_of(waiting), tuple(Path(p).absolute() for p in patches)
+    session = Session(
+        folder, Kind.PORT, features, release, places, package=package, waiting=tuple(waiting)
+    )
+    return begin(session, laid, {}).folder
 
 
 def find(named: str | None) -> Path:
@@ -163,58 +91,7 @@ def find(named: str | None) -> Path:
     )
 
 
-def load(folder: Path) -> PortSession:
-    """Read a session.
-
-    :raises UsageError: if there is none, or it is damaged.
-    :raises NotPrivate: if somebody else could have written it, or the patches that it names.
-    """
-    session = read_document(folder, Kind.PORT, lambda table: _session(folder, table))
-    _require_own_patches(session)
-    return session
-
-
-def _require_own_patches(session: PortSession) -> None:
-    for place in session.patches:
-        require_own(Path(place))
-
-
-def without(session: PortSession, id_: str) -> PortSession:
-    """A session that no longer waits for a feature, whose files are removed.
-
-    :raises UsageError: if it does not wait for it.
-    :raises OSError: if it cannot be written.
-    """
-    if id_ not in session.features:
-        raise UsageError(
-            f"{id_}: expected one of {', '.join(session.features) or 'none'}, for which "
-            f"{session.folder} waits"
-        )
-    left = replace(
-        session, waiting=tuple(entry for entry in session.waiting if entry.feature != id_)
-    )
-    if not left.waiting:
-        end(session)
-        return left
-    gone = [entry for entry in session.waiting if entry.feature == id_]
-    for entry in gone:
-        session.text(entry)  # refused now, where a link lies there
-    disk.write_below(session.folder, DOCUMENT, _rendered(left))
-    for entry in gone:
-        disk.remove_below(session.folder, entry.name)
-    return left
-
-
-def end(session: PortSession) -> bool:
-    """Remove a session that was carried out; files that are not its own stay.
-
-    :returns: whether its folder is gone.
-    :raises OSError: if it cannot be removed.
-    """
-    return disk.withdraw(session.folder, DOCUMENT, [entry.name for entry in session.waiting])
-
-
-def check_there(session: PortSession, features: Mapping[str, Feature]) -> None:
+def check_there(session: Session, features: Mapping[str, Feature]) -> None:
     """Refuse a session whose features are not at hand.
 
     :raises UsageError: naming the first that is missing.
@@ -232,7 +109,7 @@ def is_stale(entry: Waiting, features: Mapping[str, Feature]) -> bool:
     return features[entry.feature].digest != entry.digest
 
 
-def check_digests(session: PortSession, features: Mapping[str, Feature]) -> None:
+def check_digests(session: Session, features: Mapping[str, Feature]) -> None:
     """Refuse a session whose features were changed since it began.
 
     :raises UsageError: naming what changed; nothing is lost.
@@ -247,7 +124,7 @@ def check_digests(session: PortSession, features: Mapping[str, Feature]) -> None
 
 
 def resolved(
-    session: PortSession, ports: Sequence[FeaturePort], syntax: Syntax
+    session: Session, ports: Sequence[FeaturePort], syntax: Syntax
 ) -> tuple[FeaturePort, ...]:
     """The ports with the hunks that the edited files make.
 
@@ -279,11 +156,11 @@ def resolved(
 
 
 def _edited(
-    session: PortSession, entry: Waiting, topic: TopicPort, syntax: Syntax, problems: list[str]
+    session: Session, entry: Waiting, topic: TopicPort, syntax: Syntax, problems: list[str]
 ) -> TopicPort:
     """A topic with the hunks of its edited file; what is wrong with that is added to problems."""
     place = session.folder / entry.name
-    data = session.text(entry)
+    data = session.now(entry.name)
     if data is None or topic.before is None:
         why = "the release has no such file" if topic.before is None else "it is not there any more"
         problems.append(f"{place}: {why}: --retire or --skip {entry.feature}")
@@ -345,31 +222,3 @@ def _not_landing(port: FeaturePort, syntax: Syntax) -> list[str]:
         else:
             laid[topic.path] = after
     return problems
-
-
-# The document
-
-
-def _rendered(session: PortSession) -> bytes:
-    lines = [
-        *head(Kind.PORT, session.release, session.package),
-        f"patches = [{', '.join(map(toml_string, session.patches))}]",
-    ]
-    for entry in session.waiting:
-        lines += ["", "[[waiting]]"]
-        lines += [f"{key} = {toml_string(value)}" for key, value in vars(entry).items()]
-    return ("\n".join(lines) + "\n").encode()
-
-
-def _session(folder: Path, table: dict[str, Any]) -> PortSession:
-    entries = []
-    package = package_of(table)
-    for item in table.get("waiting", []):
-        entry = Waiting(**{key: require_text(value) for key, value in item.items()})
-        if problem := path_problem(entry.path, package):
-            raise ValueError(problem)
-        require_id(entry.feature)
-        require_id(entry.topic)  # a topic is named as an id is, with its number first
-        entries.append(entry)
-    patches = tuple(text_of(place) for place in table["patches"])
-    return PortSession(folder, release_of(table), patches, tuple(entries), package)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 from overlay.authoring.carry import CarriedHunk
 from overlay.features.model import Feature, Hunk, Patch, Variant, Way
+from overlay.report.base import plain
 from overlay.results import Outcome, whole_outcome
 
 
@@ -79,6 +82,7 @@ class FeaturePort:
     :ivar obsolete: what the release has no more that the feature is for; empty where it is there.
     :ivar problem: why no topic can help, such as an added module whose name is taken.
     :ivar by_hand: whether a person retired it.
+    :ivar written: whether its folder serves the release now.
     """
 
     feature: Feature
@@ -90,6 +94,7 @@ class FeaturePort:
     obsolete: str = ""
     problem: str | None = None
     by_hand: bool = False
+    written: bool = False
 
     @property
     def idle(self) -> bool:
@@ -117,6 +122,71 @@ class FeaturePort:
         return not self.idle and (
             self.problem is not None or any(topic.conflicts for topic in self.topics)
         )
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is left to do: it is served, or the release has it."""
+        return self.written or self.covered or self.outcome is Outcome.UPSTREAM
+
+    @property
+    def bases(self) -> tuple[str, ...]:
+        """The releases of the texts that it was carried from."""
+        return tuple(dict.fromkeys(topic.base for topic in self.topics))
+
+    @property
+    def counts(self) -> dict[Outcome, int]:
+        """How many hunks have each outcome, from best to worst."""
+        tally = Counter(hunk.outcome for topic in self.topics for hunk in topic.hunks)
+        return {outcome: tally[outcome] for outcome in Outcome if tally[outcome]}
+
+    @property
+    def to_look_at(self) -> tuple[tuple[TopicPort, CarriedHunk], ...]:
+        """The hunks that want a person: merged, moved or in conflict; each with its topic."""
+        return tuple(
+            (topic, hunk)
+            for topic in self.topics
+            for hunk in topic.hunks
+            if hunk.outcome not in (Outcome.EXACT, Outcome.UPSTREAM) and not self.idle
+        )
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a person should look at."""
+        return tuple(dict.fromkeys(text for topic in self.topics for text in topic.warnings))
+
+    @property
+    def why(self) -> str | None:
+        """Why nothing can be made of it, or of the first of its topics of which that is so."""
+        return self.problem or next((t.problem for t in self.topics if t.problem), None)
+
+    def plain(self) -> dict[str, Any]:
+        """The fields of the JSON."""
+        hunks = [
+            {
+                "topic": topic.topic,
+                "path": topic.path,
+                "scope": hunk.scope,
+                "outcome": hunk.outcome,
+                "line": hunk.line,
+            }
+            for topic, hunk in self.to_look_at
+        ]
+        fields = {
+            "feature": self.feature.id,
+            "release": self.release,
+            "outcome": self.outcome,
+            "base": self.bases,
+            "counts": self.counts,
+            "hunks": hunks,
+            "warnings": self.warnings,
+            "shown": self.shown,
+            "obsolete": self.obsolete,
+            "covered": self.covered,
+            "review": self.review,
+            "problem": self.why,
+            "written": self.written,
+        }
+        return {name: plain(value) for name, value in fields.items()}
 
 
 def as_patch(port: TopicPort) -> Patch:

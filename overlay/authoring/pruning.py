@@ -15,11 +15,12 @@ from itertools import pairwise
 
 from packaging.version import Version
 
+from overlay.authoring.landing import names_from
 from overlay.authoring.locating import ReleaseTexts, ReleaseTree
-from overlay.authoring.variants import with_merged, with_releases
+from overlay.authoring.variants import patch_file, with_merged, with_releases
 from overlay.authoring.writing import check_files
 from overlay.errors import PatchFormatErrors, UsageError
-from overlay.features.model import Feature, Topic, Variant
+from overlay.features.model import Feature, Variant
 from overlay.package import ReleaseRange
 from overlay.planning.obsolete import obsolete_by
 from overlay.planning.planner import below, plan
@@ -183,7 +184,7 @@ class Pruner:
         """A feature for which every release from one on has nothing to do: its range ends there."""
         feature, files = entry.feature, entry.files
         serving = [name for name in self.names if self._gone(feature, name) is None]
-        since = _from(self.names, serving[-1])[1:] if serving else []
+        since = names_from(self.names, serving[-1])[1:] if serving else []
         last = Version(serving[-1]) if serving else feature.releases.last
         if files is None or not since or not feature.releases.first <= last < feature.releases.last:
             return
@@ -216,7 +217,7 @@ class Pruner:
         if since is None or not before:
             return
         evidence = f"{since} and every later release up to {self.names[-1]} has it"
-        if has != _from(self.names, since):
+        if has != list(names_from(self.names, since)):
             evidence = f"{since} has it, and no later release up to {self.names[-1]} would take it"
         noted = with_merged(files["feature.toml"], since)
         text = f'note merged = "{since}"'
@@ -274,9 +275,9 @@ class Pruner:
                         f"unite {topic.name} {older.releases} and {newer.releases}",
                         "both leave the same text on every release that is served",
                         {
-                            _file(topic, older): None,
-                            _file(topic, newer): None,
-                            f"{topic.name}/{span}.patch": files[_file(topic, kept)],
+                            patch_file(topic, older): None,
+                            patch_file(topic, newer): None,
+                            f"{topic.name}/{span}.patch": files[patch_file(topic, kept)],
                         },
                     )
 
@@ -349,10 +350,6 @@ def _after(present: Sequence[Served], proposal: Proposal) -> list[Served]:
     return made
 
 
-def _from(names: Sequence[str], name: str) -> list[str]:
-    return list(names[list(names).index(name) :])
-
-
 def _clipped(feature: Feature, files: Mapping[str, bytes], span: ReleaseRange) -> Files | None:
     """The patch files once no variant reaches out of a range.
 
@@ -367,16 +364,11 @@ def _clipped(feature: Feature, files: Mapping[str, bytes], span: ReleaseRange) -
             base = variant.patch.headers.get("Base")
             if inside and (first, last) == (variant.releases.first, variant.releases.last):
                 continue
-            made[_file(topic, variant)] = None
+            made[patch_file(topic, variant)] = None
             if not inside:
                 continue
             if base is not None and not first <= Version(base) <= last:
                 return None
-            data = files[_file(topic, variant)]
+            data = files[patch_file(topic, variant)]
             made[f"{topic.name}/{ReleaseRange(first, last)}.patch"] = data
     return made
-
-
-def _file(topic: Topic, variant: Variant) -> str:
-    """A variant's file below its feature's folder."""
-    return f"{topic.name}/{variant.patch.name.rsplit('/', 1)[-1]}"

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from overlay.authoring.locating import ReleaseTexts
 from overlay.errors import UsageError
 from overlay.package import VLLM, Package
+from overlay.targets import resolution
+from overlay.targets.resolution import release_named, releases, spelt
 
 if TYPE_CHECKING:
     from packaging.version import Version
 
-    from overlay.authoring.locating import ReleaseTexts
     from overlay.targets.target import Progress, Target
 
 
@@ -31,8 +33,6 @@ def named(text: str, package: Package = VLLM) -> tuple[Package, tuple[str, ...]]
     :raises UsageError: if the text names none, or those of several packages.
     :raises PackageIndexError: if the index has to be asked and does not answer.
     """
-    from overlay.targets.resolution import releases
-
     names = releases(text, package=package)
     meant = package_of(names) if names else package
     return meant, tuple(str(version_of(name, meant)) for name in names)
@@ -43,8 +43,6 @@ def package_of(names: Iterable[str]) -> Package:
 
     :raises UsageError: if there are several: each has features of its own.
     """
-    from overlay.targets.resolution import release_named
-
     found = [release_named(name) for name in names]
     packages = {each[1] for each in found if each is not None} or {VLLM}
     if len(packages) > 1:
@@ -58,8 +56,6 @@ def version_of(name: str, package: Package) -> Version:
 
     :raises UsageError: if it is not a release of the package.
     """
-    from overlay.targets.resolution import release_named
-
     found = release_named(name, package)
     if found is None or found[1].name != package.name:
         raise UsageError(f"{name!r} is not a release of {package.title}, such as 0.26.0")
@@ -71,13 +67,9 @@ def tree_of(release: str, package: Package, progress: Progress | None) -> Target
 
     :raises OverlayError: if it cannot be read.
     """
-    from overlay.targets.resolution import resolve, spelt
-
-    return resolve(spelt(release, package), progress=progress)
+    return resolution.resolve(spelt(release, package), progress=progress)
 
 
 def texts_of(names: Sequence[str], package: Package, progress: Progress | None) -> ReleaseTexts:
     """The files of releases, from the cache or the package index, each read once."""
-    from overlay.authoring.locating import ReleaseTexts
-
     return ReleaseTexts(names, lambda release: tree_of(release, package, progress))

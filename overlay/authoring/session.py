@@ -1,43 +1,61 @@
 """Keep an edit or a port of features as a folder that survives everything but ``--abort``.
 
-A session's folder holds the files to edit below ``vllm/`` (or the folder of another package), the
-texts that they are compared with below ``.base/``, and ``session.toml``: whose session it is, for
-which release, and the hash of each text.  So nothing but this folder is needed to go on: the
-release may have left the index, and the process that began it may have been killed.  The folder
+A session's folder holds the files to edit and ``session.toml``: whose session it is, for which
+release, and where features are written.  An edit has its files below ``vllm/`` (or the folder of
+another package), the texts that they are compared with below ``.base/``, and the hash of each text
+in its document, so that nothing but this folder is needed to go on: the release may have left the
+index, and the process that began it may have been killed.  A port has them below
+``<feature>/<topic>/``: everything else is worked out again from patches and releases.  The folder
 comes and goes by one rename each.
+
+What is read of a session has to belong to this user or to root, as a project's file and the cache
+have to.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from overlay.authoring import disk
-from overlay.authoring.session_document import (
-    DOCUMENT,
-    Kind,
-    head,
-    package_of,
-    read_document,
-    read_file,
-    release_of,
-    require_own,
-    text_of,
-)
 from overlay.authoring.writing import toml_string
 from overlay.errors import UsageError
-from overlay.package import VLLM, Package, path_problem, require_id, require_text
-from overlay.untrusted import sha256
+from overlay.features.documents import parse_toml
+from overlay.package import (
+    VLLM,
+    Package,
+    package_named,
+    parse_release,
+    path_problem,
+    require_id,
+    require_text,
+)
+from overlay.untrusted import read_below, require_own_name, require_private, sha256
+
+DOCUMENT = "session.toml"
+
+SCHEMA = 1
 
 #: The folder of the texts that the files are compared with.
 BASE = ".base"
 
+#: The most characters of what is wrong with a document, which may quote it.
+_MAX_WHY = 400
+
+
+class Kind(Enum):
+    """The command that began a session, and that ends it."""
+
+    EDIT = "edit"
+    PORT = "port"
+
 
 class SessionFile(NamedTuple):
-    """One file of a session, by the sha256 of its texts.
+    """One file of an edit, by the sha256 of its texts.
 
     :ivar base: the text without what the session is about; ``None`` where there is no such file.
     :ivar laid: the text that the session laid out to be edited; ``None`` where it laid none.
@@ -47,48 +65,72 @@ class SessionFile(NamedTuple):
     laid: str | None
 
 
+class Waiting(NamedTuple):
+    """One topic of a port that waits for a person.
+
+    :ivar digest: of its feature when the session began.
+    :ivar path: the file of the package; :ivar base: the release that its variant was made on.
+    :ivar laid: sha256 of the text that was laid out; empty where the release has no such file.
+    """
+
+    feature: str
+    digest: str
+    topic: str
+    path: str
+    base: str
+    laid: str
+
+    @property
+    def name(self) -> str:
+        """The file to edit, below the session's folder."""
+        return f"{self.feature}/{self.topic}/{self.path}"
+
+
 @dataclass(frozen=True)
 class Session:
     """What a session is about.
 
-    :ivar folder: its folder.
     :ivar features: id of each feature that it is about -> fingerprint of that feature's folder when
         it began; empty for a feature that was not there yet.
-    :ivar below: the same of the features on whose text it was made.
+    :ivar below: the same of the features on whose text an edit was made.
     :ivar release: the release whose files it holds.
-    :ivar patches: the folder of patches that its features are written to.
-    :ivar files: path (``vllm/...``) -> hashes of its texts.
-    :ivar notes: further facts of one kind of session, as texts.
+    :ivar patches: of an edit the folder that its feature is written to; of a port those that were
+        named beside the shipped one.
+    :ivar files: path (``vllm/...``) -> hashes of its texts, of an edit.
+    :ivar notes: further facts of an edit, as texts.
     :ivar package: whose release it is.
+    :ivar waiting: what a port waits for, in the order of the series.
     """
 
     folder: Path
     kind: Kind
     features: Mapping[str, str]
     release: str
-    patches: Path
-    files: Mapping[str, SessionFile]
+    patches: tuple[Path, ...]
+    files: Mapping[str, SessionFile] = field(default_factory=dict)
     below: Mapping[str, str] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
     package: Package = VLLM
+    waiting: tuple[Waiting, ...] = ()
 
-    def now(self, path: str) -> bytes | None:
+    def now(self, name: str) -> bytes | None:
         """The present bytes of a file; ``None`` where it was removed.
 
         :raises UsageError: if something other than a plain file is there.
+        :raises NotPrivate: if somebody else could have written it.
         """
-        return read_file(self.folder, path)
+        return _read_file(self.folder, name)
 
     def base(self, path: str) -> bytes | None:
         """The text that a file is compared with; ``None`` where there is none.
 
         :raises UsageError: if it is no longer the one that the session began with.
         """
-        wanted = self.files[path].base if path in self.files else None
-        if wanted is None:
+        expected = self.files[path].base if path in self.files else None
+        if expected is None:
             return None
-        data = read_file(self.folder, f"{BASE}/{path}")
-        if data is None or sha256(data) != wanted:
+        data = self.now(f"{BASE}/{path}")
+        if data is None or sha256(data) != expected:
             found = "nothing is there" if data is None else "it was edited"
             raise UsageError(
                 f"{self.folder / BASE / path}: expected the text that the session began with, but "
@@ -102,7 +144,7 @@ class Session:
 
         :raises UsageError: if something other than plain files and folders lies there.
         """
-        found: list[str] = []
+        paths: list[str] = []
         for place, folders, names in os.walk(self.folder / self.package.name):
             folders[:] = sorted(name for name in folders if name != "__pycache__")
             for name in (*folders, *names):
@@ -112,8 +154,8 @@ class Session:
                         "symbolic link; put a copy there"
                     )
             below = os.path.relpath(place, self.folder).replace(os.sep, "/")
-            found += [f"{below}/{name}" for name in names]
-        return tuple(sorted(found))
+            paths += [f"{below}/{name}" for name in names]
+        return tuple(sorted(paths))
 
     def untouched(self) -> bool:
         """Whether every file is as the session laid it, and no other is there."""
@@ -121,32 +163,28 @@ class Session:
         return now == {path: self.files[path].laid if path in self.files else None for path in now}
 
 
-def begin(
-    session: Session,
-    laid: Mapping[str, bytes],
-    base: Mapping[str, bytes],
-    beside: Mapping[str, bytes] | None = None,
-) -> Session:
+def features_of(waiting: Iterable[Waiting]) -> dict[str, str]:
+    """The features that a port waits for, with the fingerprint that each had."""
+    return {entry.feature: entry.digest for entry in waiting}
+
+
+def begin(session: Session, laid: Mapping[str, bytes], base: Mapping[str, bytes]) -> Session:
     """Make a session's folder, whole or not at all.
 
-    :param session: its ``files`` are worked out here; :param laid: path -> the text to edit.
+    :param session: the ``files`` of an edit are worked out here.
+    :param laid: path, or what a port calls the file -> the text to edit.
     :param base: path -> the text that it is compared with.
-    :param beside: further files of the folder, for people, by their path in it.
     :returns: the session with its files.
     :raises UsageError: if something lies at its folder already.
     :raises NotPrivate: if its features are written where somebody else could write them too.
     :raises OSError: if it cannot be written; nothing is there then.
     """
-    require_own(session.patches)
-    made = replace(session, files=_files(laid, base, session.package))
-    contents = {
-        **laid,
-        **{f"{BASE}/{path}": data for path, data in base.items()},
-        **(beside or {}),
-        DOCUMENT: render(made).encode(),
-    }
+    for place in session.patches:
+        _require_own(place)
+    if session.kind is Kind.EDIT:
+        session = replace(session, files=_files(laid, base, session.package))
     try:
-        disk.appear(session.folder, contents)
+        disk.appear(session.folder, _contents(session, laid, base))
     except FileExistsError as error:
         command = f"overlay {session.kind.value}"
         raise UsageError(
@@ -154,30 +192,23 @@ def begin(
             f"Where it is a session, go on in it (`{command}` ends it with --abort); otherwise "
             "move it away"
         ) from error
-    return made
+    return session
 
 
-def revise(
-    session: Session,
-    laid: Mapping[str, bytes] | None = None,
-    base: Mapping[str, bytes] | None = None,
-    notes: Mapping[str, str] | None = None,
-) -> Session:
-    """Lay further files into a session, or replace what it notes.
+def revise(session: Session, laid: Mapping[str, bytes], base: Mapping[str, bytes]) -> Session:
+    """Lay further files into an edit.
 
     The document is written last, so that whenever this is killed the session is as before, with
     perhaps a file more.
 
     :param laid: path -> the text to edit; :param base: path -> the text that it is compared with.
-    :param notes: all notes from now on; ``None``: those that there are.
     :raises UsageError: if that would write over an edit.
     :raises OSError: if it cannot be written.
     """
-    laid, base = laid or {}, base or {}
     for path, data in laid.items():
         now = session.now(path)
-        known = session.files[path].laid if path in session.files else None
-        if now is not None and now != data and _hash(now) != known:
+        before = session.files[path].laid if path in session.files else None
+        if now is not None and now != data and _hash(now) != before:
             raise UsageError(
                 f"{session.folder / path}: expected the text that the session laid there or none, "
                 "found an edited file, which is not written over; move it away"
@@ -185,27 +216,64 @@ def revise(
     for path, data in base.items():
         if path in session.files and session.files[path].base != _hash(data):
             raise ValueError(f"{path}: the base of a file of a session does not change")
-    made = replace(
-        session,
-        files={**session.files, **_files(laid, base, session.package)},
-        notes=session.notes if notes is None else notes,
-    )
-    contents = {
-        **{f"{BASE}/{path}": data for path, data in base.items()},
-        **dict(laid),
-        DOCUMENT: render(made).encode(),
-    }
-    for name, data in contents.items():
+    files = {**session.files, **_files(laid, base, session.package)}
+    session = replace(session, files=files)
+    for name, data in _contents(session, laid, base).items():
         disk.write_below(session.folder, name, data)
-    return made
+    return session
 
 
-def end(session: Session) -> None:
+def without(session: Session, id_: str) -> Session:
+    """A port that no longer waits for a feature, whose files are removed.
+
+    :raises UsageError: if it does not wait for it.
+    :raises OSError: if it cannot be written.
+    """
+    if id_ not in session.features:
+        raise UsageError(
+            f"{id_}: expected one of {', '.join(session.features) or 'none'}, for which "
+            f"{session.folder} waits"
+        )
+    waiting = tuple(entry for entry in session.waiting if entry.feature != id_)
+    left = replace(session, features=features_of(waiting), waiting=waiting)
+    if not waiting:
+        finish(session)
+        return left
+    gone = [entry.name for entry in session.waiting if entry.feature == id_]
+    for name in gone:
+        session.now(name)  # refused now, where a link lies there
+    disk.write_below(session.folder, DOCUMENT, render(left).encode())
+    for name in gone:
+        disk.remove_below(session.folder, name)
+    return left
+
+
+def finish(session: Session) -> bool:
+    """Remove a session that was carried out; files that are not its own stay.
+
+    :returns: whether its folder is gone.
+    :raises OSError: if it cannot be removed.
+    """
+    own = [entry.name for entry in session.waiting]
+    if session.kind is Kind.EDIT:
+        own = [*(f"{BASE}/{path}" for path in session.files), *session.present()]
+    return disk.withdraw(session.folder, DOCUMENT, own)
+
+
+def abort(session: Session) -> None:
     """Remove a session's folder with all that is in it.
 
     :raises OSError: if it cannot be removed.
     """
     disk.vanish(session.folder)
+
+
+def _contents(
+    session: Session, laid: Mapping[str, bytes], base: Mapping[str, bytes]
+) -> dict[str, bytes]:
+    """Files of a session's folder by their names, the document last."""
+    bases = {f"{BASE}/{path}": data for path, data in base.items()}
+    return {**bases, **laid, DOCUMENT: render(session).encode()}
 
 
 def _files(
@@ -224,27 +292,75 @@ def _hash(data: bytes | None) -> str | None:
     return None if data is None else sha256(data)
 
 
+# Where it lies
+
+
+def from_anywhere(folder: Path) -> Path:
+    """A session's folder as it was named, or by a path that still means it when it has gone.
+
+    Whoever stands in it names it ``.`` or ``..``, and the working folder goes with it.
+    """
+    if folder.is_absolute():
+        return folder
+    real, here = os.path.realpath(folder), os.path.realpath(os.curdir)
+    return Path(real) if os.path.commonpath((here, real)) == real else folder
+
+
+def _require_own(folder: Path) -> None:
+    """Refuse a folder, by whatever path, that somebody else could have written.
+
+    Of one that is not there nothing is asked: that it is missing is said where it is read.
+
+    :raises NotPrivate: naming the folder and its owner.
+    """
+    real = os.path.realpath(folder)
+    if os.path.lexists(real):
+        require_own_name(folder)
+        require_private(real, allow_group=True)
+
+
+def _read_file(folder: Path, name: str) -> bytes | None:
+    try:
+        data = read_below(folder, name)
+    except OSError as error:
+        raise UsageError(f"{folder / name}: {error.strerror}") from error
+    if data is not None:
+        require_private(folder / name, allow_group=True)
+    return data
+
+
 # The document
 
 
 def render(session: Session) -> str:
     """``session.toml`` of a session."""
+    kind, package = session.kind, session.package
+    about = f"# A session of `overlay {kind.value}`."
     lines = [
-        *head(session.kind, session.release, session.package),
-        f"patches = {toml_string(str(session.patches))}",
+        f"{about} Edit the files below {package.name}/, not this one.",
+        f"schema = {SCHEMA}",
+        *_pairs({"kind": kind.value, "release": session.release}),
+        *([] if package == VLLM else _pairs({"package": package.name})),
     ]
-    for title, table in (
-        ("features", session.features),
-        ("below", session.below),
-        ("notes", session.notes),
-    ):
-        lines += ["", f"[{title}]"]
-        lines += [f"{toml_string(key)} = {toml_string(value)}" for key, value in table.items()]
+    if kind is Kind.PORT:
+        lines.append(f"patches = [{', '.join(toml_string(str(p)) for p in session.patches)}]")
+        for entry in session.waiting:
+            lines += ["", "[[waiting]]", *_pairs(entry._asdict())]
+        return "\n".join(lines) + "\n"
+    (patches,) = session.patches
+    lines += _pairs({"patches": str(patches)})
+    for title in ("features", "below", "notes"):
+        table = {toml_string(key): value for key, value in getattr(session, title).items()}
+        lines += ["", f"[{title}]", *_pairs(table)]
     lines += ["", "[files]"]
     for path, file in session.files.items():
         base, laid = (toml_string(value or "") for value in file)
         lines.append(f"{toml_string(path)} = {{ base = {base}, laid = {laid} }}")
     return "\n".join(lines) + "\n"
+
+
+def _pairs(table: Mapping[str, str]) -> list[str]:
+    return [f"{key} = {toml_string(value)}" for key, value in table.items()]
 
 
 def read(folder: Path, kind: Kind) -> Session:
@@ -253,32 +369,62 @@ def read(folder: Path, kind: Kind) -> Session:
     :raises UsageError: if there is none, it is damaged, or another command's.
     :raises NotPrivate: if somebody else could have written it, or the patches that it names.
     """
-    session = read_document(folder, kind, lambda table: _session(folder, kind, table))
-    require_own(session.patches)
+    expected = f"expected a session of `overlay {kind.value}`"
+    _require_own(folder)
+    data = _read_file(folder, DOCUMENT) if folder.is_dir() else None
+    if data is None:
+        raise UsageError(f"{folder}: {expected}, found no {DOCUMENT} there")
+    try:
+        table = parse_toml(data.decode("utf-8"))
+        if table["schema"] != SCHEMA or isinstance(table["schema"], bool):
+            raise ValueError(f"schema is {table['schema']!r}, expected {SCHEMA}")
+        other = Kind(table["kind"])
+        session = _session(folder, kind, table) if other is kind else None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        why = f"{type(error).__name__}: {error}"[:_MAX_WHY]
+        raise UsageError(
+            f"{folder / DOCUMENT}: {expected}, found a damaged one ({why}). Nothing was "
+            "changed; your edits are in the files there"
+        ) from error
+    if session is None:
+        raise UsageError(f"{folder}: {expected}, found one of `overlay {other.value}`")
+    for place in session.patches:
+        _require_own(place)
     return session
 
 
 def _session(folder: Path, kind: Kind, table: dict[str, Any]) -> Session:
+    package = package_named(require_text(table.get("package", VLLM.name)))
+    release = require_text(table["release"])
+    parse_release(release)
+    named = [table["patches"]] if kind is Kind.EDIT else table["patches"]
+    patches = tuple(Path(_text(place)) for place in named)
+    if kind is Kind.PORT:
+        waiting = tuple(_waiting(item, package) for item in table.get("waiting", []))
+        features = features_of(waiting)
+        return Session(folder, kind, features, release, patches, package=package, waiting=waiting)
     files = {}
-    package = package_of(table)
     for path, entry in table["files"].items():
-        if problem := path_problem(path, package):
-            raise ValueError(problem)
+        _expect_path(path, package)
         files[path] = SessionFile(*(require_text(entry[key]) or None for key in ("base", "laid")))
     features = _features(table["features"])
     if len(features) != 1:
         raise ValueError(f"it is of {len(features)} features, expected one")
-    return Session(
-        folder=folder,
-        kind=kind,
-        features=features,
-        release=release_of(table),
-        patches=Path(text_of(table["patches"])),
-        files=files,
-        below=_features(table["below"]),
-        notes=dict(_texts(table["notes"])),
-        package=package,
-    )
+    below, notes = _features(table["below"]), dict(_texts(table["notes"]))
+    return Session(folder, kind, features, release, patches, files, below, notes, package)
+
+
+def _waiting(item: Mapping[str, object], package: Package) -> Waiting:
+    entry = Waiting(**{key: require_text(value) for key, value in item.items()})
+    _expect_path(entry.path, package)
+    require_id(entry.feature)
+    require_id(entry.topic)  # a topic is named as an id is, with its number first
+    return entry
+
+
+def _expect_path(path: str, package: Package) -> None:
+    if problem := path_problem(path, package):
+        raise ValueError(problem)
 
 
 def _features(table: Mapping[str, object]) -> dict[str, str]:
@@ -287,4 +433,15 @@ def _features(table: Mapping[str, object]) -> dict[str, str]:
 
 def _texts(table: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     for key, value in table.items():
-        yield key, text_of(value)
+        yield key, _text(value)
+
+
+def _text(value: object) -> str:
+    """A text of a document that may name a file.
+
+    :raises TypeError: if it is not a text; :raises ValueError: if it has a NUL, as no name has.
+    """
+    text = require_text(value)
+    if "\0" in text:
+        raise ValueError(f"{text[:40]!r} has a NUL byte in it")
+    return text

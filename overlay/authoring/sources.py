@@ -81,8 +81,7 @@ def _from_url(url: str, each: bool) -> Source:
 def _summed(mails: tuple[Commit, ...], diff: bytes, name: str) -> tuple[Commit, ...]:
     """One commit with the words of the first mail and the files of a diff."""
     (whole,) = read_changes(diff, name)
-    signed = tuple(dict.fromkeys(line for mail in mails for line in mail.signed_off))
-    return (replace(mails[0], files=whole.files, signed_off=signed),)
+    return (replace(mails[0], files=whole.files),)
 
 
 # Checkouts

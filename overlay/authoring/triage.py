@@ -20,6 +20,7 @@ from overlay.package import (
 )
 from overlay.planning.scopes import Syntax
 from overlay.planning.text import SourceText
+from overlay.report.base import by_fields
 from overlay.results import Fate
 from overlay.results.invocation import command
 
@@ -44,6 +45,10 @@ class FileFate:
     by_id: bool = False
     hunks: int = 0
     problem: str | None = None
+
+    def plain(self) -> dict[str, object]:
+        """The fields of the JSON."""
+        return by_fields(self, "by_id")
 
 
 def sort_files(
@@ -231,7 +236,7 @@ def _laid_on(first: IncomingFile, then: IncomingFile) -> IncomingFile:
     text = SourceText.from_bytes(after)
     lines = tuple(("+", line) for line in text.lines)
     hunk = Hunk(MODULE_SCOPE, lines, 1, then.line, post_unfinished=not text.final_newline)
-    return replace(first, hunks=(hunk,), new_blob=then.new_blob)
+    return replace(first, hunks=(hunk,))
 
 
 def added_content(file: IncomingFile) -> bytes:

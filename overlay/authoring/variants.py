@@ -192,12 +192,13 @@ def _existing(topic: Topic, files: Mapping[str, bytes], every: Sequence[str]) ->
     cells: dict[str, _Cell] = {}
     for variant in topic.variants:
         key = _key(variant.patch.hunks, retired=variant.patch.retired)
-        cell = _Cell(key, files[_file(topic, variant)], existing=True)
+        cell = _Cell(key, files[patch_file(topic, variant)], existing=True)
         cells |= {name: cell for name in every if Version(name) in variant.releases}
     return cells
 
 
-def _file(topic: Topic, variant: Variant) -> str:
+def patch_file(topic: Topic, variant: Variant) -> str:
+    """A variant's file below its feature's folder."""
     return f"{topic.name}/{variant.patch.name.rsplit('/', 1)[-1]}"
 
 

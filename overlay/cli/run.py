@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from contextvars import copy_context
@@ -31,10 +32,16 @@ def _run(arguments: Sequence[str]) -> int:
     try:
         _open_streams()
         view = View()
-        answer = _answer(list(arguments), view)
+        with warnings.catch_warnings():
+            warnings.showwarning = _note  # type: ignore[assignment]  # it needs the text alone
+            answer = _answer(list(arguments), view)
         return answer if isinstance(answer, int) else _deliver(answer, view)
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
+
+
+def _note(message: Warning | str, *_: object) -> None:
+    sys.stderr.write(f"note: {message}\n")
 
 
 def _answer(arguments: list[str], view: View) -> Report | str | int:

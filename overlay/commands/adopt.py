@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from overlay.commands.scene import ended, writable, writing_to_none
+from overlay.commands.scene import ended, writable
 from overlay.commands.status import of_files
 from overlay.commands.target_report import only, with_notices
 from overlay.commands.unrecorded import is_changed, prove
@@ -41,8 +41,7 @@ def adopt(request: Request) -> AdoptReport:
     """
     scene = writable(request, "adopt")
     said = ended(scene.targets)
-    with writing_to_none(scene.targets):
-        proven = [_to_adopt(scene.features, target) for target in scene.targets]
+    proven = [_to_adopt(scene.features, target) for target in scene.targets]
     works = [
         commit.adopting(
             target.root,

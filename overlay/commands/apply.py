@@ -23,16 +23,14 @@ from overlay.commands.assess import (
 from overlay.commands.next_process import with_plugin, with_running
 from overlay.commands.request import Request
 from overlay.commands.required import expect_known, with_requirements
-from overlay.commands.scene import Scene, ended, writable, writing_to_none
+from overlay.commands.scene import Scene, ended, writable
 from overlay.commands.status import by_ledger
 from overlay.commands.target_report import notices, only, with_runner
-from overlay.errors import UsageError
 from overlay.on_disk import transaction as commit
 from overlay.report.codes import Verdict
 from overlay.report.model import TargetReport
 from overlay.report.outcomes import (
     applied,
-    neither,
     not_applied,
     required_missing,
     untested_refused,
@@ -40,11 +38,9 @@ from overlay.report.outcomes import (
 )
 from overlay.report.targets import ApplyReport
 from overlay.report.wording import together, with_idle
-from overlay.results.invocation import NOTHING_NAMED, invoked
 
 if TYPE_CHECKING:
     from overlay.results import FeatureResult
-    from overlay.targets.target import Target
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,7 @@ class _Job:
 
 
 def apply(request: Request, *, dry_run: bool = False, untested: bool = False) -> ApplyReport:
-    """Apply what is meant, beside what is applied already: to every package, or to none.
+    """Apply what is meant, beside what is applied already: to no package unless to all of them.
 
     :param dry_run: do everything but write.
     :param untested: also apply to a release that no patch was tested on.
@@ -80,13 +76,12 @@ def _attempt(job: _Job, said: str | None) -> ApplyReport:
     :raises PlanOutdated: if another command changed what is applied in between.
     """
     scene = job.scene
-    with writing_to_none(scene.targets):
-        found = [examine(target, scene.features, scene.meant) for target in scene.targets]
-        found[0] = _noted(found[0], said)
-        decisions = [
-            outlook(examination, target, untested=job.untested)
-            for examination, target in zip(found, scene.targets, strict=True)
-        ]
+    found = [examine(target, scene.features, scene.meant) for target in scene.targets]
+    found[0] = _noted(found[0], said)
+    decisions = [
+        outlook(examination, target, untested=job.untested)
+        for examination, target in zip(found, scene.targets, strict=True)
+    ]
     if (refusal := _refusal(job, decisions)) is not None:
         return refusal
     if job.dry_run:
@@ -105,7 +100,6 @@ def _attempt(job: _Job, said: str | None) -> ApplyReport:
         if target.root is not None
     ]
     outcomes = commit.carry_out(works)
-    _keep_receipt(scene.targets)
     everything = [
         by_ledger(target, scene.features) or examine(target, scene.features).report
         for target in scene.targets
@@ -121,17 +115,15 @@ def _refusal(job: _Job, decisions: Sequence[Decision]) -> ApplyReport | None:
         decision.outlook is Outlook.REFUSE or (job.dry_run and report.interrupted)
         for decision, report in zip(decisions, reports, strict=True)
     ]
-    verdicts, others = [], []
+    verdicts = []
     for decision, report, no in zip(decisions, reports, refused, strict=True):
         if no:
             verdicts.append(not_applied(report))
         elif decision.outlook is Outlook.UNTESTED and not any(refused):
             verdicts.append(untested_refused(report, decision.untested))
-        else:
-            others.append(report)
     if not verdicts:
         return None
-    return ApplyReport(neither(together(verdicts), others), reports[0], others=reports[1:])
+    return ApplyReport(together(verdicts), reports[0], others=reports[1:])
 
 
 def _would_apply(
@@ -198,19 +190,6 @@ def _with_runner(job: _Job, reports: Sequence[TargetReport]) -> list[TargetRepor
 
 def _without(report: TargetReport, ids: Container[str]) -> list[FeatureResult]:
     return [entry for entry in report.features if entry.feature not in ids]
-
-
-def _keep_receipt(targets: Sequence[Target]) -> None:
-    """Let the next process of this environment read what it will find, and plan nothing."""
-    from overlay import settings
-    from overlay.on_disk.process_decision import keep_applied
-
-    try:
-        switches = settings.read()
-    except UsageError:
-        return  # no process would start with such a variable
-    with invoked(NOTHING_NAMED):  # what it writes is read by processes of this environment
-        keep_applied(targets, switches)
 
 
 def _overruled(target: TargetReport, verdict: Verdict) -> Verdict:

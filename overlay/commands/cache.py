@@ -23,7 +23,8 @@ from overlay.report.lines import Line, Span
 from overlay.report.words import count, megabytes
 from overlay.untrusted import kind, require_private
 
-#: Folder of the cache -> what it holds, and the names of its entries.
+#: Folder of the cache -> what it holds, and the names of its entries; receipts are
+#: what former overlays left.
 PARTS = {
     "releases": ("releases that were fetched", re.compile(r"[A-Za-z_]\w*-[^/]*\.zip(\.lock)?")),
     "modules": ("modules patched in memory", re.compile(r"[0-9a-f]{16,64}(\.\w+)?")),

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import overlay
 from overlay import settings as switches
-from overlay.cache import cache_folder
+from overlay.cache import PrivateFolder, cache_folder, size_of
 from overlay.commands.cache import PARTS
 from overlay.commands.project import find_project
 from overlay.commands.variables import cache_problem
 from overlay.errors import OverlayError, UsageError
 from overlay.features.model_runners import advice
+from overlay.package import VLLM
 from overlay.processes import records
 from overlay.settings import kept_out
 from overlay.targets.environments import (
@@ -31,8 +32,8 @@ from overlay.targets.environments import (
     is_environment,
     named_interpreter,
     resolve_environment,
+    resolve_installed,
 )
-from overlay.targets.installed import resolve_installed
 from overlay.untrusted import read_regular
 
 if TYPE_CHECKING:
@@ -293,14 +294,10 @@ def cache() -> CacheFacts:
         folder = cache_folder() / "modules"
     except RuntimeError as error:
         return CacheFacts(None, 0, 0, f"no home folder: {error}", _records())
-    entries, size, problem = list[Path](), 0, None
+    entries, size, problem = list[str](), 0, None
     try:
-        entries = [place for place in folder.iterdir() if not place.name.startswith(".")]
-        size = sum(
-            file.stat().st_size for place in entries for file in place.rglob("*") if file.is_file()
-        )
-    except FileNotFoundError:
-        pass  # nothing was patched in memory yet
+        entries = PrivateFolder(folder).entries()
+        size = sum(size_of(folder / name) for name in entries)
     except OSError as error:
         problem = str(error)
     wrong = (cache_problem(folder.with_name(name), allow_group=name != "modules") for name in PARTS)
@@ -331,8 +328,8 @@ def installed(elsewhere: Environment | None = None) -> tuple[Target | None, str 
     """The vLLM of this Python or of another environment, or why there is none."""
     try:
         if elsewhere is not None:
-            return resolve_environment(Path(elsewhere.name), elsewhere.name), None
-        return resolve_installed(), None
+            return resolve_environment(Path(elsewhere.name), elsewhere.name, VLLM), None
+        return resolve_installed(VLLM), None
     except OverlayError as error:
         return None, str(error)
 

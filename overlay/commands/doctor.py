@@ -23,7 +23,8 @@ from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, MARK, Line, Span, labelled
 from overlay.report.wording import attention
 from overlay.report.words import count
-from overlay.targets.resolution import ABSENT, resolve_each
+from overlay.targets.resolution import resolve_each
+from overlay.targets.target import Absent
 
 if TYPE_CHECKING:
     from overlay.commands.diagnosis import (
@@ -157,7 +158,7 @@ def _installed(
         further = [package for package in packages_of(features) if package != VLLM]
         if further:
             answers += [of_files(each, features) for each in resolve_each(elsewhere, further)]
-    except ABSENT:
+    except Absent:
         pass  # features for a package that is not installed have nothing to do
     except OverlayError as error:
         problems.append(str(error))

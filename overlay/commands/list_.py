@@ -11,7 +11,7 @@ from packaging.version import Version
 from overlay.commands.request import Request
 from overlay.errors import PackageIndexError, UsageError
 from overlay.features.folder import Hole, holes
-from overlay.features.model import Feature, Topic, UpstreamPlan
+from overlay.features.model import Feature, Topic, UpstreamPlan, UpstreamTest
 from overlay.package import VLLM, Package, package_of_distribution
 from overlay.report.base import Report, plain
 from overlay.report.codes import Code, Verdict
@@ -189,11 +189,11 @@ def _package(name: str) -> Package:
 
 def _offered(pre: bool, package: Package) -> tuple[ReleaseEntry, ...]:
     """The releases on the index from the oldest known one on, oldest first."""
-    from overlay.targets.release import offered_releases
+    from overlay.targets.fetch import offered_releases
 
     known = package.releases
     try:
-        offered = offered_releases(pre=pre, package=package)
+        offered = offered_releases(package, pre=pre)
     except PackageIndexError as error:
         if not known:
             raise
@@ -229,9 +229,15 @@ def _retires(feature: Feature) -> tuple[str, ...]:
 
     The last sentence also names the files without which there is nothing to do.
     """
-    *first, last = tuple(_has_it(feature)) or (
+    whole = tuple(_has_it(feature)) or (
         "once a release has all of its changes itself, told by their lines",
     )
+    of_topics = (
+        f"{topic.name} {sentence}"
+        for topic in feature.topics
+        for sentence in _tested(topic.upstream_tests)
+    )
+    *first, last = (*of_topics, *whole)
     if feature.obsolete_without:
         last += f"; or where a release has no {' or no '.join(feature.obsolete_without)} any more"
     return (*first, last)
@@ -246,10 +252,15 @@ def _has_it(feature: Feature) -> Iterator[str]:
             else ""
         )
         return
-    for test in feature.upstream_tests:
+    yield from _tested(feature.upstream_tests)
+
+
+def _tested(tests: Sequence[UpstreamTest]) -> Iterator[str]:
+    """What tests look for, in words."""
+    for test in tests:
         if test.contains:
             yield f"once a release has {test.contains.strip()!r} in {test.scope} of {test.path}"
-    lined = [test for test in feature.upstream_tests if test.lines]
+    lined = [test for test in tests if test.lines]
     if lined:
         number = sum(len(test.lines) for test in lined)
         share = min(test.share for test in lined)  # as it is judged: of the lines of all scopes

@@ -11,13 +11,14 @@ from overlay.commands.required import expect_known
 from overlay.errors import OverlayError
 from overlay.features.sources import shipped_folder
 from overlay.features.switches import declarations
+from overlay.package import VLLM
 from overlay.processes import live as running_processes
 from overlay.processes.records import Effect
 from overlay.report.base import Report, by_fields, plain
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, MARK, Line, Span, aligned, labelled
 from overlay.report.words import count, enumeration
-from overlay.targets.installed import resolve_installed
+from overlay.targets.environments import resolve_installed
 
 if TYPE_CHECKING:
     from overlay.commands.request import Request
@@ -86,7 +87,7 @@ def of_this_vllm() -> tuple[LiveProcess, ...]:
     if not any(process.problem for process in everywhere):
         return everywhere
     try:
-        root = resolve_installed().root
+        root = resolve_installed(VLLM).root
     except OverlayError:
         root = None
     return running_processes.strangers_noted(everywhere, root)

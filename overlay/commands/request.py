@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,7 +14,7 @@ from overlay.features.model import Feature, of_package, packages_of
 from overlay.features.sources import shipped_folder
 from overlay.package import VLLM, Package
 from overlay.results.invocation import ON_CHOSEN, Invocation, absolute
-from overlay.settings import in_home
+from overlay.settings import current_ids, in_home
 
 if TYPE_CHECKING:
     from overlay.targets.target import Progress
@@ -56,6 +57,20 @@ class Request(NamedTuple):
     named_as: str = "--feature"
     target: str | None = None
     progress: Progress | None = None
+
+    def with_current_ids(self) -> Request:
+        """The same by the ids that features have now; a former one is warned of."""
+
+        def note(text: str) -> None:
+            warnings.warn(
+                text, FutureWarning, stacklevel=7
+            )  # at the caller of a function of the API
+
+        return self._replace(
+            features=current_ids(self.features, note),
+            require=current_ids(self.require, note),
+            without=current_ids(self.without, note),
+        )
 
     @property
     def names_target(self) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from overlay.commands import wings
-from overlay.commands.scene import ended, refuse_release, root_of, scene_of, writing_to_none
+from overlay.commands.scene import ended, refuse_release, root_of, scene_of
 from overlay.commands.status import of_files, with_next_process
 from overlay.commands.take_off import take_off
 from overlay.commands.target_report import notices
@@ -25,7 +25,6 @@ from overlay.report.outcomes import (
     adopt_first,
     also_kept,
     left_as_it_is,
-    neither,
     not_kept,
     not_reverted,
     reverted,
@@ -144,13 +143,12 @@ def _everything(
     named: bool,
     edits: Mapping[str, Sequence[Change]] | None = None,
 ) -> RevertReport:
-    """Take everything off, in all packages or in none.
+    """Take everything off, in no package unless in all of them.
 
     :param said: what ending an interrupted transaction had to say.
     :param edits: name of a package -> edits that a feature holds, and that are taken out too.
     """
-    with writing_to_none(targets):
-        before = [_ledger(target) for target in targets]
+    before = [_ledger(target) for target in targets]
     works = [
         commit.reverting(
             target.root,
@@ -231,7 +229,7 @@ def _refused(
     targets: Sequence[Target], before: Sequence[Ledger | None], refusal: RevertRefused
 ) -> RevertReport:
     """The report of a revert that would lose somebody's edits in one of the packages."""
-    answers, verdicts, others = [], [], []
+    answers, verdicts = [], []
     for target, ledger in zip(targets, before, strict=True):
         found = None if ledger is None else from_ledger(ledger, target, public(target))
         plan = found or Plan(())
@@ -241,10 +239,7 @@ def _refused(
         answers.append(_report(target, plan))
         if edited:
             verdicts.append(not_reverted(answers[-1], edited))
-        else:
-            others.append(answers[-1])
-    verdict = neither(together(verdicts), others, "reverted in")
-    return RevertReport(verdict, answers[0], others=tuple(answers[1:]))
+    return RevertReport(together(verdicts), answers[0], others=tuple(answers[1:]))
 
 
 def _reverted(result: FeatureResult) -> FeatureResult:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from overlay.errors import LedgerError, OverlayError, TargetError, TransactionError, UsageError
+from overlay.errors import OverlayError, UsageError
 from overlay.features.model import packages_of
 from overlay.package import VLLM, Package
 from overlay.results import FeatureResult, Reason, State
 from overlay.results.invocation import NOTHING_NAMED, Invocation, command
 from overlay.targets import resolution
-from overlay.targets.environments import resolve_interpreter
+from overlay.targets.target import Absent
 
 if TYPE_CHECKING:
     from overlay.commands.request import Request
@@ -30,9 +29,9 @@ def resolve(request: Request, package: Package = VLLM) -> Target:
     :raises TargetError: if the target does not exist.
     :raises PackageIndexError: if a release cannot be fetched.
     """
-    if request.target is None and request.python is not None:
-        return resolve_interpreter(request.python, package)
-    return resolution.resolve(request.target, progress=request.progress, package=package)
+    return resolution.resolve(
+        request.target, python=request.python, progress=request.progress, package=package
+    )
 
 
 class Scene(NamedTuple):
@@ -107,7 +106,7 @@ def _targets(request: Request, packages: Sequence[Package]) -> tuple[Target, ...
 
     try:
         return each(packages)
-    except resolution.ABSENT:
+    except Absent:
         if VLLM in packages:
             raise
         return each((VLLM,))  # where features for something else have nothing to do
@@ -124,22 +123,6 @@ def writable(request: Request, command: str) -> Scene:
     for target in scene.targets:
         root_of(target, command)
     return scene
-
-
-@contextmanager
-def writing_to_none(targets: Sequence[Target]) -> Iterator[None]:
-    """Say of an error about one of several packages that nothing was written to the others either.
-
-    :raises OverlayError: what was raised inside.
-    """
-    try:
-        yield
-    except (LedgerError, TransactionError, TargetError) as error:
-        if len(targets) > 1 and error.args:
-            names = " and ".join(f"{each.package.title} in {each.root}" for each in targets)
-            text = str(error.args[0]).removesuffix(".")
-            error.args = (f"{text}. Nothing was written to {names}", *error.args[1:])
-        raise
 
 
 def ended(targets: Sequence[Target]) -> str | None:

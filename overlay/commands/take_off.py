@@ -25,7 +25,7 @@ from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
 from overlay.report.codes import Code
 from overlay.report.model import Obstacle
-from overlay.report.outcomes import neither, not_taken_off, taken_off
+from overlay.report.outcomes import not_taken_off, taken_off
 from overlay.report.targets import RevertReport
 from overlay.report.wording import together
 from overlay.report.words import enumeration
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 def take_off(request: Request, said: str | None, *, named: bool) -> RevertReport:
     """Take off the features of ``request``; refuse where the others could not stay as they are.
 
-    Of several packages all are changed, or none.
+    Of several packages none is changed unless all can be.
 
     :param said: what ending an interrupted transaction had to say.
     :raises UsageError: if a feature is neither applied nor at hand.
@@ -169,14 +169,12 @@ def _removal(
 
 def _refused(removals: Sequence[_Removal], answers: Sequence[TargetReport]) -> RevertReport:
     """The report of a removal without which the other features could not stay."""
-    verdicts, shown, others = [], [], []
+    verdicts, shown = [], []
     for each, answer in zip(removals, answers, strict=True):
         shown.append(replace(answer, obstacles=each.obstacles))
         if each.refused:
             verdicts.append(not_taken_off(shown[-1], each.going))
-        else:
-            others.append(shown[-1])
-    return RevertReport(neither(together(verdicts), others), shown[0], others=tuple(shown[1:]))
+    return RevertReport(together(verdicts), shown[0], others=tuple(shown[1:]))
 
 
 def _in_force(ledger: Ledger | None, target: Target) -> Ledger | None:

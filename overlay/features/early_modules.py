@@ -47,7 +47,7 @@ def early_modules(release: Version | None) -> frozenset[str]:
     return frozenset(
         module
         for span, modules in table.items()
-        if version in ReleaseRange.parse(span)
+        if version in ReleaseRange.parse(span, VLLM)
         for module in modules
     )
 

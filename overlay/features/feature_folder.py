@@ -13,8 +13,8 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 
 from overlay.errors import PatchFormatError, PatchFormatErrors
-from overlay.features.feature_toml import Document, read_document, read_fields
-from overlay.features.model import AddedFile, Feature, Hunk, Topic, Variant
+from overlay.features.feature_toml import NO_RELEASES, Document, read_document, read_fields
+from overlay.features.model import AddedFile, Feature, Hunk, Topic, UpstreamTest, Variant
 from overlay.features.patch_file import parse_patch
 from overlay.features.sources import (
     SHARED,
@@ -42,11 +42,11 @@ def read_feature(
     :param errors: takes every malformed place.
     :returns: the feature, or ``None`` after errors.
     """
-    known = len(errors)
+    before = len(errors)
     toml = folder / "feature.toml"
     document = read_document(toml, errors) if is_plain(toml, errors) else None
-    fields = None if document is None else read_fields(document)
-    package = VLLM if fields is None else fields.package
+    feature = None if document is None else read_fields(document)
+    package = VLLM if feature is None else feature.package
     notices: list[Notice] = []
     topics: list[Topic] = []
     added: list[AddedFile] = []
@@ -65,21 +65,22 @@ def read_feature(
                 "(two digits, lower case, such as 01-proposer)"
             )
             errors.append(PatchFormatError(str(path), None, problem))
-    if fields is not None and not (topics or added or fields.shared or fields.upstream_tests):
+    if feature is not None and not (topics or added or feature.shared or feature.upstream_tests):
         problem = "the feature does nothing: expected a topic, an added module or [[upstreamed]]"
         errors.append(PatchFormatError(str(toml), None, problem))
-    if document is None or fields is None or fields.releases is None:
+    if document is None or feature is None or feature.releases is NO_RELEASES:
         return None
-    added += _read_shared(document, fields.shared, patches, {module.path for module in added})
-    _check_variants(folder, fields.releases, topics, added, errors)
-    if len(errors) > known:
+    topics = _with_tests(document, topics, feature.upstream_tests)
+    added += _read_shared(document, feature.shared, patches, {module.path for module in added})
+    _check_variants(folder, feature.releases, topics, added, errors)
+    if len(errors) > before:
         return None
-    feature = Feature(
-        **{**fields._asdict(), "releases": fields.releases},
+    feature = replace(
+        feature,
+        upstream_tests=tuple(test for test in feature.upstream_tests if not test.topic),
         topics=tuple(topics),
         added=tuple(sorted(added, key=lambda module: module.path)),
         origin=origin,
-        digest="",
         source=source_of(folder, patches),
         notices=tuple(notices),
     )
@@ -182,6 +183,21 @@ def _read_added(
     return added
 
 
+def _with_tests(
+    document: Document, topics: Iterable[Topic], tests: Iterable[UpstreamTest]
+) -> list[Topic]:
+    """The topics, each with the tests that are about it; the errors take those about none."""
+    about: dict[str, list[UpstreamTest]] = {topic.name: [] for topic in topics}
+    for test in tests:
+        if test.topic and test.topic not in about:
+            names = ", ".join(about) or "none"
+            problem = f"[[upstreamed]] topic: expected one of {names}, found {test.topic!r}"
+            document.error("topic", problem)
+        elif test.topic:
+            about[test.topic].append(test)
+    return [topic._replace(upstream_tests=tuple(about[topic.name])) for topic in topics]
+
+
 def _read_shared(
     document: Document, paths: Iterable[str], patches: Path, own: Container[str]
 ) -> list[AddedFile]:
@@ -243,7 +259,7 @@ def _digest(feature: Feature) -> str:
             # Where it is the one that every feature once had, digests stay as they were.
             **({} if feature.package == VLLM else {"package": feature.package.name}),
             "releases": str(feature.releases),
-            "upstreamed": [test._asdict() for test in feature.upstream_tests],
+            "upstreamed": [_plain(test) for test in feature.upstream_tests],
             # Likewise.
             **({"builds": [each._asdict() for each in feature.builds]} if feature.builds else {}),
             # Likewise; the file of its model runner is implied.
@@ -252,6 +268,7 @@ def _digest(feature: Feature) -> str:
             "topics": [
                 {
                     "name": topic.name,
+                    **({"upstreamed": tests} if (tests := topic.upstream_tests) else {}),
                     "variants": [
                         {
                             "releases": str(variant.releases),
@@ -269,6 +286,10 @@ def _digest(feature: Feature) -> str:
             ],
         }
     )
+
+
+def _plain(test: UpstreamTest) -> dict[str, object]:
+    return {name: value for name, value in test._asdict().items() if name != "topic"}
 
 
 def essence(hunk: Hunk) -> list[object]:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from packaging.version import Version
 
 from overlay.errors import MAX_ERRORS, PatchFormatError
 from overlay.features.documents import MalformedToml, parse_toml
-from overlay.features.model import MODULE_SCOPE, Build, UpstreamPlan, UpstreamTest
+from overlay.features.model import MODULE_SCOPE, Build, Feature, UpstreamPlan, UpstreamTest
 from overlay.features.sources import read_text, unread
-from overlay.features.switches import (
-    Switch,
-    read_model_runner,
-    read_situational,
-    read_switches,
-)
+from overlay.features.switches import read_model_runner, read_situational, read_switches
 from overlay.package import (
     VLLM,
     Package,
@@ -29,6 +25,7 @@ from overlay.package import (
     path_problem,
 )
 from overlay.results import RUNNER_FILES, ModelRunner
+from overlay.settings import FORMER_IDS
 
 #: The keys that a feature.toml has to have; all are texts.
 _REQUIRED = ("id", "title", "why", "releases")
@@ -52,32 +49,15 @@ _KEYS = (
     ),
 )
 
-_TEST_KEYS = ("path", "scope", "contains", "lines", "share")
+_TEST_KEYS = ("path", "scope", "contains", "lines", "share", "topic")
 _BUILD_KEYS = ("name", "path", "scope", "contains", "text")
 
 
-class Fields(NamedTuple):
-    """What a ``feature.toml`` says; as in ``overlay.features.model.Feature``.
+#: Those of a feature whose own could not be read.
+NO_RELEASES = ReleaseRange(Version("0"), Version("0"))
 
-    :ivar releases: ``None`` after an error.
-    """
-
-    id: str
-    title: str
-    why: str
-    upstream: str
-    releases: ReleaseRange | None
-    upstream_tests: tuple[UpstreamTest, ...]
-    needs: tuple[str, ...]
-    required: bool
-    switches: tuple[Switch, ...]
-    model_runner: ModelRunner | None
-    merged: Version | None
-    builds: tuple[Build, ...]
-    reason: UpstreamPlan | None
-    package: Package
-    obsolete_without: tuple[str, ...]
-    shared: tuple[str, ...]
+Value = TypeVar("Value")
+Default = TypeVar("Default")
 
 
 class Document(NamedTuple):
@@ -122,8 +102,11 @@ def read_document(path: Path, errors: list[PatchFormatError]) -> Document | None
     return Document(path, text.removeprefix("\ufeff"), table, errors)
 
 
-def read_fields(document: Document) -> Fields:
-    """Read and check the keys of a ``feature.toml``; its errors take what is malformed."""
+def read_fields(document: Document) -> Feature:
+    """Read and check the keys of a ``feature.toml``; its errors take what is malformed.
+
+    :returns: what it says of the feature, without what else lies in its folder.
+    """
     table = document.table
     for key in table:
         if key not in _KEYS:
@@ -132,31 +115,65 @@ def read_fields(document: Document) -> Fields:
     read_situational(table, document.error)
     package = _package(document)
     model_runner = read_model_runner(table, document.error)
-    return Fields(
+    return Feature(
         id=_id(document),
         title=_text(document, "title"),
         why=_text(document, "why"),
-        upstream=_upstream(document),
-        releases=_releases(document, package),
+        upstream=_parsed(document, "upstream", _url, ""),
+        releases=_parsed(
+            document, "releases", lambda text: ReleaseRange.parse(text, package), NO_RELEASES
+        ),
         upstream_tests=_upstream_tests(document, package),
-        needs=_needs(document),
+        topics=(),
+        added=(),
+        origin="",
+        digest="",
+        needs=tuple(_texts(document, "needs", "texts")),
         required=_required(document),
         switches=read_switches(table, document.error),
         model_runner=model_runner,
-        merged=_merged(document),
+        merged=_parsed(document, "merged", parse_release, None),
         builds=_builds(document, package),
-        reason=_reason(document),
+        reason=_parsed(document, "reason", _plan, None),
         package=package,
         obsolete_without=_obsolete_without(document, package, model_runner),
         shared=_shared(document, package),
     )
 
 
+def _parsed(
+    document: Document, key: str, parse: Callable[[str], Value], default: Default
+) -> Value | Default:
+    """The value of a key; the default where it may be missing and is, or after an error.
+
+    :param parse: reads its text; raises ``ValueError`` with what is wrong with it.
+    """
+    if key not in document.table and key not in _REQUIRED:
+        return default
+    text = _text(document, key)
+    try:
+        return parse(text) if text else default
+    except ValueError as error:
+        document.error(key, f"{key}: {error}")
+        return default
+
+
+def _url(text: str) -> str:
+    if not re.match(r"^https?://\S+$", text):
+        raise ValueError(f"{text!r} is not a URL; omit the key where nothing was proposed upstream")
+    return text
+
+
+def _plan(text: str) -> UpstreamPlan:
+    plans = [plan.value for plan in UpstreamPlan]
+    if text not in plans:
+        raise ValueError(f"expected one of {', '.join(plans)}, found {text!r}")
+    return UpstreamPlan(text)
+
+
 def _package(document: Document) -> Package:
     """The package that the feature patches; vLLM where the key is missing."""
-    if "package" not in document.table:
-        return VLLM
-    text = _text(document, "package")
+    text = _parsed(document, "package", str, "")
     if not text:
         return VLLM
     if (problem := package_problem(text)) is not None:
@@ -180,92 +197,38 @@ def _id(document: Document) -> str:
     text, folder = _text(document, "id"), document.path.parent.name
     if text and (problem := id_problem(text)) is not None:
         document.error("id", f"id: {problem}")
+    elif text in FORMER_IDS:
+        document.error("id", f"id: {text} means {FORMER_IDS[text]} now; expected another one")
     elif text and text != folder:
         document.error("id", f"id: expected the folder's name, {folder!r}, found {text!r}")
     return text
 
 
-def _upstream(document: Document) -> str:
-    """The URL of the upstream change; empty where none is named."""
-    if "upstream" not in document.table:
-        return ""
-    text = _text(document, "upstream")
-    if text and not re.match(r"^https?://\S+$", text):
-        document.error(
-            "upstream",
-            f"upstream: {text!r} is not a URL; omit the key where nothing was proposed upstream",
-        )
-    return text
-
-
-def _releases(document: Document, package: Package) -> ReleaseRange | None:
-    text = _text(document, "releases")
-    if not text:
-        return None
-    try:
-        return ReleaseRange.parse(text, package)
-    except ValueError as error:
-        document.error("releases", f"releases: {error}")
-        return None
-
-
-def _merged(document: Document) -> Version | None:
-    """The first release that has the feature; ``None`` where the key is missing."""
-    if "merged" not in document.table:
-        return None
-    text = _text(document, "merged")
-    try:
-        return parse_release(text) if text else None
-    except ValueError as error:
-        document.error("merged", f"merged: {error}")
-        return None
-
-
-def _reason(document: Document) -> UpstreamPlan | None:
-    """Why the feature is kept as a patch; ``None`` where the key is missing."""
-    if "reason" not in document.table:
-        return None
-    text = _text(document, "reason")
-    known = [plan.value for plan in UpstreamPlan]
-    if text in known:
-        return UpstreamPlan(text)
-    if text:
-        document.error("reason", f"reason: expected one of {', '.join(known)}, found {text!r}")
-    return None
-
-
-def _needs(document: Document) -> tuple[str, ...]:
-    needs = document.table.get("needs", [])
-    if isinstance(needs, list) and all(isinstance(need, str) and need for need in needs):
-        return tuple(needs)
-    document.error("needs", "needs: expected a list of texts")
-    return ()
+def _texts(document: Document, key: str, what: str) -> list[str]:
+    """The texts of a key, none of them empty; no text where it is missing, or after an error."""
+    texts = document.table.get(key, [])
+    if isinstance(texts, list) and all(isinstance(text, str) and text for text in texts):
+        return texts
+    document.error(key, f"{key}: expected a list of {what}")
+    return []
 
 
 def _obsolete_without(
     document: Document, package: Package, model_runner: ModelRunner | None
 ) -> tuple[str, ...]:
     """The files without which the feature is for nothing; that of its model runner is implied."""
-    key = "obsolete_without"
-    paths = document.table.get(key, [])
-    if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
-        document.error(key, f"{key}: expected a list of paths of the package")
-        return ()
+    paths = _texts(document, "obsolete_without", "paths of the package")
     for path in paths:
         if (problem := path_problem(path, package)) is not None:
-            document.error(key, f"{key}: {problem}")
+            document.error("obsolete_without", f"obsolete_without: {problem}")
     implied = [RUNNER_FILES[model_runner]] if model_runner is not None and package == VLLM else []
     return tuple(dict.fromkeys((*implied, *paths)))
 
 
 def _shared(document: Document, package: Package) -> tuple[str, ...]:
     """The modules of the folder of shared ones that the feature adds, without malformed paths."""
-    paths = document.table.get("shared", [])
-    if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
-        document.error("shared", "shared: expected a list of paths of modules in shared/files/")
-        return ()
-    usable = []
-    for path in paths:
+    usable: list[str] = []
+    for path in _texts(document, "shared", "paths of modules in shared/files/"):
         problem = path_problem(path, package) or unread(path)
         if problem is None and path in usable:
             problem = f"{path} is named twice"
@@ -311,9 +274,11 @@ def _upstream_tests(document: Document, package: Package) -> tuple[UpstreamTest,
     tests = []
     for table in _tables(document, "upstreamed", _TEST_KEYS):
         path, scope = _test_place(document, "upstreamed", table, package)
-        evidence = _evidence(document, table)
+        evidence, topic = _evidence(document, table), ""
+        if "topic" in table:
+            topic = _test_text(document, table, "topic")
         if path and scope and evidence is not None:
-            tests.append(UpstreamTest(path, scope, *evidence))
+            tests.append(UpstreamTest(path, scope, *evidence, topic))
     return tuple(tests)
 
 

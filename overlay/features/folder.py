@@ -26,8 +26,9 @@ from overlay.errors import (
 )
 from overlay.features import sources
 from overlay.features.feature_folder import ignored, is_plain, read_feature, sha256_of
+from overlay.features.feature_toml import NO_RELEASES
 from overlay.features.model import SHIPPED, Feature
-from overlay.package import ReleaseRange, id_problem
+from overlay.package import id_problem
 from overlay.results import Notice
 from overlay.untrusted import read_regular
 
@@ -113,7 +114,7 @@ def _left_out(malformed: Malformed, known: Container[str]) -> Feature:
         malformed.id if usable else bounded(malformed.errors[0].file),
         "its files cannot be used",
         *("", ""),
-        ReleaseRange(Version("0"), Version("0")),
+        NO_RELEASES,
         *((), (), ()),
         origin="",
         digest="",

@@ -115,13 +115,6 @@ class Variant(NamedTuple):
     patch: Patch
 
 
-class Topic(NamedTuple):
-    """One topic of a feature; its variants never overlap."""
-
-    name: str
-    variants: tuple[Variant, ...]
-
-
 class AddedFile(NamedTuple):
     """A module that a feature adds to its package."""
 
@@ -137,6 +130,7 @@ class UpstreamTest(NamedTuple):
     :ivar lines: new lines of the change, without indentation.
     :ivar share: how much of the lines of all of a feature's tests must be in their scopes,
         from 0 to 1.
+    :ivar topic: the one topic that they are about; empty where they are about the feature.
     """
 
     path: str
@@ -144,6 +138,19 @@ class UpstreamTest(NamedTuple):
     contains: str = ""
     lines: tuple[str, ...] = ()
     share: float = 1.0
+    topic: str = ""
+
+
+class Topic(NamedTuple):
+    """One topic of a feature; its variants never overlap.
+
+    :ivar upstream_tests: all of them hold where upstream has this topic, whatever becomes of the
+        others; none, and only its hunks can tell.
+    """
+
+    name: str
+    variants: tuple[Variant, ...]
+    upstream_tests: tuple[UpstreamTest, ...] = ()
 
 
 class Build(NamedTuple):
@@ -243,7 +250,8 @@ def paths_of(features: Iterable[Feature]) -> list[str]:
     """Every file that features test, add or patch."""
     paths: list[str] = []
     for feature in features:
-        paths += [test.path for test in feature.upstream_tests]
+        tests = (feature.upstream_tests, *(topic.upstream_tests for topic in feature.topics))
+        paths += [test.path for some in tests for test in some]
         paths += [build.path for build in feature.builds]
         paths += feature.obsolete_without
         paths += [added.path for added in feature.added]

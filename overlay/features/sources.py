@@ -219,7 +219,7 @@ def _read_parts(switch: Path) -> _Parts | None:
         parts = sorted(os.listdir(new)), sorted(os.listdir(gone))
     except FileNotFoundError:
         return None  # it has just ended
-    from overlay.package import id_problem  # not in each process that has a receipt
+    from overlay.package import id_problem  # not in each process of vLLM
 
     return None if any(id_problem(name) for part in parts for name in part) else parts
 

@@ -2,14 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from overlay.results import Way
+from overlay.results import State, Way
 
-if TYPE_CHECKING:
-    from overlay.on_disk.process_decision import FeatureDecision, Kept, SwitchRow
+#: States of a feature that is not active and needs not be.
+HARMLESS = (State.UPSTREAMED, State.INAPPLICABLE)
+
+#: Why a feature is not patched that ``OVERLAY_FEATURES`` leaves out.
+NOT_ASKED = "OVERLAY_FEATURES does not name it"
+
+
+class FeatureDecision(NamedTuple):
+    """What became of one feature in a process.
+
+    :ivar state: its state before the process did anything; :ivar active: whether its code runs.
+    :ivar asked: whether ``OVERLAY_FEATURES`` allows it, or it is on disk.
+    """
+
+    id: str
+    digest: str
+    state: State
+    active: bool
+    why: str | None = None
+    asked: bool = True
+
+    @property
+    def harmless(self) -> bool:
+        """Whether it needs no attention, active or not."""
+        return self.state in HARMLESS
+
+    @property
+    def reason(self) -> str:
+        """Why it is not active, a line for everything that is in its way."""
+        return self.why or "not applied on disk"
+
+
+def digest(features: Iterable[FeatureDecision], variables: Mapping[str, str]) -> str:
+    """Hash what runs and every switch; equal wherever the same code runs, by whichever way."""
+    active = sorted((each.id, each.digest) for each in features if each.active)
+    settings = {name: value for name, value in variables.items() if name != "OVERLAY"}
+    return hashlib.sha256(json.dumps([active, settings], sort_keys=True).encode()).hexdigest()
 
 
 class Activation(NamedTuple):
@@ -22,8 +59,6 @@ class Activation(NamedTuple):
     :ivar impossible: why nothing at all could be patched or verified, or ``None``.
     :ivar off_summary: the phrase for logs and tables where the overlay was told to do nothing and
         patched code is on disk, or may be; ``None`` otherwise.
-    :ivar inputs: path -> sha256 of the files on which the decision rests, beside the ledger and the
-        patches folders; ``None`` where it rests on something else, too, and must not be kept.
     :ivar others: name and version of each package beside vLLM that has an active feature.
     """
 
@@ -38,7 +73,6 @@ class Activation(NamedTuple):
     required: bool = False
     impossible: str | None = None
     off_summary: str | None = None
-    inputs: Mapping[str, str | None] | None = None
     others: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -58,40 +92,3 @@ class Activation(NamedTuple):
             return "unpatched"
         way = "disk and memory" if self.way is Way.BOTH else self.way.value
         return f"{', '.join(active)} ({way})"
-
-    @classmethod
-    def of_receipt(cls, kept: Kept, variables: Mapping[str, str]) -> Activation:
-        """The activation of a process that read its decision from a receipt.
-
-        :param variables: every ``OVERLAY`` variable that is set.
-        """
-        from overlay.on_disk.process_decision import digest
-
-        return cls(
-            kept.way,
-            kept.vllm,
-            kept.root,
-            kept.features,
-            digest(kept.features, variables),
-            warnings=kept.warnings,
-            required=kept.required,
-            others=kept.others,
-        )
-
-    def to_receipt(self, switches: tuple[SwitchRow, ...]) -> Kept:
-        """What a receipt keeps of an activation that has ``inputs``.
-
-        :param switches: those that the features declare.
-        """
-        from overlay.on_disk.process_decision import Kept
-
-        return Kept(
-            self.way,
-            self.vllm,
-            self.root,
-            self.features,
-            self.warnings,
-            self.required,
-            switches,
-            self.others,
-        )

@@ -22,7 +22,8 @@ from overlay.features.sources import EFFECTS_MODULE
 from overlay.in_memory import log
 from overlay.in_memory.import_watch import when_imported
 from overlay.processes.counts import COUNTS_NAME
-from overlay.processes.records import Effect, EffectRecord, Meaning
+from overlay.processes.records import Effect, EffectRecord, Meaning, of_features
+from overlay.settings import FORMER_IDS
 from overlay.untrusted import printable
 
 if TYPE_CHECKING:
@@ -143,9 +144,15 @@ class EffectWatch:
     def effects(self) -> tuple[EffectRecord, ...]:
         """Say what each feature of this process does now."""
         reported = {} if self._module is None else self._module.effects()
-        features = self._publisher.features()
-        further = [name for name in reported if name not in features and reported[name]["state"]]
-        return tuple(self._effect(name, reported.get(name)) for name in (*features, *further))
+        parts: dict[str, list[str]] = {feature: [] for feature in self._publisher.features()}
+        for name in reported:
+            if reported[name]["state"]:
+                parts.setdefault(FORMER_IDS.get(name, name), []).append(name)
+        return of_features(
+            self._effect(feature, reported.get(name))
+            for feature, names in parts.items()
+            for name in names or (feature,)
+        )
 
     def _effect(self, feature: str, report: Mapping[str, Any] | None) -> EffectRecord:
         if feature in self._other_runner:

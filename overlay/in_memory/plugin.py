@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
 import overlay
 from overlay import settings
-from overlay.errors import OverlayError, TargetError, UsageError
+from overlay.errors import OverlayError
 from overlay.in_memory import metrics_watch, ranks
-from overlay.in_memory.activation import Activation
 from overlay.in_memory.running import RunningProcess
 from overlay.results import Way
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from overlay.on_disk.process_decision import Question, SwitchRow
-    from overlay.targets.target import Target
-
-    Environment = dict[str, str] | os._Environ[str]
+Environment: TypeAlias = "dict[str, str] | os._Environ[str]"
 
 
 #: Where this process remembers which overlay it runs, whatever was imported or reloaded since.
@@ -61,7 +52,14 @@ def _start(environment: Environment) -> None:
     asked = settings.read(environment)
     settings.carry_to_ray(environment)
     process = RunningProcess(asked)
-    activation = _off(environment) if asked.mode is settings.Mode.OFF else _decide(asked, process)
+    if asked.mode is settings.Mode.OFF:
+        from overlay.in_memory import switched_off
+
+        activation = switched_off.activation(environment)
+    else:
+        from overlay.in_memory.decision import decide
+
+        activation = decide(asked, process)
     _process = process
     setattr(sys, _MARK, _identity())
     if activation.modules:  # patched in memory
@@ -80,146 +78,6 @@ def _start(environment: Environment) -> None:
         process.effects = EffectWatch(process)
         process.effects.start()
     process.say()
-
-
-def _decide(asked: settings.Switches, process: RunningProcess) -> Activation:
-    """Carry out what the environment asks for; return what this process runs.
-
-    The variables that features declare are checked first, before a weight is read.
-
-    :raises UsageError: for values that no feature accepts.
-    """
-    question = _question(asked)
-    kept = None if question is None else question.answer()
-    if kept is not None:
-        warnings = _checked(asked, kept.switches)
-        activation = Activation.of_receipt(kept, asked.all)
-        return activation._replace(warnings=(*warnings, *activation.warnings))
-    from overlay.on_disk.process_decision import declared_switches
-
-    warnings = _checked(asked, declared_switches(asked) if asked.further else ())
-    evidence = None if question is None else question.evidence()
-    activation = _activation(asked, process)
-    if question is not None and evidence is not None and activation.inputs is not None:
-        decision = activation.to_receipt(declared_switches(asked))
-        question.keep(decision, activation.inputs, evidence)
-    return activation._replace(warnings=(*warnings, *activation.warnings))
-
-
-def _checked(asked: settings.Switches, switches: Iterable[SwitchRow]) -> tuple[str, ...]:
-    """The warnings about the variables that are set.
-
-    :param switches: those that features declare.
-    :raises UsageError: for values that no feature accepts.
-    """
-    if not asked.further:
-        return asked.warnings
-    from overlay.features.switches import Declaration, Switch, check_values
-
-    declared = Declaration("", "", tuple(Switch(*row) for row in switches), None, False)
-    checked = check_values(asked.all, [declared])
-    if checked.wrong:
-        raise UsageError("vllm-overlay: " + "\n".join(checked.wrong))
-    return (*asked.warnings, *checked.unknown, *checked.former)
-
-
-def _question(asked: settings.Switches) -> Question | None:
-    """What to ask a receipt about the vLLM that this process has imported.
-
-    :returns: ``None`` before it has imported one, and where there is no cache.
-    """
-    vllm = sys.modules.get("vllm")
-    file = getattr(vllm, "__file__", None)
-    if not isinstance(file, str) or not os.path.isfile(file):
-        return None
-    root = os.path.realpath(os.path.dirname(os.path.dirname(os.path.abspath(file))))
-    from overlay.on_disk.process_decision import Question
-
-    try:
-        return Question(asked, Path(root))
-    except (OverlayError, RuntimeError):  # no shipped patches, or no home folder
-        return None
-
-
-def _activation(asked: settings.Switches, process: RunningProcess) -> Activation:
-    from overlay.in_memory.activator import activate, impossible
-
-    try:
-        target = running_vllm()
-    except TargetError as error:  # in an archive, frozen, or nothing that could be patched
-        return impossible(str(error), asked)
-    try:
-        others = further_packages(asked)
-    except TargetError as error:  # as for vLLM: half of what was asked for is not brought about
-        return impossible(str(error), asked, target)
-    return activate((target, *others), asked, process)
-
-
-def further_packages(asked: settings.Switches) -> tuple[Target, ...]:
-    """The packages beside vLLM that features are for, as this process would import them.
-
-    A package that is not there is passed over.
-
-    :raises TargetError: if one is there and cannot be patched.
-    """
-    from overlay.on_disk.patch_folders import further_packages, patches_folders
-    from overlay.package import package_named
-    from overlay.targets.folder import build
-    from overlay.targets.installed import NotInstalled, editable_version, resolve_installed
-
-    found = []
-    for name in further_packages(patches_folders(asked)):
-        try:
-            package = package_named(name)
-        except ValueError:
-            continue  # loading the feature says so
-        file = getattr(sys.modules.get(name), "__file__", None)
-        if isinstance(file, str) and os.path.isfile(file):
-            place = Path(os.path.dirname(os.path.abspath(file)))
-            root = Path(os.path.realpath(place)).parent
-            version = partial(editable_version, root, sys.path, package)
-            found.append(build(place, str(root), fallback=version, package=package))
-            continue
-        try:
-            found.append(resolve_installed(package))
-        except NotInstalled:
-            continue
-    return tuple(found)
-
-
-def _off(environment: Environment) -> Activation:
-    """Leave this process alone; where patched code is on disk, turn its switches off."""
-    vllm = sys.modules.get("vllm")
-    version = str(getattr(vllm, "__version__", "unknown"))
-    off = Activation(Way.OFF, version, "", (), "")
-    file = getattr(vllm, "__file__", None)
-    if not isinstance(file, str):
-        return off
-    root = Path(os.path.dirname(os.path.dirname(os.path.abspath(file))))
-    from overlay.in_memory import switched_off
-
-    return switched_off.activation(off, root, environment)
-
-
-def running_vllm() -> Target:
-    """The vLLM that this process imported; before it did, the one that it would import.
-
-    :raises TargetError: if there is none, or it is not a plain folder.
-    """
-    vllm = sys.modules.get("vllm")
-    file = getattr(vllm, "__file__", None)
-    if not isinstance(file, str) or not os.path.isfile(file):
-        from overlay.targets.installed import resolve_installed
-
-        return resolve_installed()
-    from overlay.targets.folder import build
-
-    package = Path(os.path.dirname(os.path.abspath(file)))
-    return build(
-        package,
-        os.path.dirname(os.path.realpath(package)),
-        fallback=lambda: getattr(vllm, "__version__", None),
-    )
 
 
 def _identity() -> tuple[str, str]:

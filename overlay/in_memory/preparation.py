@@ -20,17 +20,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import overlay
+from overlay.errors import OverlayError
 from overlay.features.sources import fingerprint, owner_problem
 from overlay.in_memory import module_cache as store
+from overlay.in_memory.activation import NOT_ASKED
 from overlay.in_memory.file_hashes import Named, Recording, as_it_stands
 from overlay.in_memory.module_cache import module_name
-from overlay.on_disk.patch_folders import NOT_ASKED, patches_folders
-from overlay.on_disk.receipt import build
+from overlay.in_memory.patch_folders import patches_folders
 from overlay.package import VLLM
 from overlay.processes import records
 from overlay.results import State
 from overlay.settings import require_known
-from overlay.untrusted import sha256
+from overlay.untrusted import read_regular, sha256
 
 if TYPE_CHECKING:
     from overlay.features.folder import Loaded, Malformed
@@ -65,14 +66,12 @@ class Prepared:
     """A verified entry, and the plan that it was made from.
 
     :ivar scopes: module name -> scopes whose code the plan changes.
-    :ivar read: path -> sha256 of every file of vLLM that the plan read, ``None`` for a missing one.
     """
 
     entry: store.Entry
     features: tuple[Planned, ...]
     scopes: Mapping[str, tuple[str, ...]]
     warnings: tuple[str, ...]
-    read: Mapping[str, str | None]
 
 
 class Plans:
@@ -170,10 +169,7 @@ def prepare(plans: Plans, left_out: Iterable[str] = ()) -> Prepared:
     )
     scopes = {str(row["module"]): tuple(row["scopes"]) for row in _rows(facts, "scopes")}
     planned = tuple(str(warning) for warning in _rows(facts, "warnings"))
-    read = facts.get("read")
-    if not isinstance(read, dict):
-        raise store.StoreError("the cache entry lacks read; remove it")
-    return Prepared(entry, features, scopes, (*warnings, *planned), read)
+    return Prepared(entry, features, scopes, (*warnings, *planned))
 
 
 def _rows(facts: Mapping[str, object], name: str) -> list[Any]:
@@ -191,7 +187,7 @@ def _entry(plans: Plans, without: frozenset[str]) -> tuple[store.Entry, tuple[st
     pristine = named.hashes(target)
     key = store.entry_key(
         overlay.__version__,
-        *build(os.path.dirname(overlay.__file__)),  # another build may plan by other rules
+        *_build(os.path.dirname(overlay.__file__)),  # another build may plan by other rules
         str(target.root),
         target.vllm or "",
         str(switches.untested),
@@ -225,6 +221,29 @@ def _entry(plans: Plans, without: frozenset[str]) -> tuple[store.Entry, tuple[st
         + "; ".join(warnings)
         + "; set OVERLAY_CACHE to a folder of your own, or patch on disk with `overlay apply`"
     )
+
+
+def _build(folder: str) -> tuple[str, str]:
+    """The folder of the overlay's modules, and which they are: two builds may have one version.
+
+    An installation's RECORD has the hash of each; in a checkout, sizes and times tell, as for
+    Python's bytecode.
+    """
+    information = f"vllm_overlay-{overlay.__version__}.dist-info"
+    try:
+        record = read_regular(os.path.join(os.path.dirname(folder), information, "RECORD"))
+    except (OSError, OverlayError):
+        record = None
+    if record is None:
+        stamps = [
+            (os.path.relpath(place, folder), name, state.st_size, state.st_mtime_ns)
+            for place, _, names in sorted(os.walk(folder))
+            for name in sorted(names)
+            if name.endswith(".py")
+            for state in (os.stat(os.path.join(place, name)),)
+        ]
+        record = repr(stamps).encode()
+    return os.path.realpath(folder), sha256(record)
 
 
 def _places() -> Iterable[Path]:

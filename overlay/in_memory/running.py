@@ -147,7 +147,7 @@ class RunningProcess:
         """What the features that are at hand declare, by id."""
         if self._declared is None:
             from overlay.features.switches import declarations
-            from overlay.on_disk.patch_folders import patches_folders
+            from overlay.in_memory.patch_folders import patches_folders
 
             declared = declarations(patches_folders(self.asked))
             self._declared = {declaration.id: declaration for declaration in declared}

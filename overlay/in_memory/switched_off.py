@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 from overlay import settings
 from overlay.errors import OverlayError
 from overlay.in_memory.activation import Activation
-from overlay.package import VLLM, package_named
+from overlay.in_memory.packages import root_of
+from overlay.in_memory.patch_folders import further_packages, patches_folders
+from overlay.package import VLLM
+from overlay.results import Way
 
 
-def activation(off: Activation, root: Path, environment: MutableMapping[str, str]) -> Activation:
-    """What ``OVERLAY=off`` comes to in the vLLM of ``root``, and the packages beside it.
+def activation(environment: MutableMapping[str, str]) -> Activation:
+    """What ``OVERLAY=off`` comes to in the vLLM of this process, and the packages beside it.
 
     The plugin cannot take patched code off the disk while vLLM starts, but each feature may declare
     a switch that turns its effect off; these are set in ``environment`` before vLLM reads them.
-
-    :param off: an activation without features.
     """
+    vllm = sys.modules.get("vllm")
+    off = Activation(Way.OFF, str(getattr(vllm, "__version__", "unknown")), "", (), "")
+    file = getattr(vllm, "__file__", None)
+    if not isinstance(file, str):
+        return off
+    root = Path(os.path.dirname(os.path.dirname(os.path.abspath(file))))
     try:
         applied = _applied(root, environment)
     except OverlayError as error:
@@ -45,17 +54,15 @@ def _applied(root: Path, environment: Mapping[str, str]) -> tuple[str, ...]:
 
     :raises OverlayError: if a ledger cannot be read.
     """
-    from overlay.on_disk.patch_folders import patches_folders
-    from overlay.on_disk.process_decision import further_roots
-
-    folders = patches_folders(settings.read(_folders_only(environment)))
+    others = further_packages(_folders(environment))
+    places = {VLLM: root, **{package: root_of(package) for package in others}}
     applied: tuple[str, ...] = ()
-    for name, place in {VLLM.name: root, **further_roots(folders)}.items():
-        if not (place / f".{name}-overlay").exists():
+    for package, place in places.items():
+        if place is None or not (place / package.state_folder).exists():
             continue
         from overlay.on_disk import ledger as ledgers
 
-        ledger = ledgers.load(place, package_named(name))
+        ledger = ledgers.load(place, package)
         applied += () if ledger is None else tuple(e.result.feature for e in ledger.applied)
     return applied
 
@@ -68,11 +75,8 @@ def _turn_off(
     :returns: each switch that was set, as ``NAME=off``; and the features that have none.
     """
     from overlay.features.switches import declarations
-    from overlay.on_disk.patch_folders import patches_folders
 
-    # The mode is off already, and whatever else is wrong with the variables must not stop vLLM.
-    folders = patches_folders(settings.read(_folders_only(environment)))
-    declared = {each.id: each for each in declarations(folders)}
+    declared = {each.id: each for each in declarations(_folders(environment))}
     set_off, without = [], []
     for feature in applied:
         switches = declared[feature].switches if feature in declared else ()
@@ -85,5 +89,7 @@ def _turn_off(
     return set_off, without
 
 
-def _folders_only(environment: Mapping[str, str]) -> dict[str, str]:
-    return {"OVERLAY_PATCHES": environment.get("OVERLAY_PATCHES", "")}
+def _folders(environment: Mapping[str, str]) -> list[Path]:
+    """The patches folders; whatever else is wrong with the variables must not stop vLLM."""
+    variable = {"OVERLAY_PATCHES": environment.get("OVERLAY_PATCHES", "")}
+    return patches_folders(settings.read(variable))

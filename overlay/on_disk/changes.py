@@ -50,22 +50,20 @@ def to_apply(site: Site, request: Request) -> Intent:
     """
     old = ledgers.load(site.root, site.package)
     _require_basis(site, old, request.basis)
-    drafts, left_alone = _files(site, old, request.plan.changes, request.release)
-    edited = [draft.path for draft in drafts if draft.problem]
-    if edited:
-        raise _changed_meanwhile(edited)
+    needed = _needed(site, old, request.plan.changes, request.release)
+    if needed.edited:
+        raise _changed_meanwhile(needed.edited)
     if not request.plan.changes:
         if any(result.state is State.APPLIED for result in request.plan.features):
             raise ValueError("the plan has no changes for what is applied: make it from pristine")
-        return _removal("apply", site, old, drafts, left_alone)
+        return _removal("apply", site, old, needed)
     new = new_ledger(
         site, request.plan, request.features, request.release, request.record_file, old
     )
-    if old is not None and same(old, new) and not any(draft.write for draft in drafts):
+    if old is not None and same(old, new) and not needed.writes:
         return Intent("apply")
-    state = state_files(site, old, new, request.plan.changes)
-    writes = [*(draft.write for draft in drafts if draft.write), *state]
-    return assemble("apply", site, writes, old, new, _changed(drafts), left_alone)
+    writes = [*needed.writes.values(), *state_files(site, old, new, request.plan.changes)]
+    return assemble("apply", site, writes, old, new, [*needed.writes], needed.left_alone)
 
 
 def to_adopt(site: Site, request: Request, folders: tuple[str, ...]) -> Intent:
@@ -133,32 +131,29 @@ def to_revert(
     if old is None and rebuild is not None and _is_listed(site, record_file):
         return _to_revert_without_ledger(site, record_file, rebuild())
     _require_basis(site, old, basis)
-    drafts, left_alone = _files(site, old, (), release)
-    saved = {change.path for change in edits}
-    drafts = [
-        *(draft for draft in drafts if draft.path not in saved),
-        *(_put_back(site, change) for change in edits),
-    ]
-    edited = tuple(draft.path for draft in drafts if draft.problem)
-    if edited:
+    needed = _needed(site, old, (), release)
+    for change in edits:
+        _put_back(site, needed, change)
+    if needed.edited:
         step = keep_edit(site.package)
         raise RevertRefused(
-            f"edited after the overlay applied: {', '.join(edited)}. Reverting would lose the "
-            f"edit, so nothing was changed. {step[0].upper()}{step[1:]}",
-            edited,
+            f"edited after the overlay applied: {', '.join(needed.edited)}. Reverting would lose "
+            f"the edit, so nothing was changed. {step[0].upper()}{step[1:]}",
+            tuple(needed.edited),
         )
-    return _removal("revert", site, old, drafts, left_alone)
+    return _removal("revert", site, old, needed)
 
 
-def _put_back(site: Site, change: Change) -> _Draft:
-    """The write that takes an edit out; a problem where the file was edited once more."""
+def _put_back(site: Site, needed: _Needed, change: Change) -> None:
+    """Take an edit out that is saved elsewhere, unless the file was edited once more."""
+    needed.writes.pop(change.path, None)
+    if change.path in needed.edited:
+        needed.edited.remove(change.path)
     now = site.read(change.path)
-    if now == change.after:
-        return _Draft(change.path)
-    if now != change.before:
-        return _Draft(change.path, problem=True)
-    real = site.real(change.path)
-    return _Draft(change.path, Write(real, now, change.after, site.form(real)))
+    if now == change.before:
+        needed.write(site, change.path, now, change.after)
+    elif now != change.after:
+        needed.edited.append(change.path)
 
 
 def _changed_meanwhile(paths: Sequence[str]) -> TransactionError:
@@ -177,14 +172,13 @@ def _is_listed(site: Site, record_file: Path | None) -> bool:
 def _to_revert_without_ledger(site: Site, record_file: Path | None, rebuilt: Rebuilt) -> Intent:
     """Compute what ``to_revert`` does from a reconstructed ledger, which does not name RECORD."""
     old = rebuilt.ledger
-    drafts = []
+    needed = _Needed()
     for entry in old.entries:
         now = site.read(entry.path)
         if condition(entry, now) is not Condition.OURS:
             raise _changed_meanwhile([entry.path])
         after = None if entry.before is None else rebuilt.pristine[entry.before]
-        real = site.real(entry.path)
-        drafts.append(_Draft(entry.path, Write(real, now, after, site.form(real))))
+        needed.write(site, entry.path, now, after)
     rows_out = []
     path = record_path(site, record_file)
     if path is not None:
@@ -192,47 +186,54 @@ def _to_revert_without_ledger(site: Site, record_file: Path | None, rebuilt: Reb
         without = release_part(record, site.package)
         if without != record:
             rows_out.append(Write(path, record, without, site.form(path)))
-    intent = _removal("revert", site, old, drafts, [], rows_out)
+    intent = _removal("revert", site, old, needed, rows_out)
     warning = "the ledger was lost: it was reconstructed from RECORD and the patches at hand"
     return intent._replace(warnings=(warning, *intent.warnings))
 
 
-class _Draft(NamedTuple):
-    """The write that one file of the package needs.
+class _Needed:
+    """What the files of a package need.
 
-    :ivar write: ``None`` where the file needs none.
-    :ivar problem: whether the file has bytes of somebody else, so that it cannot be written.
+    :ivar writes: by the path that the ledger has.
+    :ivar edited: files with bytes of somebody else, so that they cannot be written.
+    :ivar left_alone: such files that a void ledger lists and no longer owns.
     """
 
-    path: str
-    write: Write | None = None
-    problem: bool = False
+    def __init__(self) -> None:
+        self.writes: dict[str, Write] = {}
+        self.edited: list[str] = []
+        self.left_alone: list[str] = []
+
+    def write(self, site: Site, path: str, now: bytes | None, after: bytes | None) -> None:
+        """Add a write to a file that has the bytes ``now``."""
+        real = site.real(path)
+        self.writes[path] = Write(real, now, after, site.form(real))
 
 
-def _files(
+def _needed(
     site: Site, old: Ledger | None, changes: Iterable[Change], release: str | None
-) -> tuple[list[_Draft], list[str]]:
-    """Compute the write each file needs, and the files that a void ledger no longer owns."""
+) -> _Needed:
+    """What the changes of a plan need, and the files that only the ledger lists."""
     wanted = {change.path: change for change in changes}
     listed = [entry.path for entry in old.entries] if old is not None else []
-    tree = ReadOnce(site)
+    tree, needed = ReadOnce(site), _Needed()
     with all_unreadable({*wanted, *listed}, tree.read):
-        drafts = [_wanted(site, tree, old, change) for change in wanted.values()]
-        return _with_listed(site, tree, old, release, wanted, drafts)
+        for change in wanted.values():
+            _bring_about(site, tree, old, change, needed)
+        if old is not None:
+            _take_out(site, tree, old, release, wanted, needed)
+    return needed
 
 
-def _with_listed(
+def _take_out(
     site: Site,
     tree: Tree,
-    old: Ledger | None,
+    old: Ledger,
     release: str | None,
     wanted: Container[str],
-    drafts: list[_Draft],
-) -> tuple[list[_Draft], list[str]]:
-    """Add to ``drafts`` the writes of files that only the ledger lists."""
-    left_alone: list[str] = []
-    if old is None:
-        return drafts, left_alone
+    needed: _Needed,
+) -> None:
+    """Restore the files that only the ledger lists."""
     present = conditions(old, tree.read)
     dead = void(old, present, release) is not None
     for entry in old.entries:
@@ -240,29 +241,28 @@ def _with_listed(
             continue
         now = present[entry.path]
         if now is Condition.OURS or (now is Condition.GONE and not dead):
-            drafts.append(_Draft(entry.path, _restore(site, entry)))
-        elif now is Condition.EDITED and not dead:
-            drafts.append(_Draft(entry.path, problem=True))
+            needed.writes[entry.path] = _restore(site, entry)
         elif now is Condition.EDITED:
-            left_alone.append(entry.path)
-    return drafts, left_alone
+            (needed.left_alone if dead else needed.edited).append(entry.path)
 
 
-def _wanted(site: Site, tree: Tree, old: Ledger | None, change: Change) -> _Draft:
-    """Compute the write that one change of a plan needs."""
+def _bring_about(
+    site: Site, tree: Tree, old: Ledger | None, change: Change, needed: _Needed
+) -> None:
+    """Make one change of a plan."""
     if change.after is None:
         raise ValueError(f"{change.path}: a feature patches and adds files, it never removes one")
     now = tree.read(change.path)
     entry = old.entry(change.path) if old else None
     ours = entry is not None and condition(entry, now) is Condition.OURS
     if entry is not None and ours and entry.before != hash_of(change.before):
-        return _Draft(change.path, problem=True)
-    if ours and now == change.after:
-        return _Draft(change.path)
-    if ours or now == change.before:
-        real = site.real(change.path)
-        return _Draft(change.path, Write(real, now, change.after, site.form(real)))
-    return _Draft(change.path, problem=True)
+        needed.edited.append(change.path)
+    elif ours and now == change.after:
+        return
+    elif ours or now == change.before:
+        needed.write(site, change.path, now, change.after)
+    else:
+        needed.edited.append(change.path)
 
 
 def _restore(site: Site, entry: Entry) -> Write:
@@ -275,24 +275,15 @@ def _restore(site: Site, entry: Entry) -> Write:
 
 
 def _removal(
-    action: str,
-    site: Site,
-    old: Ledger | None,
-    drafts: Sequence[_Draft],
-    left_alone: Sequence[str],
-    more: Sequence[Write] = (),
+    action: str, site: Site, old: Ledger | None, needed: _Needed, more: Sequence[Write] = ()
 ) -> Intent:
     """Build the transaction that removes everything of the overlay.
 
     :param more: writes to files that are not the package's, beside those of its state.
     """
-    writes = [*(draft.write for draft in drafts if draft.write), *more]
+    writes = [*needed.writes.values(), *more]
     if old is not None:
         writes += state_files(site, old, None, ())
     elif not writes:
         return Intent(action)
-    return assemble(action, site, writes, old, None, _changed(drafts), left_alone)
-
-
-def _changed(drafts: Sequence[_Draft]) -> list[str]:
-    return [draft.path for draft in drafts if draft.write]
+    return assemble(action, site, writes, old, None, [*needed.writes], needed.left_alone)

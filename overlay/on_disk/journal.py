@@ -2,10 +2,7 @@
 
 The journal needs no phases: for every file it lists the hashes before and after, and both contents
 are kept beside the file (``new`` and ``old``) until all is done.  Which way an interrupted
-transaction can go follows from the files on the disk, however often it was interrupted.
-
-A transaction over several packages has a journal in each of them, which name each other.  They are
-all written before the first file is staged, and removed after the last file has its place."""
+transaction can go follows from the files on the disk, however often it was interrupted."""
 
 from __future__ import annotations
 
@@ -31,7 +28,6 @@ from overlay.package import (
     Package,
     folder_problem,
     inside,
-    package_named,
     path_problem,
     require_text,
 )
@@ -39,8 +35,10 @@ from overlay.untrusted import parse_json, read_below
 
 SCHEMA = 1
 
-#: That of a journal with partners, which an overlay that knew no other package must not end alone.
-JOINT_SCHEMA = 2
+#: That of a former overlay's transaction over several packages, with a journal in each of them that
+#: names the others.  What it says of its own package is as in ``SCHEMA``, and is all that is read:
+#: whichever call such a transaction died at, the part of each package can be ended by itself.
+_JOINT_SCHEMA = 2
 
 ACTIONS = ("apply", "revert")
 
@@ -63,37 +61,14 @@ class Step(NamedTuple):
         return _beside(self.path, "old")
 
 
-class Member(NamedTuple):
-    """A package that takes part in a transaction, and the folder that holds it."""
-
-    root: Path
-    package: Package
-
-    def __str__(self) -> str:
-        return f"{self.package.title} in {self.root}"
-
-
-class Partner(NamedTuple):
-    """Another package of a transaction.
-
-    :ivar root: the folder that holds it, as a path from that of this package.
-    :ivar package: its import name.
-    """
-
-    root: str
-    package: str
-
-
 class Journal(NamedTuple):
-    """A transaction, or one package's part of it.
+    """A transaction.
 
     :ivar action: ``apply`` or ``revert``; :ivar overlay: version of the overlay that runs it.
     :ivar steps: in the order in which they are taken.
     :ivar made: folders that are made for it, outermost first.
     :ivar dropped: folders that are removed at its end where nothing is left in them, innermost
         first.
-    :ivar id: tells transactions over several packages apart; empty where there is one package.
-    :ivar partners: the other packages of the transaction.
     """
 
     action: str
@@ -101,19 +76,6 @@ class Journal(NamedTuple):
     steps: tuple[Step, ...]
     made: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
-    id: str = ""
-    partners: tuple[Partner, ...] = ()
-
-    def members(self, root: Path, package: Package) -> tuple[Member, ...]:
-        """The package whose journal this is, and its partners.
-
-        :param root: the folder that holds the package.
-        """
-        others = (
-            Member(Path(os.path.realpath(root / partner.root)), package_named(partner.package))
-            for partner in self.partners
-        )
-        return (Member(root, package), *others)
 
 
 def write(root: Path, journal: Journal, owner: files.Owner | None, package: Package = VLLM) -> None:
@@ -121,13 +83,10 @@ def write(root: Path, journal: Journal, owner: files.Owner | None, package: Pack
     files.make_folder(root, package.state_folder, owner)
     files.sync_folder(root, "")
     document: dict[str, Any] = {
-        "schema": JOINT_SCHEMA if journal.partners else SCHEMA,
+        "schema": SCHEMA,
         **journal._asdict(),
         "steps": [step._asdict() for step in journal.steps],
-        "partners": [partner._asdict() for partner in journal.partners],
     }
-    if not journal.partners:
-        del document["id"], document["partners"]
     data = (json.dumps(document, indent=1) + "\n").encode()
     draft = draft_path(package)
     files.create(root, draft, data, files.Form(files.FILE_MODE, owner))
@@ -193,10 +152,10 @@ def _decoded(document: Mapping[str, Any], package: Package) -> Journal:
     :raises ValueError, KeyError, TypeError, AttributeError: if it describes none.
     """
     schema = document["schema"]
-    if schema not in (SCHEMA, JOINT_SCHEMA) or isinstance(schema, bool):
+    if schema not in (SCHEMA, _JOINT_SCHEMA) or isinstance(schema, bool):
         raise ValueError(
             f"schema is {schema!r} of vllm-overlay {document.get('overlay')}, expected {SCHEMA} or "
-            f"{JOINT_SCHEMA}"
+            f"{_JOINT_SCHEMA}"
         )
     action = document["action"]
     if action not in ACTIONS:
@@ -207,31 +166,13 @@ def _decoded(document: Mapping[str, Any], package: Package) -> Journal:
         raise ValueError("it lists a path twice")
     if sum(map(is_record, paths)) > 1:
         raise ValueError("it lists more than one RECORD")
-    joint = schema == JOINT_SCHEMA
     return Journal(
         action=action,
         overlay=require_text(document["overlay"]),
         steps=steps,
         made=tuple(_folder(folder, package) for folder in document["made"]),
         dropped=tuple(_folder(folder, package) for folder in document["dropped"]),
-        id=_id(document["id"]) if joint else "",
-        partners=tuple(_partner(each) for each in document["partners"]) if joint else (),
     )
-
-
-def _id(value: object) -> str:
-    text = require_text(value)
-    if not text.isalnum() or len(text) > 64:
-        raise ValueError(f"{text[:80]!r} is not the id of a transaction")
-    return text
-
-
-def _partner(partner: Mapping[str, Any]) -> Partner:
-    root, name = require_text(partner["root"]), require_text(partner["package"])
-    if not root or "\0" in root or os.path.isabs(root):
-        raise ValueError(f"{root!r} is not a path from one package to another")
-    package_named(name)
-    return Partner(root, name)
 
 
 def _step(step: Mapping[str, Any], package: Package) -> Step:

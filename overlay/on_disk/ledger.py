@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -20,8 +20,9 @@ from overlay.package import (
     require_id,
     require_text,
 )
-from overlay.results import FeatureResult, FileResult, HunkResult, Reason, State
+from overlay.results import FeatureResult, FileResult, HunkResult, Reason, State, combine
 from overlay.results.invocation import command
+from overlay.settings import FORMER_IDS
 from overlay.untrusted import parse_json, read_below, sha256
 
 #: Schema 1 had a text ``why`` in the place of ``reason``; it is still read.
@@ -281,7 +282,7 @@ def _ledger(document: dict[str, Any], package: Package) -> Ledger:
     return Ledger(
         overlay=require_text(document["overlay"]),
         release=require_text(document["release"]),
-        features=tuple(
+        features=_merged(
             LedgerFeature(
                 require_text(feature["digest"]),
                 require_text(feature["origin"]),
@@ -294,6 +295,26 @@ def _ledger(document: dict[str, Any], package: Package) -> Ledger:
         folders=tuple(_folder(folder, above, package) for folder in document["folders"]),
         record=None if document["record"] is None else _record(document["record"]),
     )
+
+
+def _merged(features: Iterable[LedgerFeature]) -> tuple[LedgerFeature, ...]:
+    """What an older overlay applied as features of their own and is one now, as that one.
+
+    It is no form of the present one: its digest is that of all of them.
+    """
+    parts: dict[str, list[LedgerFeature]] = {}
+    for each in features:
+        name = FORMER_IDS.get(each.result.feature, each.result.feature)
+        parts.setdefault(name, []).append(each)
+    return tuple(_whole(name, those) for name, those in parts.items())
+
+
+def _whole(name: str, parts: Sequence[LedgerFeature]) -> LedgerFeature:
+    states = {part.result.state for part in parts}
+    state = State.APPLIED if State.APPLIED in states else combine(states)
+    files = dict.fromkeys(file for part in parts for file in part.result.files)
+    result = parts[0].result._replace(feature=name, state=state, files=tuple(files))
+    return parts[0]._replace(digest=" ".join(part.digest for part in parts), result=result)
 
 
 def _entry(entry: dict[str, Any], package: Package) -> Entry:

@@ -1,25 +1,28 @@
-"""Apply and revert: all or nothing, under the locks of the packages that are changed."""
+"""Apply and revert: all or nothing of a package, under its lock; several one after the other."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from overlay.errors import LedgerError, OverlayError, TransactionError
+from overlay.errors import (
+    LedgerError,
+    OverlayError,
+    PlanOutdated,
+    RevertRefused,
+    TransactionError,
+)
 from overlay.features.model import Feature
 from overlay.on_disk import files, journal, lock, recovery
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.changes import Rebuilt, Request, to_adopt, to_apply, to_revert
-from overlay.on_disk.journal import Journal, Member, Partner, reading
-from overlay.on_disk.members import held, in_order
-from overlay.on_disk.recovery import Part
+from overlay.on_disk.journal import Journal, reading
 from overlay.on_disk.site import Site, unwritable
 from overlay.on_disk.writes import Intent
 from overlay.package import VLLM, Package
 from overlay.results import Change, Plan
+from overlay.results.invocation import command
 
 
 class Outcome(NamedTuple):
@@ -144,7 +147,9 @@ class Work(NamedTuple):
 
 
 def carry_out(works: Sequence[Work], timeout: float = lock.TIMEOUT) -> tuple[Outcome, ...]:
-    """Change several packages in one transaction: all of it is done or nothing.
+    """Change packages one after the other, each in a transaction of its own: all of it or nothing.
+
+    Nothing is written to the first unless the work on each can be done.
 
     :param works: at most one for each package.
     :param timeout: seconds to wait for other commands.
@@ -152,48 +157,70 @@ def carry_out(works: Sequence[Work], timeout: float = lock.TIMEOUT) -> tuple[Out
     :raises PlanOutdated: if a ledger is another one by now than the work was computed for.
     :raises RevertRefused: if somebody edited a file after the overlay applied; nothing was changed.
     :raises TransactionError: if a package cannot be written, or is no longer as the plan found it;
-        all are then in one of their two whole states, or the message says that they are not.  It
-        names every package.
+        it is then in one of its two whole states, or the message says that it is not.  The message
+        names which other package was written before, and which was not.
     :raises LedgerError: if a ledger or a pristine copy is damaged.
     """
-    members = [Member(work.root.resolve(), work.package) for work in works]
-    computes = {member: work.compute for member, work in zip(members, works, strict=True)}
-    intents: dict[Member, Intent] = {}
-    recovered: str | None = None
-    try:
-        with ExitStack() as readers:
-            for member in in_order(members):
-                readers.enter_context(reading(member.root, timeout, member.package))
-            unfinished = any(journal.pending(*member) for member in members)
-            if not unfinished:
-                intents = {each: _worked_out(Site(*each), computes[each]) for each in members}
-        if unfinished or any(intent.writes for intent in intents.values()):
-            with held(members, timeout) as party:
-                # Another command may have died after the shared locks were released.
-                recovered = recovery.recover_locked(party)
-                sites = {each: Site(*each) for each in in_order(members)}
-                intents = {each: _worked_out(sites[each], computes[each]) for each in sites}
-                execute([(sites[each], intents[each]) for each in sites if intents[each].writes])
-    except (TransactionError, LedgerError) as error:
-        _name_all(error, members)
-        raise
-    return tuple(
-        Outcome(
-            intents[member].action,
-            intents[member].changed,
-            bool(intents[member].writes),
-            (*((recovered,) if recovered and not at else ()), *intents[member].warnings),
-        )
-        for at, member in enumerate(members)
+    intents = [_intended(work, timeout) for work in works]
+    outcomes: list[Outcome] = []
+    for work, intent in zip(works, intents, strict=True):
+        try:
+            outcomes.append(_carried_out(work, intent, timeout))
+        except PlanOutdated:
+            raise
+        except RevertRefused as error:
+            if not any(each.wrote for each in outcomes):
+                raise
+            raise TransactionError(_halfway(error, works, outcomes)) from error
+        except (TransactionError, LedgerError) as error:
+            error.args = (_halfway(error, works, outcomes), *error.args[1:])
+            raise
+    return tuple(outcomes)
+
+
+def _intended(work: Work, timeout: float) -> Intent | None:
+    """What would be written; ``None`` where something has to be ended first."""
+    root = work.root.resolve()
+    with reading(root, timeout, work.package):
+        if journal.pending(root, work.package):
+            return None
+        return _worked_out(Site(root, work.package), work.compute)
+
+
+def _carried_out(work: Work, intent: Intent | None, timeout: float) -> Outcome:
+    """Change one package.
+
+    :param intent: what there was to write a moment ago.
+    """
+    root, package = work.root.resolve(), work.package
+    recovered = None
+    if intent is None or intent.writes:
+        with lock.exclusive(root, timeout, package):
+            # Another command may have died after the shared lock was released.
+            recovered = recovery.recover_locked(root, package)
+            site = Site(root, package)
+            intent = _worked_out(site, work.compute)
+            if intent.writes:
+                execute(site, intent)
+    warnings = (*((recovered,) if recovered else ()), *intent.warnings)
+    return Outcome(intent.action, intent.changed, bool(intent.writes), warnings)
+
+
+def _halfway(error: OverlayError, works: Sequence[Work], outcomes: Sequence[Outcome]) -> str:
+    """The message of an error, with what was written to other packages and what was not."""
+    places = [f"{work.package.title} in {work.root}" for work in works]
+    written = [place for place, each in zip(places, outcomes, strict=False) if each.wrote]
+    failed, *rest = places[len(outcomes) :]
+    facts = [f"that is about {failed}"] if written or rest else []
+    facts += [f"{' and '.join(written)} was written before it, whole"] if written else []
+    facts += [f"nothing was written to {' and '.join(rest)}"] if rest else []
+    text = str(error)
+    if not facts:
+        return text
+    return (
+        f"{text.removesuffix('.')}; {'; '.join(facts)}. Run the command again once this is "
+        f"settled; {command('status')} shows what is applied where"
     )
-
-
-def _name_all(error: OverlayError, members: Sequence[Member]) -> None:
-    """Add the names of all packages of a transaction to its error, where there are several."""
-    if len(members) > 1 and error.args:
-        names = " and ".join(map(str, members))
-        text = str(error.args[0]).removesuffix(".")
-        error.args = (f"{text}. It was one transaction over {names}", *error.args[1:])
 
 
 def _worked_out(site: Site, work_out: Callable[[Site], Intent]) -> Intent:
@@ -208,46 +235,23 @@ def _worked_out(site: Site, work_out: Callable[[Site], Intent]) -> Intent:
         raise unwritable(error, "Nothing was changed.") from error
 
 
-def execute(works: Sequence[tuple[Site, Intent]]) -> None:
-    """Write what was computed; the caller holds the exclusive locks.
+def execute(site: Site, intent: Intent) -> None:
+    """Write what was computed; the caller holds the exclusive lock.
 
-    :param works: in the order of the locks, each with something to write.
     :raises TransactionError: if the operating system refuses; everything is undone then, or the
         message says that it is not.
     """
-    if not works:
-        return
-    parts = _parts(works)
+    root, package, begun = site.root, site.package, intent.journal()
     try:
-        for (site, _), part in zip(works, parts, strict=True):
-            journal.write(site.root, part.begun, site.owner, site.package)
-        for (site, intent), part in zip(works, parts, strict=True):
-            _stage(site, intent, part.begun)
-        recovery.finish(parts)
+        journal.write(root, begun, site.owner, package)
+        _stage(site, intent, begun)
+        recovery.finish(root, begun, package)
     except OSError as error:
-        recovery.settle(parts)
-        raise unwritable(error, recovery.state_of(parts)) from error
+        recovery.settle(root, begun, package)
+        raise unwritable(error, recovery.state(root, begun, package)) from error
     except BaseException:
-        recovery.settle(parts)
+        recovery.settle(root, begun, package)
         raise
-
-
-def _parts(works: Sequence[tuple[Site, Intent]]) -> list[Part]:
-    """The journals of a transaction, which name each other where there are several."""
-    if len(works) == 1:
-        ((site, intent),) = works
-        return [Part(site.root, intent.journal(), site.package)]
-    name = os.urandom(16).hex()  # as secrets does, whose import takes milliseconds
-    parts = []
-    for site, intent in works:
-        partners = tuple(
-            Partner(os.path.relpath(other.root, site.root), other.package.name)
-            for other, _ in works
-            if other is not site
-        )
-        begun = intent.journal()._replace(id=name, partners=partners)
-        parts.append(Part(site.root, begun, site.package))
-    return parts
 
 
 def _stage(site: Site, intent: Intent, begun: Journal) -> None:

@@ -8,8 +8,8 @@ from itertools import takewhile
 from overlay.features.model import MODULE_SCOPE, Hunk
 from overlay.planning.scopes import Scopes
 from overlay.planning.telling import (
+    MIN_DISTINCTIVE,
     SHARE,
-    TELLING,
     Place,
     new_lines,
     partly,
@@ -21,7 +21,7 @@ from overlay.results import HunkResult, Reason, State
 
 #: What telling lines are is ``telling``'s part; here they are a hunk's.
 __all__ = (
-    "TELLING",
+    "MIN_DISTINCTIVE",
     "edits",
     "final_newline_after",
     "holding_scopes",
@@ -75,7 +75,7 @@ def match(
         there = present(hunk, evidence or places_of(hunk.scope, lines, scopes))
         at = pres[0] + 1
         if there.share == 1.0:
-            return HunkResult(hunk.scope, State.AMBIGUOUS, at, _torn_apart(hunk), (at,))
+            return HunkResult(hunk.scope, State.AMBIGUOUS, at, _already_merged(hunk), (at,))
         begun = _at_edge("+", hunk, pre, pres[0], lines, ranges) if there.share else None
         if there.share >= SHARE or (begun is not None and begun.strip() in new_lines(hunk)):
             return HunkResult(hunk.scope, State.DRIFTED, at, partly(hunk, there))
@@ -102,10 +102,10 @@ def places_of(scope: str, lines: Sequence[str], scopes: Scopes) -> list[Place]:
     return [Place(lines[place.start : place.stop]) for place in scopes.get(scope, ())]
 
 
-def _torn_apart(hunk: Hunk) -> Reason:
+def _already_merged(hunk: Hunk) -> Reason:
     """Why a hunk whose pre-image is there may be in the text already."""
     return Reason(
-        f"its lines before the change are in {hunk.scope}, but so does every line that it adds, "
+        f"its lines before the change are in {hunk.scope}, but so is every line that it adds, "
         f"such as {new_lines(hunk)[0]!r}: the change may be there already",
         "if upstream has the change, retire it there (`merged` or [[upstreamed]] in feature.toml); "
         "if its base had these lines too, name them in a Base-Has header",

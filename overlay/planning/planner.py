@@ -17,9 +17,9 @@ from overlay.planning import advice
 from overlay.planning.attempt import Attempt, attempt
 from overlay.planning.moved import placed
 from overlay.planning.obsolete import obsolete_by
+from overlay.planning.patched_tree import Layer, Met, PatchedTree
 from overlay.planning.provenance import Provenance
 from overlay.planning.scopes import Syntax
-from overlay.planning.sequence import Met, Series, Step
 from overlay.planning.telling import REVIEW
 from overlay.planning.upstream import (
     Evidence,
@@ -27,8 +27,8 @@ from overlay.planning.upstream import (
     build_of,
     by_distance,
     evidence,
+    hunk_is_upstream,
     module_in,
-    taken,
 )
 from overlay.results import (
     Change,
@@ -61,8 +61,8 @@ def plan(
     :param syntax: answers about texts; default: worked out here.
     :returns: a plan whose ``changes`` are empty unless no feature needs attention.
     """
-    series = Series(pristine, syntax or Syntax())
-    planner = _Planner(series, release, Provenance(series.tree, record), record)
+    tree = PatchedTree(pristine, syntax or Syntax())
+    planner = _Planner(tree, release, Provenance(tree.pristine_files, record), record)
     for feature in features:
         planner.add(feature)
     return planner.finish()
@@ -83,7 +83,7 @@ class _Draft:
     untested: bool = False
     state: State | None = None
     next_step: str | None = None
-    shown: Evidence | None = None
+    upstream: Evidence | None = None
 
     def result(self) -> FeatureResult:
         state = combine(file.state for file in self.files) if self.state is None else self.state
@@ -95,14 +95,14 @@ class _Draft:
 class _Planner:
     def __init__(
         self,
-        sequence: Series,
+        tree: PatchedTree,
         release: Version | None,
         provenance: Provenance,
         record: Mapping[str, str] | None,
     ) -> None:
-        self.sequence, self.release, self.provenance = sequence, release, provenance
+        self.tree, self.release, self.provenance = tree, release, provenance
         self.record = record
-        self.texts = sequence.texts
+        self.texts = tree.texts
         self.drafts: list[_Draft] = []
 
     def add(self, feature: Feature) -> None:
@@ -119,24 +119,28 @@ class _Planner:
         elif (build := build_of(feature, self._scope_lines)) is not None:
             draft.state = State.INAPPLICABLE
             draft.notes.append(build)
-        elif (shown := evidence(feature, self.release, self._telling(feature))).merged:
+        elif (upstream := evidence(feature, self.release, self._telling(feature))).merged:
             draft.state = State.UPSTREAMED
-            draft.notes.append(f"the release has it: {shown.text}")
-        elif gone := obsolete_by(feature, self.release, self.sequence.pristine, self.record):
+            draft.notes.append(f"the release has it: {upstream.text}")
+        elif gone := obsolete_by(feature, self.release, self.tree.pristine, self.record):
             draft.state = State.INAPPLICABLE
             draft.notes.append(gone)
         elif not feature.topics and not feature.added:
-            self._add_unmet(draft, shown)
+            self._report_missing_upstream(draft, upstream)
         else:
-            draft.shown = shown
+            draft.upstream = upstream
             self._note_untested(draft)
-            if feature.topics and all(self._nearest(t).patch.retired for t in feature.topics):
+            taken_over = [(topic, self._upstreams(feature, topic)) for topic in feature.topics]
+            if feature.topics and all(why for _, why in taken_over):
                 # Nothing of the release would call the feature's modules, so they are left out.
                 draft.state = State.UPSTREAMED
             for added in feature.added if draft.state is None else ():
                 self._add_module(draft, added)
-            for topic in feature.topics:
-                self._add_topic(draft, topic)
+            for topic, why in taken_over:
+                if why:
+                    draft.notes.append(f"upstream has {topic.name} ({why})")
+                else:
+                    self._add_topic(draft, topic)
 
     def finish(self) -> Plan:
         """The plan of all that was added."""
@@ -150,8 +154,8 @@ class _Planner:
         if any(result.state.needs_attention for result in results):
             return Plan(results, (), notices)
         changes = tuple(
-            Change(path, self.sequence.pristine(path), self.sequence.current(path))
-            for path in sorted(self.sequence.steps)
+            Change(path, self.tree.pristine(path), self.tree.current(path))
+            for path in sorted(self.tree.layers)
         )
         return Plan(results, tuple(c for c in changes if c.before != c.after), notices)
 
@@ -160,7 +164,7 @@ class _Planner:
     def _scope_lines(self, path: str, scope: str) -> list[Sequence[str]]:
         """The lines of each place that a scope has in the release's own file."""
         self.provenance.use(path)
-        return self.sequence.scope_lines(path, scope)
+        return self.tree.scope_lines(path, scope)
 
     def _telling(self, feature: Feature) -> ScopeLines:
         """The lines that may show that the release has a feature."""
@@ -186,24 +190,24 @@ class _Planner:
 
     def _note_partly(self, draft: _Draft) -> None:
         """Ask about a feature whose patches fit although much of its change is there."""
-        shown = draft.shown
-        if shown is None or not shown.partly or draft.state is not None:
+        upstream = draft.upstream
+        if upstream is None or not upstream.partly or draft.state is not None:
             return
         state = draft.result().state
         if state is State.PRISTINE:
             draft.state = State.PARTIAL
         elif not state.needs_attention:
             return
-        draft.notes.append(shown.text)
+        draft.notes.append(upstream.text)
         draft.next_step = draft.next_step or advice.for_review(draft.feature, self.release)
 
-    def _add_unmet(self, draft: _Draft, shown: Evidence) -> None:
+    def _report_missing_upstream(self, draft: _Draft, upstream: Evidence) -> None:
         """Give a feature without patches the places where the release should have it."""
         feature = draft.feature
         draft.state = State.DRIFTED
         reason = Reason(
             "it carries no patch, and the release does not have it: expected "
-            f"{shown.text or feature.title}; found no such text there"
+            f"{upstream.text or feature.title}; found no such text there"
         )
         for test in feature.upstream_tests:
             alone = replace(feature, merged=None, upstream_tests=(test,))
@@ -218,30 +222,32 @@ class _Planner:
     def _add_module(self, draft: _Draft, added: AddedFile) -> None:
         path = added.path
         self.provenance.use(path)
-        before, now = self.sequence.pristine(path), self.sequence.current(path)
+        before, now = self.tree.pristine(path), self.tree.current(path)
         result, after = FileResult(path, State.PRISTINE), None
         problem = self.texts.syntax.compile_error(added.content, path)
         if problem is not None:
             text = f"the added module does not compile: {problem}"
             result = _drifted(path, Reason(text, advice.for_module(draft.feature, path)))
-        elif before is not None and not (shown := module_in(added, before)).merged:
+        elif before is not None and not (upstream := module_in(added, before)).merged:
             text = "expected no such file, found another one of that name; it is not overwritten"
             reason = Reason(text, advice.for_taken_name(draft.feature, path))
-            if shown.partly:
+            if upstream.partly:
                 review = advice.for_review(draft.feature, self.release)
-                reason = Reason(f"{text} ({shown.text})", review)
+                reason = Reason(f"{text} ({upstream.text})", review)
             result = _drifted(path, reason)
-        elif before is None and self.sequence.pristine(hiding(path)) is not None:
+        elif before is None and self.tree.pristine(hiding(path)) is not None:
             text = f"expected no package of that name, found {hiding(path)}: Python imports that"
             result = _drifted(path, Reason(text, advice.for_taken_name(draft.feature, path)))
         elif before is not None:
             same = before == added.content
-            result = FileResult(path, State.UPSTREAMED, reason=None if same else Reason(shown.text))
+            result = FileResult(
+                path, State.UPSTREAMED, reason=None if same else Reason(upstream.text)
+            )
             if self.provenance.foreign(path) is not None:
                 result = _drifted(path, advice.unrecorded(draft.feature.package))
-        elif now is not None and self.sequence.steps[path][0].after != added.content:
-            step = self.sequence.steps[path][0]
-            result = self._clash(step, path, self._clash_reason(step, draft))
+        elif now is not None and self.tree.layers[path][0].after != added.content:
+            layer = self.tree.layers[path][0]
+            result = self._clash(layer, path, self._clash_reason(layer, draft))
         elif now is not None:
             # An earlier feature adds the same bytes: features may share a module.
             result = FileResult(path, State.PRISTINE)
@@ -254,9 +260,6 @@ class _Planner:
 
     def _add_topic(self, draft: _Draft, topic: Topic) -> None:
         nearest = self._nearest(topic)
-        if nearest.patch.retired:
-            draft.notes.append(f"upstream has {topic.name} ({nearest.patch.name})")
-            return
         if self.release is not None and self.release in nearest.releases:
             chosen, clashes = self._attempt(draft, nearest.patch)
         else:
@@ -266,10 +269,21 @@ class _Planner:
                 draft.untested = True
             chosen, clashes = self._best(draft, topic)
         self.provenance.use(chosen.result.path)
-        for step, reason in clashes:
-            self._clash(step, chosen.result.path, reason)
-        chosen = placed(chosen, nearest.patch, self.sequence.tree, self.texts)
+        for layer, reason in clashes:
+            self._clash(layer, chosen.result.path, reason)
+        chosen = placed(chosen, nearest.patch, self.tree.pristine_files, self.texts)
         self._keep(draft, chosen.result.patch or "", chosen)
+
+    def _upstreams(self, feature: Feature, topic: Topic) -> str | None:
+        """What shows that the release has a topic, or a port has found; ``None``: nothing does."""
+        patch = self._nearest(topic).patch
+        if patch.retired:
+            return patch.name
+        if not topic.upstream_tests:
+            return None
+        alone = replace(feature, merged=None, upstream_tests=topic.upstream_tests, topics=(topic,))
+        shown = evidence(alone, self.release, self._telling(alone))
+        return shown.text if shown.merged else None
 
     def _nearest(self, topic: Topic) -> Variant:
         """The variant for the release, or else the one whose range is nearest to it."""
@@ -305,7 +319,7 @@ class _Planner:
     def _attempt(self, draft: _Draft, patch: Patch) -> tuple[Attempt, list[Met]]:
         """Try a patch on its file as it is now; nothing is kept.
 
-        :returns: the attempt, and the steps that it clashes with.
+        :returns: the attempt, and the layers that it clashes with.
         """
         clashes: list[Met] = []
 
@@ -314,22 +328,22 @@ class _Planner:
             return self._advised(draft.feature, patch, hunk, data, result)
 
         missing_step = advice.for_missing_file(draft.feature, patch, self.release)
-        data = self.sequence.current(patch.path)
+        data = self.tree.current(patch.path)
         return attempt(patch, data, self.texts, judge, missing_step), clashes
 
     def _judge(
         self, draft: _Draft, patch: Patch, hunk: Hunk, data: bytes, clashes: list[Met]
     ) -> HunkResult:
-        """The state of one hunk, the release's own text and earlier steps told apart."""
-        shown = taken(hunk, self.sequence.places(patch.path, hunk.scope), patch.hunks)
-        if shown.merged and self.provenance.foreign(patch.path) is None:
+        """The state of one hunk, the release's own text and earlier layers told apart."""
+        upstream = hunk_is_upstream(hunk, self.tree.places(patch.path, hunk.scope), patch.hunks)
+        if upstream.merged and self.provenance.foreign(patch.path) is None:
             line = self.texts.match(hunk, data).line
-            return HunkResult(hunk.scope, State.UPSTREAMED, line, Reason(shown.text))
+            return HunkResult(hunk.scope, State.UPSTREAMED, line, Reason(upstream.text))
         now = self.texts.match(hunk, data)
-        steps = self.sequence.steps.get(patch.path, [])
+        layers = self.tree.layers.get(patch.path, [])
         if now.state is State.PRISTINE:
             return now
-        before = self.texts.match(hunk, self.sequence.pristine(patch.path)) if steps else now
+        before = self.texts.match(hunk, self.tree.pristine(patch.path)) if layers else now
         if before.state is State.UPSTREAMED:
             if self.provenance.foreign(patch.path) is None:
                 return before
@@ -338,11 +352,11 @@ class _Planner:
             )
         if before.state is not State.PRISTINE and now.state is not State.UPSTREAMED:
             return now
-        step = next(s for s in steps if self.texts.match(hunk, s.after).state is not before.state)
+        layer = next(s for s in layers if self.texts.match(hunk, s.after).state is not before.state)
         lines = range(before.line or 0, (before.line or 0) + len(hunk.pre))
-        other = self.sequence.place(step, self.drafts[step.feature].feature, patch.path, lines)
-        reason = self._clash_reason(step, draft, f"{patch.name}:{hunk.patch_line}", other)
-        clashes.append((step, reason))
+        other = self.tree.place(layer, self.drafts[layer.feature].feature, patch.path, lines)
+        reason = self._clash_reason(layer, draft, f"{patch.name}:{hunk.patch_line}", other)
+        clashes.append((layer, reason))
         return HunkResult(hunk.scope, State.DRIFTED, before.line, reason)
 
     def _advised(
@@ -373,36 +387,36 @@ class _Planner:
     def _keep(self, draft: _Draft, label: str, attempt: Attempt) -> None:
         draft.files.append(attempt.result)
         if attempt.after is not None:
-            step = Step(len(self.drafts) - 1, len(draft.files) - 1, label, attempt.after)
-            self.sequence.steps.setdefault(attempt.result.path, []).append(step)
+            layer = Layer(len(self.drafts) - 1, len(draft.files) - 1, label, attempt.after)
+            self.tree.layers.setdefault(attempt.result.path, []).append(layer)
 
-    def _clash_reason(self, step: Step, draft: _Draft, mine: str = "", other: str = "") -> Clash:
-        """Why an earlier step and a feature's patch are not applied together, each at its place."""
-        first = self.drafts[step.feature].feature.id
-        return advice.clash(first, other or step.label, draft.feature.id, mine)
+    def _clash_reason(self, layer: Layer, draft: _Draft, mine: str = "", other: str = "") -> Clash:
+        """Why an earlier layer and a feature's patch are not applied together, each named."""
+        first = self.drafts[layer.feature].feature.id
+        return advice.clash(first, other or layer.label, draft.feature.id, mine)
 
-    def _clash(self, step: Step, path: str, reason: Reason) -> FileResult:
-        """Refuse the earlier step too; gives the later one's result."""
-        files = self.drafts[step.feature].files
-        earlier = files[step.file]
+    def _clash(self, layer: Layer, path: str, reason: Reason) -> FileResult:
+        """Refuse the earlier layer too; gives the later one's result."""
+        files = self.drafts[layer.feature].files
+        earlier = files[layer.file]
         if not earlier.state.needs_attention:
-            files[step.file] = earlier._replace(state=State.DRIFTED, reason=reason)
+            files[layer.file] = earlier._replace(state=State.DRIFTED, reason=reason)
         return _drifted(path, reason)
 
     def _compile(self) -> None:
-        """Refuse the first step of each file whose result does not compile."""
-        for path, steps in self.sequence.steps.items():
+        """Refuse the first layer of each file whose result does not compile."""
+        for path, layers in self.tree.layers.items():
             compile_error = self.texts.syntax.compile_error
-            if compile_error(steps[-1].after, path) is None:
+            if compile_error(layers[-1].after, path) is None:
                 continue
-            for step in steps:
-                problem = compile_error(step.after, path)
+            for layer in layers:
+                problem = compile_error(layer.after, path)
                 if problem is not None:
-                    draft = self.drafts[step.feature]
+                    draft = self.drafts[layer.feature]
                     text = f"the patched file does not compile: {problem}"
-                    reason = Reason(text, advice.for_result(draft.feature, step.label))
-                    broken = draft.files[step.file]
-                    draft.files[step.file] = broken._replace(state=State.DRIFTED, reason=reason)
+                    reason = Reason(text, advice.for_result(draft.feature, layer.label))
+                    broken = draft.files[layer.file]
+                    draft.files[layer.file] = broken._replace(state=State.DRIFTED, reason=reason)
                     break
 
 

@@ -31,9 +31,9 @@ from overlay.planning.neighbours import (
 )
 from overlay.results import Reason
 
-#: Least number of characters, blanks aside, of a line that identifies a change: shorter lines are
-#: in every file.
-TELLING = 6
+#: Least number of characters, blanks aside, of a line that identifies a change: shorter lines occur
+#: everywhere.
+MIN_DISTINCTIVE = 6
 
 #: A text that has at least this share of a hunk's telling lines is not taken for one without the
 #: change: a person has to look (``docs/keeping-up.md`` says how it was measured).
@@ -144,7 +144,7 @@ class Place:
 
 def _tells(key: str, text: str) -> bool:
     """Whether a line says more than the words of Python do."""
-    return len(key) >= TELLING and any(word not in _COMMON for word in _WORD.findall(text))
+    return len(key) >= MIN_DISTINCTIVE and any(word not in _COMMON for word in _WORD.findall(text))
 
 
 def new_lines(hunk: Hunk, known: Iterable[str] = ()) -> tuple[str, ...]:

@@ -81,8 +81,8 @@ def _nothing_denies(feature: Feature, release: Version | None, scope_lines: Scop
         patch = by_distance(topic.variants, release)[0].patch
         for hunk in patch.hunks if not patch.retired else ():
             places = [Place(lines) for lines in scope_lines(patch.path, hunk.scope)]
-            shown = present(hunk, places, patch.hunks)
-            if shown.left or (shown.wanted and not shown.whole):
+            presence = present(hunk, places, patch.hunks)
+            if presence.left or (presence.wanted and not presence.whole):
                 return False
     return True
 
@@ -114,7 +114,7 @@ def build_of(feature: Feature, scope_lines: ScopeLines) -> str | None:
     return None
 
 
-def taken(
+def hunk_is_upstream(
     hunk: Hunk, places: Iterable[Sequence[str] | Place], others: Sequence[Hunk] = ()
 ) -> Evidence:
     """Whether a release has one hunk by the lines that it adds; images are ``matching``'s part.
@@ -125,12 +125,14 @@ def taken(
     :param others: the hunks of its patch, which may add the same lines in the same scope.
     """
     read = (each if isinstance(each, Place) else Place(each) for each in places)
-    shown = present(hunk, read, others)
-    if shown.whole:
-        return Evidence(True, f"all {shown.wanted} lines of code that it adds are in {hunk.scope}")
-    if shown.share < SHARE:
+    presence = present(hunk, read, others)
+    if presence.whole:
+        return Evidence(
+            True, f"all {presence.wanted} lines of code that it adds are in {hunk.scope}"
+        )
+    if presence.share < SHARE:
         return Evidence(False, "")
-    return Evidence(False, partly(hunk, shown).text, True)
+    return Evidence(False, partly(hunk, presence).text, True)
 
 
 def module_in(added: AddedFile, data: bytes) -> Evidence:

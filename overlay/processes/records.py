@@ -9,12 +9,13 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from overlay.results import Way
+from overlay.settings import FORMER_IDS
 from overlay.untrusted import parse_json, problem_of_owner, read_regular
 
 SCHEMA = 2
@@ -52,6 +53,10 @@ class Effect(Enum):
     PATCHED = "patched"
 
 
+#: Of the states that parts of a feature are in, the first is its own.
+_FIRST = (Effect.ACTIVE, Effect.PENDING, Effect.PATCHED, Effect.IDLE)
+
+
 class EffectRecord(NamedTuple):
     """What one feature does in the process.
 
@@ -61,6 +66,25 @@ class EffectRecord(NamedTuple):
     feature: str
     state: Effect
     text: str
+
+
+def of_features(effects: Iterable[EffectRecord]) -> tuple[EffectRecord, ...]:
+    """Effects, with those of the parts of a feature as one: it is active where any part is."""
+    parts: dict[str, list[EffectRecord]] = {}
+    for each in effects:
+        parts.setdefault(FORMER_IDS.get(each.feature, each.feature), []).append(each)
+    return tuple(_of_parts(feature, effects) for feature, effects in parts.items())
+
+
+def _of_parts(feature: str, parts: list[EffectRecord]) -> EffectRecord:
+    texts: dict[Effect, list[str]] = {}
+    for part in parts:
+        texts.setdefault(part.state, []).append(part.text)
+    state = next(state for state in _FIRST if state in texts)
+    text = "; ".join(dict.fromkeys(texts[state]))
+    if state is Effect.ACTIVE and Effect.IDLE in texts:
+        text += f"; but not all of it: {'; '.join(dict.fromkeys(texts[Effect.IDLE]))}"
+    return EffectRecord(feature, state, text)
 
 
 class ModuleRecord(NamedTuple):
@@ -280,8 +304,8 @@ def _decoded(document: dict[str, Any]) -> ProcessRecord | None:
     for name, types in _TYPES.items():
         if not isinstance(document.get(name), types):
             raise TypeError(f"{name} is {document.get(name)!r}")
-    for name in ("left_out", "required"):
-        document[name] = tuple(map(str, document[name]))
+    document["left_out"] = tuple(map(str, document["left_out"]))
+    document["required"] = tuple(_current(name) for name in document["required"])
     document["way"] = Way(document["way"])
     document["modules"] = tuple(
         ModuleRecord(
@@ -291,15 +315,19 @@ def _decoded(document: dict[str, Any]) -> ProcessRecord | None:
         )
         for module in document["modules"]
     )
-    document["effects"] = tuple(
+    document["effects"] = of_features(
         EffectRecord(str(feature), Effect(state), str(text))
         for feature, state, text in document["effects"]
     )
     document["counters"] = tuple(
-        (str(feature), str(name)) for feature, name in document["counters"]
+        (_current(feature), str(name)) for feature, name in document["counters"]
     )
     document["meanings"] = tuple(map(_meaning, document.get("meanings", ())))
     return ProcessRecord(**document)
+
+
+def _current(name: object) -> str:
+    return FORMER_IDS.get(str(name), str(name))
 
 
 def _meaning(row: Any) -> Meaning | None:

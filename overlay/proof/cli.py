@@ -11,6 +11,8 @@ import click
 
 from overlay.cli.group import cli
 from overlay.cli.options import json_option, verbose_option, with_request
+from overlay.commands.output import write_output
+from overlay.errors import UsageError
 from overlay.proof.commands import bench as benching
 from overlay.proof.commands import verify as verifying
 from overlay.proof.commands.budget import Part
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="vLLM's name for the kind of draft, such as eagle3; vLLM itself knows most.",
 )
-@click.option("--k", type=click.IntRange(1), help="Draft tokens a step; 3 if not given.")
+@click.option("--k", type=click.IntRange(1), help="Draft tokens a step.", show_default="3")
 @click.option(
     "--tiny", is_flag=True, help="Make small models whose answer is known, and serve them."
 )
@@ -58,19 +60,25 @@ if TYPE_CHECKING:
     help="A file with a prompt on each line, in the place of the sixteen built in.",
 )
 @click.option(
-    "--tokens", type=click.IntRange(1), default=64, help="Tokens for each prompt; 64 if not given."
+    "--tokens",
+    type=click.IntRange(1),
+    default=64,
+    show_default=True,
+    help="Tokens to generate for each prompt.",
 )
 @click.option("--python", metavar="PATH", help="The interpreter whose vLLM is served.")
 @click.option(
     "--jobs",
     type=click.IntRange(1),
-    help="Engines at a time: 1 for models of your own, 4 with --tiny.",
+    help="Engines that run at a time.",
+    show_default="1 for models of your own, 4 with --tiny",
 )
 @click.option(
     "--deadline",
     type=click.FloatRange(1),
     default=900.0,
-    help="Seconds after which an engine is killed; 900 if not given.",
+    show_default=True,
+    help="Seconds after which an engine is killed.",
 )
 @click.option(
     "--logs", type=click.Path(path_type=Path, file_okay=False), help="Keep what the engines print."
@@ -79,22 +87,7 @@ if TYPE_CHECKING:
 @verbose_option("Also show what the graphs did on every rank.")
 @click.argument("arguments", metavar="[-- ENGINE ARGUMENTS]", nargs=-1)
 @with_request
-def verify(
-    request: Request,
-    model: str | None,
-    draft: str | None,
-    method: str | None,
-    k: int | None,
-    tiny: bool,
-    modes: tuple[str, ...],
-    check: bool,
-    prompts: Path | None,
-    tokens: int,
-    jobs: int | None,
-    deadline: float,
-    logs: Path | None,
-    arguments: tuple[str, ...],
-) -> Report:
+def verify(request: Request, /, modes: tuple[str, ...], **options: Any) -> Report:
     """Serve the same prompts with and without draft graphs, and compare.
 
     Starts your own vLLM, with draft graphs off and in each mode that the configuration gets, and
@@ -109,23 +102,8 @@ def verify(
           --draft yuhuili/EAGLE3-LLaMA3.1-Instruct-8B --method eagle3
       overlay verify --model ./target --draft ./draft -- --tensor-parallel-size 2
     """
-    # Over fifty lines: the text of the help, and one option a line, twice.
-    question = verifying.Question(
-        modes=tuple(Mode[title.upper()] for title in modes),
-        model=model,
-        draft=draft,
-        method=method,
-        k=k,
-        tiny=tiny,
-        arguments=arguments,
-        python=request.python,
-        check=check,
-        prompts=prompts,
-        tokens=tokens,
-        jobs=jobs,
-        deadline=deadline,
-        logs=logs,
-    )
+    modes_asked = tuple(Mode[title.upper()] for title in modes)
+    question = verifying.Question(modes=modes_asked, python=request.python, **options)
     return verifying.verify(question, _on_engine(Meter().line))
 
 
@@ -142,6 +120,15 @@ def _on_engine(write: Callable[[str], None]) -> Callable[[str, float | None], No
     return write_progress
 
 
+def _refuse_side_by_side(_: click.Context, __: click.Parameter, given: bool) -> None:
+    """Refuse the option of engines side by side; engines one by one are what there is."""
+    if given:
+        raise UsageError(
+            "--side-by-side: bench starts its engines one after the other, in each round: omit the "
+            "option, and give a larger --budget or fewer --rounds where they do not fit"
+        )
+
+
 @cli.command(
     epilog="Exit status: 0 measured, 1 the overlay is slower than stock V1 (with --against v2: "
     "than V2) or captured no graph, 2 the engines could not be compared."
@@ -150,80 +137,133 @@ def _on_engine(write: Callable[[str], None]) -> Callable[[str, float | None], No
     "--shape",
     type=click.Choice(["1b", "8b", "moe", "trial"]),
     default="1b",
-    help="The shape of the models, whose weights are dummies; 1b if not given.",
+    show_default=True,
+    help="The shape of the models, whose weights are dummies.",
 )
 @click.option("--model", metavar="MODEL", help="A model of your own in the place of a shape.")
 @click.option("--draft", metavar="MODEL", help="Its draft; folders, or ids on the hub.")
 @click.option(
     "--method",
     metavar="NAME",
-    help="vLLM's name for the kind of draft; taken from the draft's configuration if not given.",
+    help="vLLM's name for the kind of draft.",
+    show_default="as the draft's configuration says",
 )
-@click.option("--k", type=click.IntRange(1), default=3, help="Draft tokens a step; 3 if not given.")
+@click.option(
+    "--k", type=click.IntRange(1), default=3, show_default=True, help="Draft tokens a step."
+)
 @click.option(
     "--only", type=click.Choice(["steps", "serving"]), help="Step times alone, or servers alone."
 )
 @click.option(
     "--against",
     type=click.Choice(["stock", "v2"]),
-    help="What the overlay is measured against: stock V1 or V2 alone; both if not given.",
+    help="Measure the overlay against stock V1 or V2 alone.",
+    show_default="both",
 )
 @click.option(
     "--batch",
     "batches",
     type=click.IntRange(1),
     multiple=True,
-    help="Requests at a time for step times; 1, 8, 32.",
+    help="Number of requests at a time for step times; may be given several times.",
+    show_default="1, 8, 32",
 )
 @click.option(
     "--concurrency",
     type=click.IntRange(1),
     multiple=True,
-    help="Requests at a time for servers; 1, 16, 64.",
+    help="Number of requests at a time for servers; may be given several times.",
+    show_default="1, 16, 64",
 )
 @click.option(
-    "--prompt", type=click.IntRange(1), default=512, help="Tokens of a server's prompts; 512."
+    "--prompt",
+    type=click.IntRange(1),
+    default=512,
+    show_default=True,
+    help="Tokens of each prompt that a server gets.",
 )
 @click.option(
-    "--answer", type=click.IntRange(2), default=256, help="Tokens of a server's answers; 256."
+    "--answer",
+    type=click.IntRange(2),
+    default=256,
+    show_default=True,
+    help="Tokens of each answer that a server gives.",
 )
 @click.option(
     "--request-rate",
     "rate",
     type=click.FloatRange(0),
-    help="Requests a second while the time to the first token is taken; half of what stock V1 "
-    "(with --against v2: the overlay) answers if not given, 0 to leave it out.",
+    help="Requests a second while the time to the first token is taken; 0 leaves it out.",
+    show_default="half of what stock V1 (with --against v2: the overlay) answers",
 )
 @click.option(
     "--port",
-    type=click.IntRange(1, 65533),
-    help="The servers' port, and side by side the next two; free ones if not given.",
+    type=click.IntRange(1, 65535),
+    help="The port of the servers.",
+    show_default="a free one",
 )
-@click.option("--rounds", type=click.IntRange(1), default=3, help="Rounds of all engines; 3.")
+@click.option(
+    "--rounds",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="Rounds, in each of which every engine starts and is measured.",
+)
 @click.option(
     "--side-by-side/--one-by-one",
-    "together",
-    default=None,
-    help="Start all engines at once on the GPU and measure them in turn, or start each in every "
-    "round; side by side where a shape surely fits three times, if neither is given.",
+    "side_by_side",
+    hidden=True,
+    callback=_refuse_side_by_side,
+    expose_value=False,
 )
-@click.option("--repeats", type=click.IntRange(2), default=5, help="Of each batch and round; 5.")
+@click.option(
+    "--repeats",
+    type=click.IntRange(2),
+    default=5,
+    show_default=True,
+    help="Repeats for each batch size in each round.",
+)
 @click.option(
     "--budget",
     type=click.FloatRange(0),
     default=720.0,
-    help="Seconds for everything, 720: what takes longer is left out, and the report names it.",
+    show_default=True,
+    help="Seconds for everything: what takes longer is left out, and the report names it.",
 )
-@click.option("--tokens", type=click.IntRange(16), default=192, help="Tokens for step times; 192.")
+@click.option(
+    "--tokens",
+    type=click.IntRange(16),
+    default=192,
+    show_default=True,
+    help="Tokens that each request generates for step times.",
+)
 @click.option(
     "--accept",
     type=click.FloatRange(0),
-    help="Tokens a step by synthetic acceptance, 2.5 for shapes; 0: what the models accept.",
+    help="Tokens a step by synthetic acceptance; 0: what the models accept.",
+    show_default="2.5 for shapes, 0 for models",
 )
-@click.option("--mode", default="FULL_AND_PIECEWISE", help="A shape's cudagraph_mode.")
-@click.option("--engine", metavar="JSON", default="{}", help="Further arguments of vllm.LLM.")
+@click.option(
+    "--mode",
+    default="FULL_AND_PIECEWISE",
+    show_default=True,
+    help="The cudagraph_mode of a shape.",
+)
+@click.option(
+    "--engine",
+    metavar="JSON",
+    default="{}",
+    show_default=True,
+    help="Further arguments of vllm.LLM.",
+)
 @click.option("--python", metavar="PATH", help="The interpreter whose vLLM is timed.")
-@click.option("--deadline", type=click.FloatRange(1), default=600.0, help="Seconds for one engine.")
+@click.option(
+    "--deadline",
+    type=click.FloatRange(1),
+    default=600.0,
+    show_default=True,
+    help="Seconds after which an engine is killed.",
+)
 @click.option(
     "--html", "page", type=click.Path(path_type=Path, dir_okay=False), help="Write a page as well."
 )
@@ -265,4 +305,12 @@ def bench(
     def on_plan(schedule: Schedule) -> None:
         meter.line(schedule.text)
 
-    return benching.bench(BenchQuestion(**options), _on_engine(write), on_plan, write)
+    report = benching.bench(BenchQuestion(**options), _on_engine(write), on_plan)
+    # A page takes modules that nothing else does.
+    from overlay.proof.reports import bench_page
+
+    if options["page"] is not None:
+        write_output("--html", options["page"], bench_page.page(report).encode())
+    if options["plot"] is not None:
+        write_output("--svg", options["plot"], bench_page.plot_file(report).encode())
+    return report

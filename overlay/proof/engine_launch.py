@@ -1,40 +1,14 @@
-"""Start ``run_engine`` in the environment of some vLLM and take its result home."""
+"""Give programs of the proof an import path, and let one write models."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import signal
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import IO, Any
-
-from overlay.proof.engine_spec import EngineSpec
 
 PACKAGE = Path(__file__).resolve().parents[1]
-#: Modules that write models; see their docstrings.
-WRITERS = (
-    "tiny_models",
-    "tiny_moe",
-    "tiny_mla",
-    "tiny_glm",
-    "tiny_drafters",
-    "tiny_hybrids",
-)
-
-
-class EngineFailed(Exception):
-    """The engine did not run to its end.
-
-    :ivar output: everything it printed.
-    """
-
-    def __init__(self, message: str, output: str) -> None:
-        self.output = output
-        super().__init__(f"{message}; its last lines:\n{output[-4000:]}")
 
 
 def link_packages(folder: Path, packages: Iterable[Path] = ()) -> Path:
@@ -59,15 +33,6 @@ def append_path(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
     return {**environment, "PYTHONPATH": path}
 
 
-def foreign_environment() -> dict[str, str]:
-    """Copy this process's variables without those that steer its own Python and the overlay."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("PYTHON", "OVERLAY"))
-    }
-
-
 class WriterFailed(RuntimeError):
     """The program that writes models ended without having written them.
 
@@ -82,26 +47,24 @@ class WriterFailed(RuntimeError):
 def write_models(
     python: Path | str,
     folder: Path,
-    writer: str = "tiny_models",
-    environment: Mapping[str, str] | None = None,
+    writer: str,
+    environment: Mapping[str, str],
+    packages: Iterable[Path] = (),
 ) -> None:
     """Write models into ``folder``, in an environment that has PyTorch.
 
-    :param writer: one of ``WRITERS``.
-    :param environment: the variables to run under; default: ``foreign_environment``.
-    :raises ValueError: if the writer is unknown.
+    :param writer: the name of a module, which is run; :param packages: that it needs beside this.
+    :param environment: the variables to run under.
     :raises WriterFailed: if it fails.
     :raises subprocess.TimeoutExpired: if it takes longer than ten minutes.
     """
-    if writer not in WRITERS:
-        raise ValueError(f"expected a writer of models ({', '.join(WRITERS)}), found {writer!r}")
     with tempfile.TemporaryDirectory(prefix="models-") as work:
-        code = link_packages(Path(work, "code"))
+        code = link_packages(Path(work, "code"), packages)
         # Standard output is for the answer of the command that asks for the models.
-        done = subprocess.run(
-            [str(python), "-m", f"overlay.proof.{writer}", str(folder.resolve())],
+        writing = subprocess.run(
+            [str(python), "-m", writer, str(folder.resolve())],
             cwd=work,
-            env=append_path(environment or foreign_environment(), code),
+            env=append_path(environment, code),
             check=False,
             timeout=600,
             stdin=subprocess.DEVNULL,
@@ -110,73 +73,5 @@ def write_models(
             encoding="utf-8",
             errors="replace",
         )
-    if done.returncode:
-        raise WriterFailed(writer, done.returncode, done.stdout)
-
-
-def launch(
-    python: Path | str,
-    spec: EngineSpec,
-    *,
-    env: Mapping[str, str] | None = None,
-    timeout: float = 600,
-) -> dict[str, Any]:
-    """Run one spec with the given interpreter.
-
-    :param env: further environment variables; the caller's ``PYTHON*`` and ``OVERLAY*`` ones do
-        not reach the engine.
-    :param timeout: seconds until the engine is killed, with all its workers.
-    :returns: the result of ``run_engine``, and what the engine printed under ``log``.
-    :raises EngineFailed: if it ends without a result.
-    """
-    with tempfile.TemporaryDirectory(prefix="engine-") as work:
-        spec_file, out, log = (Path(work, name) for name in ("spec.json", "result.json", "log"))
-        spec_file.write_text(spec.to_json(), encoding="utf-8")
-        code = link_packages(Path(work, "code"), map(Path, spec.packages))
-        with log.open("wb") as stream:
-            status = run_session(
-                [str(python), "-m", "overlay.proof.run_engine", str(spec_file), "--out", str(out)],
-                Path(work),
-                append_path({**foreign_environment(), **(env or {})}, code),
-                stream,
-                timeout,
-            )
-        text = log.read_text(encoding="utf-8", errors="replace")
-        if status is None:
-            raise EngineFailed(f"the engine did not end within {timeout} seconds", text)
-        if status != 0 or not out.is_file():
-            raise EngineFailed(f"the engine ended with status {status} and no result", text)
-        result: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-    result["log"] = text
-    return result
-
-
-def run_session(
-    command: Sequence[str],
-    folder: Path,
-    environment: Mapping[str, str],
-    output: IO[bytes],
-    timeout: float,
-) -> int | None:
-    """Run a command in a session of its own; whatever it started is killed at the end.
-
-    :param folder: its working folder; :param output: takes what it prints.
-    :returns: its exit status; ``None`` where it was killed after ``timeout`` seconds.
-    """
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
-        return process.wait(timeout)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    if writing.returncode:
+        raise WriterFailed(writer.rpartition(".")[2], writing.returncode, writing.stdout)

@@ -1,11 +1,38 @@
-"""Prompts that engines are compared on: of the tiny models with a known answer, and texts."""
+"""What engines are compared on: requests of the tiny models with a known answer, and texts."""
 
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
-from overlay.proof.engine_spec import Request
 from overlay.proof.oracle import FIRST_TOKEN
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request.
+
+    :ivar prompt: at least two token ids.
+    :ivar tokens: how many to generate.
+    :ivar arrival: the engine step before which it is added.
+    :ivar temperature: the target is so sure of itself that up to 1.0 the oracle still holds; a
+        request above that is not compared with it.  vLLM takes no more than 2.0.
+    :ivar prompt_logprobs: ask for that many, and compare the likeliest with the oracle.
+    :ivar adapter: the name of the target's LoRA adapter; ``None`` for none.
+    """
+
+    prompt: tuple[int, ...]
+    tokens: int = 48
+    arrival: int = 0
+    temperature: float = 0.0
+    prompt_logprobs: int | None = None
+    adapter: str | None = None
+
+    @property
+    def has_oracle(self) -> bool:
+        """Whether its tokens are known beforehand."""
+        return self.temperature <= 1.0
+
 
 #: Texts of several kinds and lengths, so that some drafts are easy and others are not.
 TEXTS = (

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,8 +17,7 @@ class Sample(NamedTuple):
     """Repeats of one measurement.
 
     :ivar values: one for each repeat, of all rounds; the unit is that of whoever has the sample.
-    :ivar rounds: how many of the values are of each round, in the order of the rounds; empty where
-        the engine did not say.
+    :ivar rounds: how many of the values are of each round, in the order of the rounds.
     """
 
     values: tuple[float, ...]
@@ -69,7 +69,7 @@ class Gap(NamedTuple):
     """
 
     engine: str
-    quantity: Quantity
+    what: Quantity
     requests: tuple[int, ...]
 
 
@@ -77,7 +77,7 @@ class Served(NamedTuple):
     """What one engine served, with vLLM's own client.
 
     :ivar concurrency: output tokens a second by the number of requests at a time: the last two
-        runs of each start, or one of each turn where the server started once.
+        runs of each start.
     :ivar unsteady: the numbers of requests at which two runs in a row never agreed.
     :ivar rate: requests a second while the time to first token was taken; ``None``: it was not.
     :ivar first_token: milliseconds to the first token, the median of each run.
@@ -106,28 +106,16 @@ def read(engine: str, results: Sequence[Mapping[str, Any]]) -> Timed:
 
     :raises OverlayError: if it is malformed.
     """
-    joined: dict[int, Sample] = {}
-    try:
+    batches: dict[int, Sample] = {}
+    with _document(f"{engine}: expected the result of a timed engine"):
         for result in results:
             for name, figures in result.items():
                 if name.startswith("batch"):
-                    values = tuple(map(float, figures["repeats_ms_per_step"]))
-                    rounds = tuple(map(int, figures.get("repeats_by_turn", (len(values),))))
-                    _join(joined, int(name.removeprefix("batch")), values, rounds)
+                    _add(batches, int(name.removeprefix("batch")), figures["repeats_ms_per_step"])
         last = results[-1]
         graphs = {str(k): int(v) for k, v in (last["draft_graphs"] or {"keys": {}})["keys"].items()}
-        return Timed(
-            engine,
-            str(last["vllm"]),
-            str(last["gpu"]),
-            dict(sorted(joined.items())),
-            graphs,
-            _starts(results),
-        )
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise OverlayError(
-            f"{engine}: expected the result of a timed engine, found another document ({error!r})"
-        ) from error
+        sizes = dict(sorted(batches.items()))
+        return Timed(engine, str(last["vllm"]), str(last["gpu"]), sizes, graphs, _starts(results))
 
 
 def read_served(engine: str, results: Sequence[Mapping[str, Any]]) -> Served:
@@ -135,44 +123,44 @@ def read_served(engine: str, results: Sequence[Mapping[str, Any]]) -> Served:
 
     :raises OverlayError: if it is malformed.
     """
-    joined: dict[int, Sample] = {}
+    cells: dict[int, Sample] = {}
     unsteady, first = set[int](), dict[int, Sample]()
     rate: float | None = None
-    try:
+    with _document(f"{engine}: expected the result of a server"):
         for result in results:
             for name, cell in result["concurrency"].items():
-                size, values = int(name), tuple(map(float, cell["values"]))
-                rounds = tuple(map(int, cell.get("by_turn", (len(values),))))
-                _join(joined, size, values, rounds)
-                unsteady |= set() if cell["agreed"] else {size}
-            taken = result["first_token"]
-            if taken is not None:
-                rate, values = float(taken["rate"]), tuple(map(float, taken["values"]))
-                _join(first, 0, values, tuple(map(int, taken.get("by_turn", (len(values),)))))
+                _add(cells, int(name), cell["values"])
+                unsteady |= set() if cell["agreed"] else {int(name)}
+            at_rate = result["first_token"]
+            if at_rate is not None:
+                rate = float(at_rate["rate"])
+                _add(first, 0, at_rate["values"])
         last = results[-1]
         return Served(
             engine,
             str(last["vllm"]),
-            dict(sorted(joined.items())),
+            dict(sorted(cells.items())),
             tuple(sorted(unsteady)),
             rate,
             first.get(0) if first.get(0, Sample(())).values else None,
             None if last["acceptance"] is None else float(last["acceptance"]),
             _starts(results),
         )
+
+
+@contextmanager
+def _document(expected: str) -> Iterator[None]:
+    try:
+        yield
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise OverlayError(
-            f"{engine}: expected the result of a server, found another document ({error!r})"
-        ) from error
+        raise OverlayError(f"{expected}, found another document ({error!r})") from error
 
 
-def _join(
-    joined: dict[int, Sample], size: int, values: tuple[float, ...], rounds: tuple[int, ...]
-) -> None:
-    if sum(rounds) != len(values):
-        raise ValueError(f"{len(values)} repeats, {sum(rounds)} of them in rounds")
-    before = joined.get(size, Sample(()))
-    joined[size] = Sample((*before.values, *values), (*before.rounds, *rounds))
+def _add(samples: dict[int, Sample], size: int, repeats: Sequence[float]) -> None:
+    """Add the repeats of one start, which is a round."""
+    values = tuple(map(float, repeats))
+    before = samples.get(size, Sample(()))
+    samples[size] = Sample((*before.values, *values), (*before.rounds, len(values)))
 
 
 def _starts(results: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:

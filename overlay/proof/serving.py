@@ -6,12 +6,6 @@ child in its own process group, and calls the client of ``vllm bench serve`` in 
 importing that takes as long as many of its runs.  The spec is :class:`ServingSpec` as JSON; the
 result is what ``repeats.read_served`` reads; where the server failed, with ``"problem": KIND`` and
 ``"text"`` beside what was measured before.
-
-With ``--meet FOLDER --party NUMBER --turns COUNT`` it measures in turns with other servers
-(:mod:`turns`), one for each cell in each of so many rounds (:mod:`serving_turns`).  While another
-measures, this process, its server and all workers are stopped: an idle server takes a core now and
-then (statistics, and workers of tensor parallelism that poll), and to be stopped endangers none,
-since nobody asks a server between its turns, and no part of it waits for another but in an answer.
 """
 
 from __future__ import annotations
@@ -31,8 +25,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from overlay.proof.meeting import Meeting
-from overlay.proof.serving_runs import Limit, Load, Turns, measure
+from overlay.proof.engine_pool import write_result
+from overlay.proof.serving_runs import Limit, Load, measure
 from overlay.proof.verify_engine import NOT_SERVED, RAISED, parser_class
 
 _HOST = "127.0.0.1"
@@ -232,13 +226,11 @@ def client_arguments(
     )
 
 
-def run(spec: ServingSpec, out: Path, meeting: Meeting | None = None, rounds: int = 0) -> None:
+def run(spec: ServingSpec, out: Path) -> None:
     """Start the server, measure it and end it.
 
     :param out: takes the result, whole, whenever something is measured; the client's results lie
         beside it.
-    :param meeting: where other servers take turns with this one; ``None``: there are none.
-    :param rounds: in how many this one measures.
     :raises NotServed: if it does not answer.
     """
     limit = Limit(spec.seconds)
@@ -249,26 +241,12 @@ def run(spec: ServingSpec, out: Path, meeting: Meeting | None = None, rounds: in
         begun: dict[str, Any] = {"vllm": server.version(), "start_s": round(limit.spent, 1)}
 
         def keep(found: dict[str, Any]) -> None:
-            write(out, {**begun, **found, "acceptance": server.acceptance()})
+            write_result(out, {**begun, **found, "acceptance": server.acceptance()})
 
         keep({"concurrency": {}, "first_token": None})
-        load = Load(spec.concurrency, spec.rate)
-        if meeting is None:
-            measure(client, load, limit, keep)
-        else:
-            Turns(client, load, limit, keep, meeting, rounds).measure()
+        measure(client, Load(spec.concurrency, spec.rate), limit, keep)
     finally:
-        # In a meeting whoever started this process kills its group, server included, when it has
-        # ended: no other server has to wait until this one has ended in its own time.
-        if meeting is None:
-            server.end()
-
-
-def write(out: Path, result: dict[str, Any]) -> None:
-    """Write a result whole, or leave the one before."""
-    made = out.with_name(f"{out.name}.new")
-    made.write_text(json.dumps(result), encoding="utf-8")
-    made.replace(out)
+        server.end()
 
 
 def main() -> int:
@@ -276,17 +254,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("spec", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--meet", type=Path, help="folder where servers that take turns meet")
-    parser.add_argument("--party", type=int, default=0)
-    parser.add_argument("--turns", type=int, default=1, help="turns of each cell that count")
     args = parser.parse_args()
     out: Path = args.out
     if not sys.stdin.readline():
         return 3  # whoever started this is gone
     spec = ServingSpec.from_json(args.spec.read_text(encoding="utf-8"))
-    meeting = None if args.meet is None else Meeting(args.meet, args.party, 1)
     try:
-        run(spec, out, meeting, args.turns)
+        run(spec, out)
     except NotServed as error:
         problem = {"problem": NOT_SERVED, "text": str(error)}
     except Exception as error:  # noqa: BLE001 - whatever the client raises is told to the user
@@ -297,7 +271,7 @@ def main() -> int:
         return 0
     # What was measured before is kept: it may be all that is known of the server.
     measured = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
-    write(out, {**measured, **problem})
+    write_result(out, {**measured, **problem})
     return 1
 
 

@@ -82,90 +82,49 @@ _SHARED_BY_DRAFT = (
     "num_key_value_heads",
     "head_dim",
 )
-_EAGLE3: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLMEagle3"],
-    "model_type": "llama",
-    "num_hidden_layers": 1,
-    "draft_vocab_size": 32000,
-}
-_LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "num_hidden_layers": 4,
-}
-#: The token that stands for what is not known yet, where all drafts come from one pass.
-_MASK: dict[str, Any] = {"ptd_token_id": 100}
-_DFLASH_LAYERS = [1, 3, 5]
 
 
 @dataclass(frozen=True)
 class Drafter:
-    """A kind of draft, and what its requests need.
+    """A kind of draft.
 
     :ivar config: of the draft, beside what it shares with the target.
     :ivar speculative: entries of ``speculative_config``.
-    :ivar adapters: how many LoRA adapters of :data:`ADAPTER_RANK` the requests share out.
-    :ivar temperature: of the requests; above 0 the drafts are sampled too.
+    :ivar folder: the name of its folder, beside the target's.
     """
 
     config: Mapping[str, Any]
     speculative: Mapping[str, Any]
-    adapters: int = 0
-    temperature: float = 0.0
+    folder: str = "draft"
 
 
-#: Rank of the adapters that are timed.
-ADAPTER_RANK = 16
-#: What a draft may be, by the name behind ``+`` in a cell; the first is meant where none is named.
-DRAFTERS: dict[str, Drafter] = {
-    "eagle3": Drafter(_EAGLE3, {"method": "eagle3"}),
-    "lora": Drafter(_EAGLE3, {"method": "eagle3"}, adapters=2),
-    "sampled": Drafter(
-        _EAGLE3, {"method": "eagle3", "draft_sample_method": "probabilistic"}, temperature=0.7
-    ),
-    "k-by-batch-size": Drafter(
-        _EAGLE3,
-        {
-            "method": "eagle3",
-            "num_speculative_tokens_per_batch_size": [[1, 4, 3], [5, 16, 2], [17, 64, 1]],
-        },
-    ),
-    "draft-model": Drafter(_LLAMA, {"method": "draft_model"}),
-    "pard": Drafter(_LLAMA | _MASK, {"method": "draft_model", "parallel_drafting": True}),
-    "p-eagle": Drafter(
-        _EAGLE3 | _MASK | {"num_hidden_layers": 4},
-        {"method": "eagle3", "parallel_drafting": True},
-    ),
-    "dflash": Drafter(
-        {
-            "architectures": ["DFlashDraftModel"],
-            "model_type": "qwen3",
-            "num_hidden_layers": 4,
-            "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in _DFLASH_LAYERS],
-            "dflash_config": {"mask_token_id": 100, "target_layer_ids": _DFLASH_LAYERS},
-        },
-        {"method": "dflash"},
-    ),
-}
+#: The draft that is timed.
+EAGLE3 = Drafter(
+    {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "draft_vocab_size": 32000,
+    },
+    {"method": "eagle3"},
+)
 
 
-def write_configs(shape: str, folder: Path, drafter: str = "eagle3") -> tuple[Path, Path]:
+def write_configs(shape: str, folder: Path, drafter: Drafter = EAGLE3) -> tuple[Path, Path]:
     """Write the configurations of a target and its draft; return their folders.
 
     vLLM's compile cache goes by the folder's name too: the same one lets a later engine use it.
     """
     target = _COMMON | SHAPES[shape]
     draft = _COMMON | {key: target[key] for key in _SHARED_BY_DRAFT}
-    draft |= DRAFTERS[drafter].config
-    places = {"target": target, "draft" if drafter == "eagle3" else drafter: draft}
-    for name, config in places.items():
+    draft |= drafter.config
+    for name, config in (("target", target), (drafter.folder, draft)):
         (folder / name).mkdir(parents=True, exist_ok=True)
         # Another engine may read the same file at this moment.
         written = folder / name / f"config.json.{os.getpid()}"
         written.write_text(json.dumps(config))
         written.replace(folder / name / "config.json")
-    found = [folder / name for name in places]
-    return found[0], found[1]
+    return folder / "target", folder / drafter.folder
 
 
 def write_tokenizer(shape: str, folder: Path) -> None:
@@ -193,43 +152,3 @@ def write_tokenizer(shape: str, folder: Path) -> None:
     }
     for name, content in (("tokenizer", tokenizer), ("tokenizer_config", config)):
         (folder / f"{name}.json").write_text(json.dumps(content))
-
-
-def write_adapters(shape: str, folder: Path, count: int) -> list[Path]:
-    """Write LoRA adapters of a Llama's query and value projections; return their folders.
-
-    Their weights are zeros: what they cost does not depend on them.  Needs PyTorch.
-    """
-    import torch
-    from safetensors.torch import save_file
-
-    target = SHAPES[shape]
-    hidden, head = target["hidden_size"], target["head_dim"]
-    outputs = {
-        "q_proj": target["num_attention_heads"] * head,
-        "v_proj": target["num_key_value_heads"] * head,
-    }
-    weights = {}
-    for layer in range(target["num_hidden_layers"]):
-        for name, width in outputs.items():
-            module = f"base_model.model.model.layers.{layer}.self_attn.{name}"
-            weights[f"{module}.lora_A.weight"] = torch.zeros(
-                ADAPTER_RANK, hidden, dtype=torch.bfloat16
-            )
-            weights[f"{module}.lora_B.weight"] = torch.zeros(
-                width, ADAPTER_RANK, dtype=torch.bfloat16
-            )
-    config = {
-        "peft_type": "LORA",
-        "r": ADAPTER_RANK,
-        "lora_alpha": ADAPTER_RANK,
-        "target_modules": list(outputs),
-        "bias": "none",
-        "task_type": "CAUSAL_LM",
-    }
-    places = [folder / f"adapter-{number}" for number in range(1, count + 1)]
-    for place in places:
-        place.mkdir(parents=True, exist_ok=True)
-        save_file(weights, place / "adapter_model.safetensors", metadata={"format": "pt"})
-        (place / "adapter_config.json").write_text(json.dumps(config))
-    return places

@@ -5,23 +5,21 @@ for the drafts a second one behind it, and a last dimension that is always on (`
 attention layer looks a fixed distance back, by rotary angle alone: queries and keys read nothing
 but ``ON``, so which key wins is a matter of positions, KV slots and lengths, and of nothing else.
 
-``python -m overlay.proof.tiny_models FOLDER`` writes ``target``, ``eagle3``, ``eagle3hid``,
-``eagle1``, ``adapters`` and, last, ``rule.json``.  10 MB; needs PyTorch and safetensors, no vLLM.
+``python -m overlay.proof.tiny_models FOLDER`` writes ``target``, ``eagle3``, ``eagle3hid`` and,
+last, ``rule.json``.  Needs PyTorch and safetensors, no vLLM.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from overlay.proof.oracle import Rule, make_rule
-from overlay.proof.tiny_adapters import ADAPTERS, FOLDER, write_adapter
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +37,6 @@ NORMED: Final = math.sqrt(HIDDEN / 2)
 SHARPNESS: Final = 20.0
 #: How loud a draft's attention is beside what was handed over to it.
 LOUD: Final = 64.0
-DRAFTS: Final = ("eagle3", "eagle3hid", "eagle1")
 
 Weights = dict[str, "torch.Tensor"]
 
@@ -78,9 +75,12 @@ def copy_blocks(inputs: int, *blocks: tuple[int, int, int]) -> torch.Tensor:
     return matrix
 
 
-def attention(name: str, distance: int, value: torch.Tensor, *, on: float, loud: float) -> Weights:
-    """An attention that reads, for each query, the key ``distance`` positions before it.
+def attention(
+    name: str, distances: Sequence[int], value: torch.Tensor, *, on: float, loud: float
+) -> Weights:
+    """An attention whose heads read, for each query, the key at a distance before it.
 
+    :param distances: one for each head; below 0 behind it.
     :param value: [HIDDEN, inputs], what is read there.
     :param on: what the ON dimension (of the first HIDDEN inputs) is worth at its input.
 
@@ -90,11 +90,14 @@ def attention(name: str, distance: int, value: torch.Tensor, *, on: float, loud:
     import torch
 
     theta = ROPE_BASE ** (-torch.arange(HEAD_DIM // 2, dtype=torch.float64) / (HEAD_DIM // 2))
-    query = torch.cat([torch.cos(theta * distance), -torch.sin(theta * distance)])
+    queries = [
+        torch.cat([torch.cos(theta * distance), -torch.sin(theta * distance)])
+        for distance in distances
+    ]
     key = torch.cat([torch.ones_like(theta), torch.zeros_like(theta)])
     inputs = value.shape[1]
     weights = {"q_proj": zeros(HIDDEN, inputs), "k_proj": zeros(HIDDEN, inputs)}
-    weights["q_proj"][:, ON] = query.repeat(HEADS) * SHARPNESS / on
+    weights["q_proj"][:, ON] = torch.cat(queries) * SHARPNESS / on
     weights["k_proj"][:, ON] = key.repeat(HEADS) * SHARPNESS / on
     weights |= {"v_proj": value, "o_proj": torch.eye(HIDDEN, dtype=torch.float64) * loud}
     return {f"{name}.self_attn.{part}.weight": weight for part, weight in weights.items()}
@@ -141,7 +144,7 @@ def target_weights(rule: Rule) -> Weights:
         name = f"model.layers.{layer}"
         if layer == 1:
             slot = copy_blocks(HIDDEN, (0, 0, rule.vocab))
-            weights |= attention(name, 1, slot, on=NORMED, loud=1.0)
+            weights |= attention(name, [1] * HEADS, slot, on=NORMED, loud=1.0)
         else:
             weights |= silent_attention(name)
         weights |= silent_mlp(name)
@@ -149,9 +152,15 @@ def target_weights(rule: Rule) -> Weights:
     return weights
 
 
-def _eagle3(rule: Rule, *, fc: torch.Tensor, head: torch.Tensor, attention: Weights) -> Weights:
+def eagle3_draft(
+    table: torch.Tensor, *, fc: torch.Tensor, head: torch.Tensor, attention: Weights
+) -> Weights:
+    """The weights of an EAGLE3 draft.
+
+    :param table: its embedding; :param fc: reads what the target hands over.
+    """
     return {
-        "embed_tokens.weight": embedding(list(range(rule.vocab))),
+        "embed_tokens.weight": table,
         "fc.weight": fc,
         "lm_head.weight": head,
         **attention,
@@ -164,12 +173,12 @@ def _eagle3(rule: Rule, *, fc: torch.Tensor, head: torch.Tensor, attention: Weig
 def eagle3_weights(rule: Rule) -> Weights:
     """Reads the token before through its own KV cache: the embedding half, one position back."""
     slot = copy_blocks(2 * HIDDEN, (0, 0, rule.vocab))
-    return _eagle3(
-        rule,
+    return eagle3_draft(
+        embedding(list(range(rule.vocab))),
         # What is handed over is kept faint: it must reach the draft, and must not decide.
         fc=copy_blocks(3 * HIDDEN, (0, 0, HIDDEN)) * 0.05,
         head=head_of(rule.draft_successor),
-        attention=attention("midlayer", 1, slot, on=NORMED, loud=LOUD),
+        attention=attention("midlayer", [1] * HEADS, slot, on=NORMED, loud=LOUD),
     )
 
 
@@ -182,28 +191,12 @@ def eagle3hid_weights(rule: Rule) -> Weights:
     """
     vocab = rule.vocab
     both = copy_blocks(2 * HIDDEN, (0, 0, vocab), (vocab, HIDDEN, vocab))
-    return _eagle3(
-        rule,
+    return eagle3_draft(
+        embedding(list(range(rule.vocab))),
         fc=copy_blocks(3 * HIDDEN, (0, 0, vocab)),
         head=head_of(rule.draft_successor, slot=vocab),
-        attention=attention("midlayer", -1, both, on=NORMED, loud=LOUD),
+        attention=attention("midlayer", [-1] * HEADS, both, on=NORMED, loud=LOUD),
     )
-
-
-def eagle1_weights(rule: Rule) -> Weights:
-    """Shares the target's head, so its wrong tokens are wrong by embedding: shown as another."""
-    shown_as = list(range(rule.vocab))
-    for token in rule.wrong:
-        shown_as[token] = rule.successor.index(rule.draft_successor[token])
-    slot = copy_blocks(HIDDEN, (0, 0, rule.vocab))
-    return {
-        "embed_tokens.weight": embedding(shown_as),
-        "fc.weight": copy_blocks(2 * HIDDEN, (0, 0, HIDDEN)),
-        # An EAGLE-1 draft has no norm before its first attention.
-        **attention("layers.0", 1, slot, on=1.0, loud=LOUD),
-        **silent_mlp("layers.0"),
-        **norms("layers.0.post_attention_layernorm"),
-    }
 
 
 def llama_config(vocab: int, architecture: str, layers: int, **more: Any) -> dict[str, Any]:
@@ -235,8 +228,11 @@ def llama_config(vocab: int, architecture: str, layers: int, **more: Any) -> dic
     }
 
 
-def eagle3_config(vocab: int, layers: list[int]) -> dict[str, Any]:
-    """An EAGLE3 config that reads the residual stream before each of the given target layers."""
+def eagle3_config(vocab: int, layers: list[int], **more: Any) -> dict[str, Any]:
+    """An EAGLE3 config that reads the residual stream before each of the given target layers.
+
+    :param more: further entries.
+    """
     key = "eagle_aux_hidden_state_layer_ids"
     return llama_config(
         vocab,
@@ -247,6 +243,7 @@ def eagle3_config(vocab: int, layers: list[int]) -> dict[str, Any]:
         norm_before_residual=True,
         # Model runner V2 reads the layers here, V1 there.
         **{key: layers, "eagle_config": {key: layers, "use_aux_hidden_state": True}},
+        **more,
     )
 
 
@@ -264,35 +261,25 @@ def write_checkpoint(folder: Path, weights: Weights, config: dict[str, Any]) -> 
 
 
 def write_models(folder: Path, rule: Rule) -> None:
-    """Write the target, the drafts and ``rule.json``; does nothing where they exist already.
+    """Write the target, the drafts and ``rule.json``.
 
     :raises ValueError: if the slots of two tokens and ON do not fit into the residual stream.
     """
     vocab = rule.vocab
     if 2 * vocab > ON or vocab % HEAD_DIM:
         raise ValueError(f"the vocabulary must be a multiple of {HEAD_DIM} below {ON // 2}")
-    marker = folder / "rule.json"
-    wanted = json.dumps({**asdict(rule), "writer": writer_digest()})
-    if marker.is_file() and marker.read_text(encoding="utf-8") == wanted:
-        return
-    marker.unlink(missing_ok=True)
     write_checkpoint(
         folder / "target", target_weights(rule), llama_config(vocab, "LlamaForCausalLM", LAYERS)
     )
     # Before layer 1 the stream is the current token's embedding and nothing else.
     write_checkpoint(folder / "eagle3", eagle3_weights(rule), eagle3_config(vocab, [1, 2, 3]))
     write_checkpoint(folder / "eagle3hid", eagle3hid_weights(rule), eagle3_config(vocab, [1, 2, 3]))
-    write_checkpoint(
-        folder / "eagle1", eagle1_weights(rule), llama_config(vocab, "LlamaForCausalLM", 1)
-    )
-    for name in ADAPTERS:
-        write_adapter(folder / FOLDER / name, rule, name, HIDDEN)
-    marker.write_text(wanted, encoding="utf-8")
+    write_rule(folder, rule)
 
 
-def writer_digest() -> str:
-    """Models of another version of this file are written again."""
-    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+def write_rule(folder: Path, rule: Rule) -> None:
+    """Write the rule that the models of a folder follow."""
+    (folder / "rule.json").write_text(json.dumps(asdict(rule)), encoding="utf-8")
 
 
 def read_rule(folder: Path) -> Rule:

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 from overlay.errors import OverlayError
 from overlay.proof import oracle
-from overlay.proof.engine_spec import Request
 from overlay.proof.oracle import Rule, Step
+from overlay.proof.prompts import Request
+from overlay.report.base import plain
 
 
 class Mode(str, Enum):
@@ -99,6 +100,21 @@ class EngineRun(NamedTuple):
     def modes(self) -> tuple[Mode, ...]:
         """The modes with graphs that differ for this configuration."""
         return (Mode.WHOLE,) if self.one_pass else (Mode.STEP, Mode.LOOP)
+
+    def plain(self) -> dict[str, Any]:
+        """What JSON says of it."""
+        return {
+            "vllm": self.vllm,
+            "root": self.root,
+            "device": self.device,
+            "k": self.k,
+            "requests": len(self.served),
+            "tokens": sum(len(each.tokens) for each in self.served),
+            "accepted": [round(share, 4) for share in self.accepted],
+            "ranks": plain(self.ranks),
+            "start_s": self.start_s,
+            "serve_s": self.serve_s,
+        }
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> EngineRun:
@@ -267,18 +283,18 @@ class ModeResult:
     """What became of one mode of one set of models.
 
     :ivar models: the name of the set; empty where there is one.
-    :ivar run: ``None`` where the engine died.
     :ivar against: what it was compared with, in words.
     :ivar failure: why the engine died, in lines.
+    :ivar run: ``None`` where the engine died.
     """
 
     models: str
     mode: Mode
     outcome: Outcome
-    run: EngineRun | None = None
+    against: str | None = None
     difference: Difference | None = None
-    against: str = ""
-    failure: str = ""
+    failure: str | None = None
+    run: EngineRun | None = None
 
     @property
     def title(self) -> str:
@@ -314,7 +330,7 @@ def judged(
         outcome = Outcome.REFERENCE
     else:
         outcome = Outcome.SAME if run.replays else Outcome.IDLE
-    return ModeResult(models, mode, outcome, run, difference, against)
+    return ModeResult(models, mode, outcome, against or None, difference, run=run)
 
 
 def without_graphs(result: ModeResult) -> ModeResult:

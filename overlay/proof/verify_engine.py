@@ -15,14 +15,15 @@ import sys
 import time
 import traceback
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from overlay.proof import engine_compat, oracle
-from overlay.proof.engine_spec import Request
-from overlay.proof.run_engine import serve
+from overlay.proof.engine_pool import write_result
+from overlay.proof.prompts import Request
 from overlay.results import ModelRunner
 
 NOT_PATCHED = "not patched"
@@ -146,6 +147,42 @@ def tokenized(engine: Any, spec: VerifySpec) -> tuple[Request, ...]:
     )
 
 
+def serve(
+    llm: Any,
+    requests: tuple[Request, ...],
+    options_of: Callable[[Request], dict[str, Any]] = lambda _: {},
+) -> tuple[dict[str, Any], int]:
+    """Add each request at its step and step the engine until all are done.
+
+    :param options_of: further arguments with which vLLM's engine is given a request.
+    :returns: the finished outputs by request id, and the number of engine steps.
+    """
+    from vllm import SamplingParams
+
+    waiting = sorted(enumerate(requests), key=lambda pair: pair[1].arrival)
+    outputs: dict[str, Any] = {}
+    step = 0
+    while waiting or llm.llm_engine.has_unfinished_requests():
+        while waiting and waiting[0][1].arrival <= step:
+            index, request = waiting.pop(0)
+            parameters = SamplingParams(
+                temperature=request.temperature,
+                max_tokens=request.tokens,
+                prompt_logprobs=request.prompt_logprobs,
+                ignore_eos=True,
+                # No seed of its own: on CPU vLLM cannot rewind a request's generator.
+                detokenize=False,
+            )
+            prompt = {"prompt_token_ids": list(request.prompt)}
+            options = options_of(request)
+            llm.llm_engine.add_request(str(index), prompt, parameters, **options)
+        for output in llm.llm_engine.step():
+            if output.finished:
+                outputs[engine_compat.external_id(output.request_id)] = output
+        step += 1
+    return outputs, step
+
+
 def run(spec: VerifySpec) -> dict[str, Any]:
     """Start the engine, serve the requests, tell what was served and what the graphs did.
 
@@ -168,7 +205,7 @@ def run(spec: VerifySpec) -> dict[str, Any]:
     requests = tokenized(engine, spec)
     started = time.monotonic()
     llm = SimpleNamespace(llm_engine=engine)
-    outputs, _ = serve(llm, requests, "")
+    outputs, _ = serve(llm, requests)
     served = time.monotonic()
     speculative = engine.vllm_config.speculative_config
     on_gpu = torch.cuda.is_available()
@@ -245,9 +282,7 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001 - whatever vLLM raises is told to who asked
         traceback.print_exc()
         result = {"problem": RAISED, "text": f"{type(error).__name__}: {error}"}
-    written = out.with_suffix(".new")
-    written.write_text(json.dumps(result), encoding="utf-8")
-    written.replace(out)
+    write_result(out, result)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # an engine that failed may wait for its workers at the interpreter's end

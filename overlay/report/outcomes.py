@@ -25,15 +25,6 @@ def not_applied(target: TargetReport) -> Verdict:
     return Verdict(attention_code(target), text)
 
 
-def neither(verdict: Verdict, others: Sequence[TargetReport], done: str = "written to") -> Verdict:
-    """The verdict of a refusal, with the other packages, to which nothing was done either."""
-    if not others:
-        return verdict
-    names = enumeration([vllm(target) for target in others])
-    text = f"{verdict.text.removesuffix('.')}; nothing was {done} {names} either."
-    return Verdict(verdict.code, text)
-
-
 def untested_refused(target: TargetReport, features: Sequence[FeatureResult]) -> Verdict:
     """The verdict of an ``apply`` to a release that the patches were not tested on."""
     text = (

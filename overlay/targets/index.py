@@ -17,7 +17,7 @@ from packaging.utils import (
 from packaging.version import Version
 
 from overlay.errors import PackageIndexError, without_secrets
-from overlay.package import VLLM, Package, same_release
+from overlay.package import VLLM, Package, Release, same_release
 from overlay.targets.http import Session
 from overlay.targets.http_errors import NotFoundError, local_path
 from overlay.untrusted import parse_json
@@ -85,14 +85,14 @@ class Listing:
             files.setdefault(release, []).append(candidate.yanked)
         return tuple(OfferedRelease(each, all(files[each])) for each in sorted(files))
 
-    def of(self, wanted: Version) -> list[Candidate]:
+    def of(self, version: Version) -> list[Candidate]:
         """The files of one release, the one to take first.
 
         An sdist comes before a wheel, a file with a hash before one without, the exact version
         before one with a local label, and wheels of the commonest platform before others.
         """
         return sorted(
-            (offer for offer in self.candidates if _matches(offer.version, wanted)),
+            (offer for offer in self.candidates if _matches(offer.version, version)),
             key=lambda offer: (
                 not offer.is_sdist,
                 offer.yanked,
@@ -103,7 +103,7 @@ class Listing:
         )
 
 
-def listing(session: Session, package: Package = VLLM) -> Listing:
+def listing(session: Session, package: Package) -> Listing:
     """Ask every configured index and link page for the files of a package.
 
     An index without the project, or a folder that does not exist, is passed over, as pip does.
@@ -122,34 +122,34 @@ def listing(session: Session, package: Package = VLLM) -> Listing:
             continue
         except PackageIndexError as error:
             problems.append(str(error))
-    shown = tuple(without_secrets(url) for url in asked)
+    places = tuple(without_secrets(url) for url in asked)
     if not candidates:
-        ended = (one if one.endswith(".") else f"{one}." for one in problems)
+        sentences = (text if text.endswith(".") else f"{text}." for text in problems)
         # What could not be reached says itself what to do about it.
-        why = " ".join(ended) or (
+        why = " ".join(sentences) or (
             "None of them has it: check pip's index settings (pip config list)."
         )
         raise PackageIndexError(
-            f"expected files of {project} on {_places(shown)}. {why} Or name a folder, a wheel or "
+            f"expected files of {project} on {_places(places)}. {why} Or name a folder, a wheel or "
             "an sdist instead of a release"
         )
-    return Listing(tuple(candidates), shown, tuple(problems))
+    return Listing(tuple(candidates), places, tuple(problems))
 
 
-def unknown_release(wanted: Version, listed: Listing, package: Package = VLLM) -> PackageIndexError:
+def unknown_release(release: Release, offers: Listing) -> PackageIndexError:
     """The error for a release that no index offers; names its neighbours."""
     versions = [
         version
-        for version in listed.versions()
-        if not version.is_prerelease or package.has_candidates
+        for version in offers.versions()
+        if not version.is_prerelease or release.package.has_candidates
     ]
-    below = [str(version) for version in versions if version < wanted][-3:]
-    above = [str(version) for version in versions if version > wanted][:3]
+    below = [str(version) for version in versions if version < release.version][-3:]
+    above = [str(version) for version in versions if version > release.version][:3]
     near = ", ".join([*below, *above]) or "none"
-    problems = "".join(f" {problem}" for problem in listed.problems)
+    problems = "".join(f" {problem}" for problem in offers.problems)
     return PackageIndexError(
-        f"{package.title} {wanted}: expected an sdist or a wheel of it on "
-        f"{_places(listed.asked)}; there is none. Releases near it: {near}.{problems}"
+        f"{release}: expected an sdist or a wheel of it on "
+        f"{_places(offers.asked)}; there is none. Releases near it: {near}.{problems}"
     )
 
 
@@ -161,25 +161,25 @@ def parse_page(
     :param kind: the page's content type; :param url: where it came from, for relative links.
     :raises PackageIndexError: if it cannot be read, or is JSON and not as PEP 691 says.
     """
-    shown = without_secrets(url)
+    index = without_secrets(url)
     if "json" in kind.lower():
         links = _json_links(content, url)
-        return [file for link in links if (file := _candidate(*link, shown, project))]
+        return [file for link in links if (file := _candidate(*link, index, project))]
     parser = _Links(url)
     try:
         parser.feed(content.decode("utf-8", "replace"))
     except (AssertionError, ValueError, RecursionError) as error:  # the first one for "<![<!["
         raise PackageIndexError(
-            f"{shown}: expected a page of links (PEP 503), it cannot be read: {error}. Check the "
+            f"{index}: expected a page of links (PEP 503), it cannot be read: {error}. Check the "
             "index URL in pip's configuration"
         ) from error
-    return [file for link in parser.links if (file := _candidate(*link, shown, project))]
+    return [file for link in parser.links if (file := _candidate(*link, index, project))]
 
 
-def _matches(version: Version, wanted: Version) -> bool:
-    if wanted.local is not None:
-        return version == wanted
-    return Version(version.public) == Version(wanted.public)  # 0.26 is 0.26.0
+def _matches(offer: Version, release: Version) -> bool:
+    if release.local is not None:
+        return offer == release
+    return Version(offer.public) == Version(release.public)  # 0.26 is 0.26.0
 
 
 def _places(asked: Iterable[str]) -> str:

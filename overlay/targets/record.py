@@ -1,4 +1,4 @@
-"""Read and write RECORD: the files and hashes of a distribution, and the overlay's own rows."""
+"""Read what a distribution says of itself, and write the overlay's own rows into its RECORD."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from overlay.package import VLLM, Package
+from overlay.package import Package
 from overlay.untrusted import sha256
 
 _ALGORITHM = "sha256="
 
 #: The end of the path of a package's first module.
 _INITIAL = re.compile(rb'/__init__\.py"?(?=[,\r\n]|$)')
+
+_VERSION_PY = re.compile(
+    r"^(?:__version__|version)\s*(?:=\s*(?:__version__|version)\s*)?=\s*(['\"])([^'\"\n]+)\1",
+    re.MULTILINE,
+)
 
 
 class Row(NamedTuple):
@@ -40,11 +45,13 @@ class Record(Mapping[str, str]):
     Rows without a sha256, such as those of bytecode, are left out: nothing can be compared.  So
     are the overlay's own rows, for they tell nothing about the release.
 
-    >>> dict(Record(b"vllm/a.py,sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU,0\\r\\n"))
+    >>> from overlay.package import VLLM
+    >>> row = b"vllm/a.py,sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU,0\\r\\n"
+    >>> dict(Record(row, VLLM))
     {'vllm/a.py': 'e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855'}
     """
 
-    def __init__(self, raw: bytes, package: Package = VLLM) -> None:
+    def __init__(self, raw: bytes, package: Package) -> None:
         self._raw = raw
         self._package = package
         self._known: dict[str, str] | None = None
@@ -88,7 +95,24 @@ class Record(Mapping[str, str]):
         return sum(1 for _ in self)
 
 
-def owns(raw: bytes, package: Package = VLLM) -> bool:
+def header(metadata: bytes, name: str) -> str | None:
+    """A header's value from METADATA or PKG-INFO, such as that of ``Version``."""
+    head = metadata.replace(b"\r\n", b"\n").split(b"\n\n", 1)[0].decode("utf-8", "replace")
+    # No regular expression: compiling one would take each process of vLLM longer than the rest.
+    for line in head.split("\n"):
+        key, _, value = line.partition(":")
+        if key.lower() == name.lower() and len(value.split()) == 1:
+            return value.strip()
+    return None
+
+
+def version_in_source(content: bytes) -> str | None:
+    """The version that a package's ``_version.py`` states."""
+    match = _VERSION_PY.search(content.decode("utf-8", "replace"))
+    return match[2] if match else None
+
+
+def owns(raw: bytes, package: Package) -> bool:
     """Whether the distribution with this RECORD brought a package."""
     row = f"{package.initial},".encode()
     return raw.startswith(row) or b"\n" + row in raw
@@ -114,13 +138,13 @@ def packages_in(record: bytes) -> tuple[str, ...]:
     return tuple(sorted(path.partition("/")[0] for path in paths if path.count("/") == 1))
 
 
-def release_part(record: bytes, package: Package = VLLM) -> bytes:
+def release_part(record: bytes, package: Package) -> bytes:
     """RECORD without the overlay's block: what the installer wrote about the release."""
     start = _block(record, package)
     return record if start is None else record[:start]
 
 
-def our_rows(record: bytes, package: Package = VLLM) -> tuple[Row, ...]:
+def our_rows(record: bytes, package: Package) -> tuple[Row, ...]:
     """The rows of the overlay's block, the ledger's first; none where there is no block."""
     start = _block(record, package)
     return () if start is None else tuple(_rows(record[start:]))
@@ -169,7 +193,7 @@ def _size(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
 
-def with_rows(record: bytes, rows: Iterable[Row], package: Package = VLLM) -> bytes:
+def with_rows(record: bytes, rows: Iterable[Row], package: Package) -> bytes:
     """RECORD with the overlay's block in its place.
 
     :param rows: those that come after the ledger's, which has no hash.
@@ -187,7 +211,7 @@ def with_rows(record: bytes, rows: Iterable[Row], package: Package = VLLM) -> by
 
 
 def without_rows(
-    record: bytes, before: str | None, paths: Iterable[str], package: Package = VLLM
+    record: bytes, before: str | None, paths: Iterable[str], package: Package
 ) -> bytes:
     """RECORD as it was before the overlay.
 

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from overlay.errors import ArchiveError, PackageIndexError, without_secrets
-from overlay.targets.archive import MAX_UNPACKED_BYTES
+from overlay.targets.archives import MAX_UNPACKED_BYTES
 from overlay.targets.http import Session, Span
 from overlay.targets.http_errors import too_large
 from overlay.targets.target import Progress

@@ -14,7 +14,6 @@ from pathlib import Path
 from packaging.version import Version
 
 from overlay.errors import (
-    ArchiveError,
     PackageIndexError,
     ReleaseError,
     TargetError,
@@ -24,6 +23,7 @@ from overlay.package import (
     KNOWN_PACKAGES,
     VLLM,
     Package,
+    Release,
     ReleaseRange,
     distribution_name,
     known_package,
@@ -31,70 +31,45 @@ from overlay.package import (
     package_of_distribution,
     package_problem,
     parse_version,
+    same_release,
 )
-from overlay.targets.archive import NotInArchive
 from overlay.targets.environments import (
     environment_at,
     is_environment,
+    named_interpreter,
     resolve_environment,
-    resolve_interpreter,
+    resolve_installed,
 )
-from overlay.targets.folder import NotInFolder, resolve_folder
-from overlay.targets.installed import NotInstalled, resolve_installed
-from overlay.targets.metadata import unreadable
-from overlay.targets.target import Progress, Target, targets_of
-from overlay.untrusted import open_regular
+from overlay.targets.installations import resolve_folder
+from overlay.targets.releases import resolve_release
+from overlay.targets.target import Absent, Progress, Target, targets_of
 
 #: A release with the name of its distribution, as pip takes it; what may follow ``==`` in
 #: ``--releases`` is more than a version.
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9](?:[-_.A-Za-z0-9]*[A-Za-z0-9])?)\s*==\s*(?P<rest>\S+)")
 
 
-#: What is raised where a package is not in a Python, a folder or an archive at all.
-ABSENT = (NotInstalled, NotInFolder, NotInArchive)
-
 _STATE = re.compile(r"\.(?P<name>[A-Za-z_][A-Za-z0-9_]*)-overlay")
 
 
-def resolve_archive(path: Path, name: str, package: Package = VLLM) -> Target:
-    """The read-only target in a wheel or an sdist file, which the user called ``name``.
-
-    :raises NotInArchive: if the package is not in it.
-    :raises ArchiveError: if it is neither, is damaged, dangerous or too large.
-    """
-    try:
-        with open_regular(path) as file:
-            magic = file.read(4)
-    except OSError as error:
-        raise ArchiveError(unreadable(path, error)) from error
-    if magic[:2] == b"PK":
-        from overlay.targets.wheel import resolve_wheel
-
-        return resolve_wheel(path, name, package)
-    if magic[:2] == b"\x1f\x8b":
-        from overlay.targets.sdist import resolve_sdist
-
-        return resolve_sdist(path, name, package)
-    found = "an empty file" if not magic else f"a file that begins with the bytes {magic.hex(' ')}"
-    raise ArchiveError(
-        f"{name}: expected a wheel (.whl, a zip archive) or an sdist (.tar.gz), found {found}. "
-        f"Download it again, or name a folder that holds {package.name}/"
-    )
-
-
 def resolve(
-    target: str | None, *, progress: Progress | None = None, package: Package = VLLM
+    target: str | None,
+    *,
+    python: str | None = None,
+    progress: Progress | None = None,
+    package: Package = VLLM,
 ) -> Target:
-    """The target that ``target`` names; ``None`` is the package that this Python would import.
+    """The target that ``target`` names; ``None`` is the package that a Python would import.
 
     What reads as a version number is a release, unless a file or folder of that name is there: then
     that is meant, and a warning names the release.  With its name (``vllm==0.26.0``) a release is
     always one.
 
+    :param python: the interpreter or virtual environment that is meant where ``target`` is
+        ``None``; ``None``: this one.
     :param progress: called while a release is fetched.
     :param package: the one that is meant where ``target`` does not say it.
-    :raises NotInstalled: if a Python does not have the package.
-    :raises NotInFolder, NotInArchive: if a folder, or a wheel or sdist, does not hold it.
+    :raises Absent: if a Python, a folder, a wheel or an sdist does not have the package.
     :raises TargetError: if there is no such target, or the package cannot be patched there.
     :raises ArchiveError: if a wheel or sdist is damaged, dangerous or too large.
     :raises PackageIndexError: if a release cannot be fetched.
@@ -104,19 +79,21 @@ def resolve(
             f"TARGET is empty: omit it to mean the installed {package.title}, or name "
             f"{targets_of(package)}"
         )
+    if target is None and python is not None:
+        return resolve_environment(named_interpreter(python), python, package)
     if target is None:
         return resolve_installed(package)
-    if (named := target_release(target, package)) is not None:
-        return _release(target, progress, *named)
-    if (named := release_named(target, package)) is None:
+    if (release := target_release(target, package)) is not None:
+        return _fetched(release, target, progress)
+    if (release := release_named(target, package)) is None:
         return _resolve_path(target, package)
-    rule = f"{target!r} is here, so it is read as that place; the release is {_in_full(*named)}"
+    rule = f"{target!r} is here, so it is read as that place; the release is {release.requirement}"
     try:
-        found = _resolve_path(f".{os.sep}{target}", package)
+        place = _resolve_path(f".{os.sep}{target}", package)
     except TargetError as error:
         error.args = (f"{error} ({rule})",)
         raise
-    return replace(found, name=target, warnings=(*found.warnings, rule))
+    return replace(place, name=target, warnings=(*place.warnings, rule))
 
 
 def _resolve_path(target: str, package: Package) -> Target:
@@ -132,6 +109,7 @@ def _resolve_path(target: str, package: Package) -> Target:
         return resolve_environment(path, target, package)
     if is_folder:
         return resolve_folder(path, target, package)
+    from overlay.targets.archives import resolve_archive  # imports zipfile and tarfile
 
     return resolve_archive(path, target, package)
 
@@ -152,24 +130,20 @@ def resolve_each(
     :param packages: those that are asked for, at least one; the first is the one that is missed
         where there is none.  Those that the overlay has patched there come behind them, if
         ``patched`` says so.
-    :param python: the interpreter or virtual environment that is meant where ``target`` is
-        ``None``; ``None``: this one.
+    :param python: as of ``resolve``.
     :raises TargetError: as ``resolve``, and if a release is one of a package that is not asked for.
     """
-    if target is not None and (named := target_release(target, packages[0])) is not None:
-        if named[1] not in (*packages, VLLM):
+    if target is not None and (release := target_release(target, packages[0])) is not None:
+        if release.package not in (*packages, VLLM):
             raise TargetError(_without_features(target, packages))
-        return (_release(target, progress, *named),)
+        return (_fetched(release, target, progress),)
     missing: TargetError | None = None
     resolved = []
     further = patched_in(_folders(target, python)) if patched else ()
     for package in dict.fromkeys((*packages, *further)):
         try:
-            if target is None and python is not None:
-                resolved.append(resolve_interpreter(python, package))
-            else:
-                resolved.append(resolve(target, package=package))
-        except ABSENT as error:
+            resolved.append(resolve(target, python=python, package=package))
+        except Absent as error:
             missing = missing or error
     if not resolved and missing is not None:
         raise missing
@@ -203,26 +177,26 @@ def patched_in(folders: Iterable[str]) -> tuple[Package, ...]:
     return tuple(sorted(packages, key=lambda package: package.name))
 
 
-def release_named(text: str, package: Package = VLLM) -> tuple[Version, Package] | None:
-    """The release that a text names, and its package; ``None`` where it names none.
+def release_named(text: str, package: Package = VLLM) -> Release | None:
+    """The release that a text names; ``None`` where it names none.
 
     :param package: whose release a mere version number is.
     """
     match = _NAMED.fullmatch(text.strip())
-    if match is None:
-        version = parse_version(text)
-        return None if version is None else (version, package)
-    named, version = package_of_distribution(match["name"]), parse_version(match["rest"])
-    return None if named is None or version is None else (version, named)
+    owner = package if match is None else package_of_distribution(match["name"])
+    version = parse_version(text if match is None else match["rest"])
+    return None if owner is None or version is None else Release(version, owner)
 
 
-def target_release(text: str, package: Package = VLLM) -> tuple[Version, Package] | None:
+def target_release(text: str, package: Package = VLLM) -> Release | None:
     """The release that a TARGET names, as ``release_named``; a place of the name comes before it.
 
     :param package: whose release a mere version number is.
     """
-    is_place = _NAMED.fullmatch(text.strip()) is None and os.path.lexists(text)
-    return None if is_place else release_named(text, package)
+    release = release_named(text, package)
+    if release is None or (_NAMED.fullmatch(text.strip()) is None and os.path.lexists(text)):
+        return None
+    return release._replace(version=same_release(release.version))
 
 
 def spelt(release: str, package: Package) -> str:
@@ -232,15 +206,9 @@ def spelt(release: str, package: Package) -> str:
     return f"{package.distribution}=={release}"
 
 
-def _in_full(version: Version, package: Package) -> str:
-    return f"{package.distribution}=={version}"
-
-
-def _release(name: str, progress: Progress | None, version: Version, package: Package) -> Target:
-    from overlay.targets.release import resolve_release
-
+def _fetched(release: Release, name: str, progress: Progress | None) -> Target:
     try:
-        return resolve_release(version, name, progress=progress, package=package)
+        return resolve_release(release, name, progress)
     except PackageIndexError as error:
         raise ReleaseError(name, str(error)) from error
 
@@ -298,7 +266,7 @@ def releases(text: str, *, pre: bool = False, package: Package = VLLM) -> tuple[
     )
 
 
-def packages_meant(text: str, package: Package = VLLM) -> tuple[Package, ...]:
+def packages_meant(text: str, package: Package) -> tuple[Package, ...]:
     """The packages whose releases ``--releases`` names, even where it names none of them.
 
     :param package: the one that is meant where a part does not say it.
@@ -320,12 +288,12 @@ def _meant(part: str, text: str, package: Package) -> tuple[Package, str]:
 
 def _new(pre: bool, package: Package) -> Iterable[Version]:
     """The releases on the index that are not known, without yanked ones."""
-    from overlay.targets.release import offered_releases
+    from overlay.targets.fetch import offered_releases  # imports the network
 
     known = [Version(release) for release in package.releases]
     return [
         entry.version
-        for entry in offered_releases(pre=pre, package=package)
+        for entry in offered_releases(package, pre=pre)
         if not entry.yanked
         and (not known or entry.version > known[0])
         and entry.version not in known
@@ -363,9 +331,9 @@ def _inside(span: ReleaseRange, text: str, package: Package) -> Sequence[Version
     candidates = [Version(release) for release in package.releases]
     asked = not candidates or span.first < candidates[0] or span.last > candidates[-1]
     if asked:
-        from overlay.targets.release import offered_releases
+        from overlay.targets.fetch import offered_releases  # imports the network
 
-        offered = offered_releases(package=package)
+        offered = offered_releases(package)
         candidates = sorted({*candidates, *(each.version for each in offered if not each.yanked)})
     ends = dict.fromkeys((span.first, span.last))
     if missing := [str(end) for end in ends if end not in candidates]:

@@ -8,12 +8,17 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from overlay.errors import ArchiveError, TargetError
 from overlay.package import VLLM, Package, check_path, parse_release
 
 
 def public(target: Target) -> str | None:
     """The release of a target as the ledger writes it; ``None`` where it is unknown."""
     return None if target.release is None else str(target.release)
+
+
+class Absent(TargetError):
+    """A package that is not in a Python, a folder or an archive at all."""
 
 
 #: What a TARGET may be, for messages.
@@ -68,8 +73,35 @@ class Target:
     record_file: Path | None
     warnings: tuple[str, ...]
     reader: Callable[[str], bytes | None] = field(repr=False, compare=False)
-    package: Package = VLLM
+    package: Package
     lister: Callable[[], Iterable[str]] | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def of(
+        cls,
+        version: str | None,
+        name: str,
+        package: Package,
+        reader: Callable[[str], bytes | None],
+        *,
+        root: Path | None = None,
+        record: Mapping[str, str] | None = None,
+        record_file: Path | None = None,
+        warnings: tuple[str, ...] = (),
+        lister: Callable[[], Iterable[str]] | None = None,
+    ) -> Target:
+        """The target whose package has a version, with a warning where that is not a version."""
+        release = None
+        try:
+            release = None if version is None else parse_release(version)
+        except ValueError:
+            strange = (
+                f"{package.title} calls its version {version!r}, which is not a version number"
+            )
+            warnings = (*warnings, strange)
+        return cls(
+            name, version, release, root, record, record_file, warnings, reader, package, lister
+        )
 
     def paths(self) -> Sequence[str]:
         """The paths of the package's files, its modules at least, as far as it tells them."""
@@ -86,15 +118,49 @@ class Target:
         return self.reader(path)
 
 
-def public_release(
-    version: str | None, package: Package = VLLM
-) -> tuple[Version | None, tuple[str, ...]]:
-    """The public release of a version string, and a warning where it is not a version."""
-    if version is None:
-        return None, ()
-    try:
-        return parse_release(version), ()
-    except ValueError:
-        return None, (
-            f"{package.title} calls its version {version!r}, which is not a version number",
-        )
+@dataclass(frozen=True)
+class Sources:
+    """The source files of a release, which a patch may name.
+
+    :ivar files: path (``vllm/...``) to bytes; :ivar left_out: further paths of the package.
+    """
+
+    version: str | None
+    files: Mapping[str, bytes]
+    left_out: frozenset[str]
+
+    def paths(self) -> Iterable[str]:
+        """The paths of all files."""
+        return self.files
+
+    def read(self, path: str) -> bytes | None:
+        """The bytes of ``path``, ``None`` where the release has no such file.
+
+        :raises ArchiveError: if the release has the file, but it is not a source file.
+        """
+        if path in self.left_out:
+            raise left_out(path)
+        return self.files.get(path)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The origin of a release.
+
+    :ivar file: the file's name; :ivar index: the page that offered it; :ivar digest: the hash that
+        the whole file was checked against (``sha256=...``), ``None`` where it could not be.
+    :ivar warnings: what the user has to know about it, every time.
+    """
+
+    file: str
+    index: str
+    digest: str | None
+    warnings: tuple[str, ...]
+
+
+def left_out(path: str) -> ArchiveError:
+    """The error for a file of a release that is not a source file."""
+    return ArchiveError(
+        f"{path}: expected a source file; the release has this file, but only text files are taken "
+        "out of a release. Unpack the release and name the folder instead"
+    )

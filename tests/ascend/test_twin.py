@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from overlay.package import package_named
-from overlay.proof.engine_launch import append_path, foreign_environment, link_packages
 from tests.ascend.mutations import ASCEND_MUTATIONS, AscendMutation
 from tests.ascend.sources import QUICK, make_site
 from tests.engine.engine_fixtures import overlay
+from tests.engine.engine_launch import append_path, foreign_environment, link_packages
 
 pytestmark = [pytest.mark.engine, pytest.mark.network]
 

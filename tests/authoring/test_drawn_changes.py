@@ -11,8 +11,7 @@ import random
 import pytest
 
 from bench.drawn_changes import OWN, Truth, draw, judge, judge_own, owns, with_own_line
-from bench.keeping_up import releases
-from bench.real_changes import RealChange
+from bench.real_changes import RealChange, releases
 from overlay.authoring.composing import compose
 from overlay.authoring.locating import ReleaseTexts
 from tests.support.patches import MemoryTree

@@ -42,7 +42,8 @@ def test_a_commit_is_drawn_as_a_mail_with_its_date(checkout: Path) -> None:
     assert (change.before, change.after) == (MIDDLE.encode(), ADDED.encode())
     for data in (change.diff, change.plain):
         (mail,) = read_changes(data, "mail")
-        assert (mail.subject, mail.date) == ("Count (#12)", "2026-11-03")
+        assert mail.subject == "Count (#12)"
+        assert b"3 Nov 2026" in data
         assert [file.path for file in mail.files] == [PATH]
         assert (mail.files[0].old_blob is None) is (data == change.plain)
 

@@ -71,9 +71,7 @@ def test_mails_become_commits() -> None:
     first, second = read_changes(MAIL + MAIL.replace(b"1/2", b"2/2"), "x.mbox")
     assert first.subject == "[Core] Count what is right (#12345)"
     assert first.author == "Jörg <joerg@example.com>"
-    assert first.date == "2026-11-03"
     assert first.message == "Why it is right.\n\nSigned-off-by: J <j@example.com>"
-    assert first.signed_off == ("J <j@example.com>",)
     assert [hunk.post for hunk in first.files[0].hunks] == [("a = 1", "b = 3", "c = 4")]
     assert first.files[0].hunks[0].patch_line == MAIL[: MAIL.index(b"@@")].count(b"\n") + 1
     assert second.files[0].hunks[0].lines == first.files[0].hunks[0].lines
@@ -195,13 +193,6 @@ def test_the_lines_of_a_mailbox_are_counted_through_all_its_mails() -> None:
     assert places == [number for number, line in enumerate(lines, 1) if line == begins]
 
 
-def test_a_date_beyond_all_calendars_is_none() -> None:
-    diff = b"--- a/vllm/a.py\n+++ b/vllm/a.py\n@@ -1 +1 @@\n-a = 1\n+a = 2\n"
-    for date in (b"Mon, 1 Sep 99999999999999999999 99:99:99 +99999999999", b"x", b"9" * 300):
-        mail = b"From: a\nSubject: x\nDate: " + date + b"\n\n" + diff
-        assert read_changes(mail, "x")[0].date == ""
-
-
 @pytest.mark.parametrize("place", [b"A <", b"] x", b"why", b"Signed"])
 def test_the_words_of_a_mail_are_unicode_whatever_its_bytes(place: bytes) -> None:
     """Latin-1 without a declaration, as old tools write it; only the diff keeps every byte."""
@@ -212,6 +203,6 @@ def test_the_words_of_a_mail_are_unicode_whatever_its_bytes(place: bytes) -> Non
     assert place in mail
     wrong = b"Signed-off-by: \xff\nSigned" if place == b"Signed" else place + b" \xff\xfe "
     (commit,) = read_changes(mail.replace(place, wrong, 1), "x")
-    for words in (commit.subject, commit.message, commit.author, *commit.signed_off):
+    for words in (commit.subject, commit.message, commit.author):
         words.encode()
     assert commit.files[0].hunks[0].pre == ("a = '\udcff'",)

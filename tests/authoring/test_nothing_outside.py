@@ -14,12 +14,20 @@ from hypothesis import strategies as st
 
 from overlay.authoring import disk
 from overlay.authoring.disk import NewFolder, replace_features
-from overlay.authoring.port_session import PortSession, Waiting, without
-from overlay.authoring.session import Session, begin, revise
-from overlay.authoring.session_document import DOCUMENT, Kind
+from overlay.authoring.session import (
+    DOCUMENT,
+    Kind,
+    Session,
+    Waiting,
+    begin,
+    features_of,
+    read,
+    revise,
+    without,
+)
 from overlay.authoring.writing import FeatureFolder, FeatureText, check_files, check_folder
 from overlay.errors import OverlayError, UsageError
-from overlay.package import ReleaseRange, id_problem
+from overlay.package import VLLM, ReleaseRange, id_problem
 from overlay.untrusted import UnfitFile
 
 PATH = "vllm/v1/a.py"
@@ -52,13 +60,14 @@ def victim(folder: Path) -> None:
 
 
 def _edit(folder: Path) -> Session:
-    return Session(folder, Kind.EDIT, {"our": ""}, "0.26.0", folder.parent / "ours", {})
+    return Session(folder, Kind.EDIT, {"our": ""}, "0.26.0", (folder.parent / "ours",))
 
 
-def _port(folder: Path) -> PortSession:
+def _port(folder: Path) -> Session:
     entry = Waiting("our", "d", "10-x", PATH, "0.26.0", "")
-    other = entry.__class__("other", "d", "10-x", PATH, "0.26.0", "")
-    return PortSession(folder, "0.27.0", (), (entry, other))
+    waiting = (entry, entry._replace(feature="other"))
+    features = features_of(waiting)
+    return Session(folder, Kind.PORT, features, "0.27.0", (), waiting=waiting)
 
 
 #: What is done to a session's folder.
@@ -125,7 +134,7 @@ def test_an_id_that_is_not_one_lays_nothing_anywhere(id_: str) -> None:
                 replace_features(patches, new, gone)
         with pytest.raises(UsageError):
             check_files(id_, {"feature.toml": b""})
-        text = FeatureText(id_, "t", "w", ReleaseRange.parse("0.20.0..0.21.0"))
+        text = FeatureText(id_, "t", "w", ReleaseRange.parse("0.20.0..0.21.0", VLLM))
         with pytest.raises(UsageError):
             check_folder(FeatureFolder(text))
         assert os.listdir(scratch) == []
@@ -142,8 +151,6 @@ def test_a_file_of_a_feature_lies_in_its_folder(tmp_path: Path, name: str) -> No
 
 @pytest.mark.parametrize("id_", ["/tmp/x/our", "../our", "our/..", "", "Our", "a" * 201])
 def test_an_id_of_a_session_is_the_id_of_a_feature(tmp_path: Path, id_: str) -> None:
-    from overlay.authoring.session import read
-
     own = begin(_edit(tmp_path / "s"), {PATH: b"a = 1\n"}, {})
     document = own.folder / DOCUMENT
     for table in ("features", "below"):

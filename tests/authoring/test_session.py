@@ -13,16 +13,17 @@ from hypothesis import strategies as st
 
 from overlay.authoring import disk
 from overlay.authoring.session import (
+    DOCUMENT,
+    Kind,
     Session,
     SessionFile,
     _session,
+    abort,
     begin,
-    end,
     read,
     render,
     revise,
 )
-from overlay.authoring.session_document import DOCUMENT, Kind
 from overlay.errors import UsageError
 from overlay.features.documents import parse_toml
 from tests.support.faults import FaultyOs, faulty, in_child, killing
@@ -33,7 +34,7 @@ BASES = {A: b"a = 1\n"}
 
 
 def session(folder: Path, kind: Kind = Kind.EDIT) -> Session:
-    return Session(folder, kind, {"fix": "f" * 64}, "0.26.0", folder.parent / "ours", {})
+    return Session(folder, kind, {"fix": "f" * 64}, "0.26.0", (folder.parent / "ours",))
 
 
 @pytest.fixture
@@ -108,16 +109,16 @@ def test_killed_at_every_call_a_session_begins_whole_or_not_at_all(tmp_path: Pat
 
 
 def test_killed_at_every_call_a_session_ends_or_is_as_it_was(tmp_path: Path) -> None:
-    most = calls_of(lambda: end(begin(session(tmp_path / "counted"), LAID, BASES)))
+    most = calls_of(lambda: abort(begin(session(tmp_path / "counted"), LAID, BASES)))
     before = calls_of(lambda: begin(session(tmp_path / "begun"), LAID, BASES))
     for at in range(1, most - before + 1):
         own = begin(session(tmp_path / f"at{at}"), LAID, BASES)
         (own.folder / A).write_bytes(b"mine = 1\n")
         # Mypy types no lambda with a default.
-        killed(at, lambda own=own: end(own))  # type: ignore[misc]
+        killed(at, lambda own=own: abort(own))  # type: ignore[misc]
         if own.folder.exists():
             assert read(own.folder, Kind.EDIT).now(A) == b"mine = 1\n"
-            end(own)
+            abort(own)
         assert not own.folder.exists()
 
 
@@ -201,7 +202,7 @@ def test_links_in_a_session_are_refused(begun: Session, tmp_path: Path) -> None:
 def test_patches_whose_name_is_not_unicode_are_named_before_anything_is_written(
     tmp_path: Path,
 ) -> None:
-    own = replace(session(tmp_path / "s"), patches=Path("/nowhere/our\udcff"))
+    own = replace(session(tmp_path / "s"), patches=(Path("/nowhere/our\udcff"),))
     with pytest.raises(UsageError, match=r"/nowhere/our\\xff: expected a text or a name in UTF-8"):
         begin(own, LAID, BASES)
     assert list(tmp_path.iterdir()) == []

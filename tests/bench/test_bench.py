@@ -15,13 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.children import last_result, run_child
+from bench.meeting import Meeting, leave
 from bench.plan import Cell, Party, Place, places, waves
-from overlay.proof import sampling
-from overlay.proof.children import last_result, run_child
-from overlay.proof.measuring import percentile, summary
-from overlay.proof.meeting import Meeting, leave
-from overlay.proof.shapes import DRAFTERS, SHAPES, write_configs
-from tests.support.sittings import sitting
+from bench.profiling import sampling
+from bench.profiling.drafters import DRAFTERS
+from bench.profiling.measuring import percentile, summary
+from overlay.proof.shapes import SHAPES, write_configs
+from tests.bench.sittings import sitting
 
 FUNCTION = "/x/site-packages/vllm/v1/worker/runner.py"
 
@@ -68,7 +69,7 @@ def test_a_patched_copy_is_named_as_the_module_it_stands_for() -> None:
     [
         ("/opt/x/lib/python3.12/site-packages/torch/_ops.py", "torch/_ops.py"),
         ("/opt/vllm/lib/python3.12/site-packages/torch/_ops.py", "torch/_ops.py"),
-        ("/home/u/project/overlay/proof/sampling.py", "overlay/proof/sampling.py"),
+        ("/home/u/project/overlay/proof/shapes.py", "overlay/proof/shapes.py"),
         ("/home/u/project/bench/load_engine.py", "bench/load_engine.py"),
         ("/tmp/c/torch_aot_compile/e6/inductor_cache/zq/czq.py", "compiled/czq.py"),
     ],
@@ -126,6 +127,7 @@ def test_the_sampler_that_was_asked_for_must_be_there(
         )
 
 
+@pytest.mark.slow
 def test_a_py_spy_that_fails_is_named_and_replaced(tmp_path: Path) -> None:
     steps = iter(range(100))
     found = sampling.sample(
@@ -191,6 +193,7 @@ def test_cells_are_read() -> None:
             Cell.parse(wrong)
 
 
+@pytest.mark.slow
 def test_each_engine_has_the_files_and_the_gpus_that_are_its_own(tmp_path: Path) -> None:
     one = sitting(tmp_path)
     place = Place(("2", "3"), (8, 9))
@@ -214,6 +217,7 @@ def test_each_engine_has_the_files_and_the_gpus_that_are_its_own(tmp_path: Path)
     assert command[command.index("--tensor-parallel") + 1] == "2"
 
 
+@pytest.mark.slow
 def test_a_child_that_does_not_end_is_killed_with_its_own_children(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     program = (
@@ -234,6 +238,7 @@ def test_a_child_that_does_not_end_is_killed_with_its_own_children(tmp_path: Pat
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_the_result_of_a_child_is_its_last_line(tmp_path: Path) -> None:
     program = "print('RESULT {\"a\": 1}'); print('RESULT {\"a\": 2}'); print('bye')"
     found = run_child([sys.executable, "-c", program], dict(os.environ), tmp_path / "log", 30)
@@ -294,7 +299,7 @@ def test_a_percentile_lies_among_the_values(values: list[float], share: float) -
 def test_a_draft_fits_its_target(shape: str, drafter: str, tmp_path: Path) -> None:
     target, draft = (
         json.loads((at / "config.json").read_text())
-        for at in write_configs(shape, tmp_path, drafter)
+        for at in write_configs(shape, tmp_path, DRAFTERS[drafter])
     )
     assert draft["hidden_size"] == target["hidden_size"]
     assert draft["vocab_size"] == target["vocab_size"]
@@ -307,8 +312,6 @@ def test_a_draft_fits_its_target(shape: str, drafter: str, tmp_path: Path) -> No
 
 
 def test_drafters_of_one_target_are_written_beside_each_other(tmp_path: Path) -> None:
-    drafts = {write_configs("1b", tmp_path, drafter)[1] for drafter in DRAFTERS}
-    assert len(drafts) == len(DRAFTERS)
-    assert {write_configs("1b", tmp_path, drafter)[0] for drafter in DRAFTERS} == {
-        tmp_path / "target"
-    }
+    places = [write_configs("1b", tmp_path, drafter) for drafter in DRAFTERS.values()]
+    assert len({draft for _, draft in places}) == len(DRAFTERS)
+    assert {target for target, _ in places} == {tmp_path / "target"}

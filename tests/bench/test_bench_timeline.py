@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from overlay.proof import timeline
+from bench.profiling import timeline
 
 
 def kernel(name: str, start: float, duration: float, call: int, graph: int = 0) -> dict[str, Any]:

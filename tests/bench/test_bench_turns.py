@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 
 from bench import compare
+from bench.meeting import Meeting
 from bench.plan import Cell, Party, Place
-from overlay.proof.measuring import in_turns
-from overlay.proof.meeting import Meeting
-from tests.support.sittings import sitting
+from bench.profiling.measuring import in_turns
+from tests.bench.sittings import sitting
 
 ENGINE_IN_TURN = """
 import json, os, sys, time
 from pathlib import Path
 sys.path.insert(0, {bench!r})
-from overlay.proof.meeting import Meeting
+from bench.meeting import Meeting
 pids = Path({pids!r})
 meet, number = Path(sys.argv[sys.argv.index("--meet") + 1]), int(sys.argv[-3])
 if number == 1:
@@ -141,15 +141,14 @@ def test_no_engine_outlives_whoever_started_it(tmp_path: Path) -> None:
     bench = str(Path(compare.__file__).parents[1])
     starter = (
         f"import os, signal, sys; sys.path.insert(0, {bench!r})\n"
-        "from overlay.proof.children import Guard, run_child\n"
+        "from bench.children import run_child\n"
+        "from overlay.proof.process_group import Watchdog\n"
         "from pathlib import Path\n"
-        "guard = Guard()\n"
-        "def tell(sign, group):\n"
-        "    guard.tell(sign, group)\n"
+        "def begin(group):\n"
         "    os.killpg(group, signal.SIGSTOP)\n"
         "    print(group, flush=True)\n"
         "run_child([sys.executable, '-c', 'import time; time.sleep(60)'], dict(os.environ),\n"
-        "          Path(sys.argv[1]), 60, tell)\n"
+        "          Path(sys.argv[1]), 60, Watchdog(), begin)\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", starter, str(tmp_path / "log")], stdout=subprocess.PIPE, text=True
@@ -194,19 +193,6 @@ def test_all_turns_together_make_the_figures() -> None:
     assert found[4]["propose_host_ms"] == 0.1
     assert engine.asked[0] == (4, 16)
     assert set(engine.asked[1:]) == {(4, 256)}
-
-
-def test_no_batch_begins_when_the_time_is_over_and_each_is_kept_when_it_is_measured() -> None:
-    engine, kept = FakeEngine(itertools.repeat(0.5)), list[dict[int, list[int]]]()
-
-    def keep(times: dict[int, dict[str, Any]]) -> None:
-        kept.append({size: [*times[size]["repeats_by_turn"]] for size in times})
-
-    found = in_turns(
-        engine, [1, 4], 256, 4, 2, Meeting(None, 0, 1), over=lambda: len(kept) == 3, keep=keep
-    )
-    assert kept == [{1: [2]}, {1: [2], 4: [2]}, {1: [2, 2], 4: [2]}]
-    assert {size: len(found[size]["repeats_ms_per_step"]) for size in found} == {1: 4, 4: 2}
 
 
 def test_calls_beside_each_other_measure_once_all_have_started(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bench import load_engine
 from bench.load_engine import Load, answer_length
 from bench.load_steps import DECODES, MIXED, PREFILLS, Step, Watch, by_class, class_of
-from overlay.proof import step_time
+from bench.profiling import step_time
 
 CONCURRENCY, ANSWER = 5, 3
 

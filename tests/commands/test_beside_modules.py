@@ -8,7 +8,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from tests.commands.test_new import SCHEMA, index, ours
+from tests.authoring.commands.test_new import SCHEMA, index, ours
 from tests.support import fake_vllm
 from tests.support.cli import RUNNER, Cli, digest, edit
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.authoring.commands.test_new import index
 from tests.authoring.test_importing import diff
-from tests.commands.test_new import index
 from tests.support import fake_vllm
 from tests.support.cli import RUNNER, Cli, digest, edit
 from tests.support.releases import know

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
+from overlay.authoring.commands.import_ import ImportReport
 from overlay.authoring.reports.authored import AuthoredFile, AuthoredHunks, NewReport
-from overlay.authoring.reports.imported import ImportedFile, ImportReport
+from overlay.authoring.triage import FileFate
 from overlay.features.early_modules import early_among, early_modules
 from overlay.features.folder import load
 from overlay.features.sources import shipped_folder
@@ -67,11 +68,12 @@ def test_every_patched_file_counts(cli: Cli, installed: Path) -> None:
 def edited(path: str) -> NewReport:
     file = AuthoredFile(path, Fate.EDITED, (AuthoredHunks("<module>", 1),), (), None)
     verdict = Verdict(Code.MADE, "Wrote it.")
-    return NewReport(verdict, "mine", "site", "0.26.0", (file,), releases="0.20.0..0.33.0")
+    span = "0.20.0..0.33.0"
+    return NewReport(verdict, "mine", "0.26.0", (file,), releases=span, target="site")
 
 
 def imported(path: str) -> ImportReport:
-    file = ImportedFile(path, Fate.EDITED, "0.26.0", 1, None)
+    file = FileFate(path, Fate.EDITED, "0.26.0", hunks=1)
     verdict = Verdict(Code.IMPORTED, "Wrote it.")
     return ImportReport(verdict, "mine", "A change", 1, (file,), releases="0.20.0..0.33.0")
 

@@ -17,7 +17,6 @@ import pytest
 from overlay.cache import PrivateFolder
 from overlay.cli.run import run
 from overlay.features.sources import entries
-from overlay.on_disk import receipt
 from overlay.planning.scope_cache import Memo
 from tests.authoring.test_importing import CHANGE, RELEASES, Tree
 from tests.support import audited, fake_vllm
@@ -196,25 +195,10 @@ def _entry(folder: Path) -> Callable[[], object]:
     return lambda: PrivateFolder(folder / "cache/a").write("entry", b"new" * 1000)
 
 
-def _receipt(folder: Path) -> Callable[[], object]:
-    read = folder / "read.py"
-    read.write_bytes(b"")
-    inputs = receipt.hashes([str(read)])
-
-    def work() -> None:
-        evidence = receipt.Evidence([str(read)], [])
-        assert receipt.write(folder / "cache/a", "entry", {"a": "b" * 1000}, inputs, evidence)
-
-    return work
-
-
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("write", [_entry, _receipt], ids=["entry", "receipt"])
-def test_what_a_cache_holds_is_whole(
-    tmp_path: Path, fault: str, write: Callable[[Path], Callable[[], object]]
-) -> None:
+def test_what_a_cache_holds_is_whole(tmp_path: Path, fault: str) -> None:
     """An entry is as it was or as it is written; what is unfinished is not among the entries."""
-    work = write(tmp_path)
+    work = _entry(tmp_path)
     place = tmp_path / "cache/a"
     names = audited.calls(work, tmp_path)
     (name,) = PrivateFolder(place).entries()

@@ -68,7 +68,7 @@ def test_help_imports_next_to_nothing() -> None:
 @pytest.mark.parametrize("command", ["check", "status", "apply", "revert", "diff"])
 def test_no_command_imports_its_target(command: str, site: Path) -> None:
     found = imported(command, path=site)
-    assert "overlay.targets.installed" in found
+    assert "overlay.targets.environments" in found
     assert sorted(found & (NEVER | HEAVY)) == []
 
 

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from overlay.features.folder import load_all
-from tests.commands.test_import import SCHEMA
+from tests.authoring.commands.test_import import SCHEMA
 from tests.support.cli import CAPTURE, PROPOSER, Cli
 from tests.support.patches import write_feature
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from overlay.authoring.commands.log import Release, table
 from overlay.authoring.commands.matrix import _Column
-from overlay.authoring.reports.history import Release, _table
 from overlay.cli.run import run
 from overlay.features.feature_toml import read_document, read_fields
 from overlay.features.folder import load
@@ -127,7 +127,7 @@ def test_another_file_that_is_gone_is_missing(cli: Cli, v1: str, tmp_path: Path)
 def test_the_log_of_a_feature_tells_the_reason() -> None:
     gone = Release("0.34.0", State.INAPPLICABLE, None, (), (), (), (), GONE, "inapplicable")
     below = gone._replace(release="0.19.0", why="0.19.0 is below its range")
-    told = [str(line) for line in _table((below, gone))]
+    told = [str(line) for line in table((below, gone))]
     assert any(GONE in line for line in told)
     assert not any("below its range" in line for line in told)
 

@@ -164,9 +164,7 @@ def test_nothing_is_written_where_one_package_does_not_fit(
     refused = cli("apply", both)
     assert refused.exit == 1
     assert "Nothing was written to" in refused.last
-    assert "nothing was written to" in refused.last
-    assert "vLLM 0.26.0" in refused.last
-    assert "vllm-ascend 0.23.0.post1" in refused.last
+    assert ("vLLM 0.26.0" if broken == PROPOSER else "vllm-ascend 0.23.0.post1") in refused.last
     assert snapshot(both) == before
     # What is to be installed again is the package that was edited.
     title = "vLLM" if broken == PROPOSER else "vllm-ascend"
@@ -179,15 +177,12 @@ def test_nothing_is_written_where_one_package_does_not_fit(
 def test_nothing_is_written_where_one_package_cannot_be(
     cli: Cli, apart: tuple[Path, Path], at: int
 ) -> None:
-    if os.geteuid() == 0:
-        folder = apart[at] / (".vllm-overlay", ".vllm_ascend-overlay")[at]
-        folder.write_text("in the way")
-    else:
-        apart[at].chmod(0o555)
+    folder = apart[at] / (".vllm-overlay", ".vllm_ascend-overlay")[at]
+    folder.write_text("in the way")
     before = [snapshot(root) for root in apart]
     refused = cli("apply")
     assert refused.exit == 2
-    assert all(str(root) in refused.err + refused.out for root in apart)
+    assert str(apart[at]) in refused.err + refused.out
     assert [snapshot(root) for root in apart] == before
 
 
@@ -201,7 +196,6 @@ def test_nothing_is_reverted_where_one_package_was_edited(
     refused = cli("revert", both)
     assert refused.exit == 1
     assert edited in refused.last
-    assert "nothing was reverted in" in refused.last
     assert snapshot(both) == before
 
 

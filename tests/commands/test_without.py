@@ -7,7 +7,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from tests.commands.test_import import SCHEMA
+from tests.authoring.commands.test_import import SCHEMA
 from tests.support import fake_vllm
 from tests.support.cli import CAPTURE, PROPOSER, RUNNER, Cli, digest, drift, edit
 from tests.support.patches import hunk, patch_text, write_feature

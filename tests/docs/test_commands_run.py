@@ -22,18 +22,20 @@ pytestmark = [pytest.mark.network, pytest.mark.slow]
 
 #: The pages whose blocks ``test_tutorial`` runs.
 RENDERED = ("README.md", "docs/your-first-patch.md")
+#: Where the commands of a patch's life are tested.
+LIFE = "tests/authoring/commands"
 #: What a call begins with -> why it is not run here, and what runs it.
 ELSEWHERE = {
     "verify": "needs an engine: tests/draft_graphs/test_verify_engine.py",
-    "bench": "needs an engine: tests/commands/test_bench.py",
-    "new": "has an editor in its story: tests/docs/test_tutorial.py, tests/commands/test_new.py",
-    "edit": "goes on with a session: tests/docs/test_tutorial.py, tests/commands/test_edit.py",
-    "import": "needs a change: tests/docs/test_tutorial.py, tests/commands/test_import.py",
-    "port": "needs a new release: tests/docs/test_keeping_up.py, tests/commands/test_port.py",
-    "prune": "needs a folder to prune: tests/docs/test_keeping_up.py, tests/commands/test_prune.py",
+    "bench": "needs an engine: tests/proof/commands/test_bench.py",
+    "new": f"has an editor in its story: tests/docs/test_tutorial.py, {LIFE}/test_new.py",
+    "edit": f"goes on with a session: tests/docs/test_tutorial.py, {LIFE}/test_edit.py",
+    "import": f"needs a change: tests/docs/test_tutorial.py, {LIFE}/test_import.py",
+    "port": f"needs a new release: tests/docs/test_keeping_up.py, {LIFE}/test_port.py",
+    "prune": f"needs a folder to prune: tests/docs/test_keeping_up.py, {LIFE}/test_prune.py",
     "adopt": "needs patches without a ledger: tests/commands/test_adopt.py",
     "revert --keep-as": "needs an edit: tests/docs/test_tutorial.py",
-    "log stop-strings --upstream": "needs a checkout of vLLM: tests/commands/test_log.py",
+    "log stop-strings --upstream": "needs a checkout of vLLM: tests/authoring/commands/test_log.py",
     "check --releases new": "asks the index for newer releases: tests/commands/test_releases.py",
     "check --releases vllm-ascend==": "asks the index: tests/commands/test_packages.py",
     "check vllm-ascend==": "asks the index: tests/commands/test_packages.py",

@@ -92,7 +92,7 @@ def of_times() -> list[str]:
     ]
 
 
-#: How well a release is answered for, by the letter of ``bench/pulls.py``: the best last.
+#: How well a release is answered for, by its letter in the figures: the best last.
 RANKS = ("M", "c", "h", "3", "PU")
 
 

@@ -112,6 +112,7 @@ def drafter_uses(
         yield from drafter_uses(child, inside)
 
 
+@pytest.mark.network
 @pytest.mark.parametrize("release", KNOWN_RELEASES)
 def test_the_drafter_is_on_the_last_stage_and_every_stage_asks_for_it(release: str) -> None:
     answer, needs = rows()["pipeline parallelism"]
@@ -141,6 +142,7 @@ MTP_LAYERS = ("deepseek_mtp", "glm4_moe_mtp", "qwen3_next_mtp", "qwen3_5_mtp")
 LAST_REFUSAL = Version("0.29.0")
 
 
+@pytest.mark.network
 @pytest.mark.parametrize("release", KNOWN_RELEASES)
 def test_mtp_layers_are_refused_before_a_process_starts_until_they_count_as_one_stage(
     release: str,

@@ -47,6 +47,7 @@ def session(tmp_path: Path) -> Session:
     return Session(replace(SCENES[1], shown="/home/you"), tmp_path)
 
 
+@pytest.mark.slow
 def test_commands_run_in_order_and_files_are_written(session: Session) -> None:
     page = render(PAGE, session)
     assert "wc -l\n2\n" in page
@@ -57,11 +58,13 @@ def test_commands_run_in_order_and_files_are_written(session: Session) -> None:
     assert render(page, session) == page
 
 
+@pytest.mark.slow
 def test_progress_is_left_out(session: Session) -> None:
     command = "echo checked 7 of 19 targets; echo 1 of 2 hunks; echo vllm 3.1 of 9.0 MB; echo end"
     assert session.run(command) == ["1 of 2 hunks", "end"]
 
 
+@pytest.mark.slow
 def test_no_command_sees_the_variables_of_whoever_runs_the_test(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

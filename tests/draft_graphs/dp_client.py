@@ -15,10 +15,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from overlay.proof.engine_launch import append_path, foreign_environment, link_packages
-from overlay.proof.engine_spec import EngineSpec, Request
 from tests.draft_graphs.dp_rank import DpOutcome, DpRun, Engines
 from tests.draft_graphs.harness_client import FULL_DECODE_ONLY, TESTS
+from tests.engine.engine_launch import append_path, foreign_environment, link_packages
+from tests.engine.engine_spec import EngineSpec, Request
 
 MODULE = "tests.draft_graphs.dp_rank"
 RANKS = 2

@@ -152,7 +152,7 @@ class DpEngine(harness.Engine):
 
     def run_rank(self, dp_run: DpRun, scratch: Path, log: harness.Log) -> DpOutcome:
         """One run on this rank."""
-        from overlay.proof import engine_spec, run_engine
+        from tests.engine import engine_spec, run_engine
 
         self.dp_run = dp_run
         mine = tuple(
@@ -376,6 +376,7 @@ def lockstep(
     from vllm import SamplingParams
 
     from overlay.proof import engine_compat
+    from tests.engine import engine_facts
 
     waiting = sorted(enumerate(requests), key=lambda pair: int(pair[1].arrival))
     done: dict[str, Any] = {}
@@ -393,7 +394,7 @@ def lockstep(
                 ignore_eos=True,
                 detokenize=False,
             )
-            engine_compat.add_request(llm, str(index), list(request.prompt), parameters)
+            engine_facts.add_request(llm, str(index), list(request.prompt), parameters)
         own = engine.output_processor.has_unfinished_requests()
         anybody = engine.has_unfinished_requests()  # asks all ranks
         doing = "working" if own else "dummy" if anybody else "nothing"
@@ -417,8 +418,9 @@ def main() -> None:
     plan = json.loads(parser.parse_args().plan.read_text(encoding="utf-8"))
     from overlay.proof import engine_compat
     from overlay.results import ModelRunner
+    from tests.engine import engine_facts
 
-    os.environ.update(engine_compat.base_environment(workers=1))
+    os.environ.update(engine_facts.base_environment(workers=1))
     os.environ.update(engine_compat.runner_environment(ModelRunner.V1))
     os.environ.update(harness.ENVIRONMENT)
     from tests.draft_graphs import cpu_engine, dp_collectives

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from overlay.proof.engine_spec import Request
 from tests.draft_graphs.dp_client import busy, dp_run, idle, make_dp_spec
 from tests.draft_graphs.dp_rank import DpOutcome, DpRun
+from tests.engine.engine_spec import Request
 
 K = 3
 #: Rank 0 runs into the largest length, where upstream stops to draft; rank 1 stays below it.

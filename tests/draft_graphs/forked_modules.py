@@ -24,7 +24,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from overlay.proof.engine_launch import append_path, foreign_environment, link_packages
+from tests.engine.engine_launch import append_path, foreign_environment, link_packages
 from tests.support.forks import run_and_exit
 
 TESTS = Path(__file__).resolve().parents[1]

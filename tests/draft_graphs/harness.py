@@ -172,9 +172,9 @@ class Engine:
     def __init__(self, plan: Plan) -> None:
         import vllm
 
-        from overlay.proof import engine_spec
         from tests.draft_graphs import cpu_engine, graph_safe_attention
         from tests.draft_graphs.recorded_backend import RecordedBackend
+        from tests.engine import engine_spec
 
         self.spec = engine_spec.EngineSpec.from_json(json.dumps(plan.spec))
         sizes = [vllm.v1.attention.backend.MultipleOf(1)]
@@ -322,16 +322,17 @@ class Engine:
 
         :raises WrongDraft: at the first wrong draft, if that is to end it.
         """
-        from overlay.proof import engine_compat, oracle, run_engine
+        from overlay.proof import oracle
         from overlay.proof.tiny_models import read_rule
         from tests.draft_graphs.first_wrong_draft import ending_there
+        from tests.engine import engine_facts, run_engine
 
         rule = read_rule(Path(self.spec.models))
         watched = ending_there(self.llm.llm_engine, self.spec.requests, steps, rule)
-        before = engine_compat.read_metrics(self.llm).get("preemptions", 0)
+        before = engine_facts.read_metrics(self.llm).get("preemptions", 0)
         with watched if until_wrong else contextlib.nullcontext():
             outputs, _ = run_engine.serve(self.llm, self.spec.requests, self.spec.models)
-        after = engine_compat.read_metrics(self.llm).get("preemptions", 0)
+        after = engine_facts.read_metrics(self.llm).get("preemptions", 0)
         outcome.preemptions = int(after - before)
         wanted = []
         outcome.tokens_ok = True
@@ -395,8 +396,9 @@ def main() -> None:
     arguments = parser.parse_args()
     from overlay.proof import engine_compat
     from overlay.results import ModelRunner
+    from tests.engine import engine_facts
 
-    os.environ.update(engine_compat.base_environment(workers=1))
+    os.environ.update(engine_facts.base_environment(workers=1))
     os.environ.update(engine_compat.runner_environment(ModelRunner.V1))
     os.environ.update(ENVIRONMENT)
     plans = [

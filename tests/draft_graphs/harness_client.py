@@ -13,9 +13,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from overlay.proof.engine_launch import append_path, foreign_environment, link_packages
-from overlay.proof.engine_spec import EngineSpec, Request
 from tests.draft_graphs.harness import Outcome, Plan, Run
+from tests.engine.engine_launch import append_path, foreign_environment, link_packages
+from tests.engine.engine_spec import EngineSpec, Request
 
 MODULE = "tests.draft_graphs.harness"
 TESTS = Path(__file__).resolve().parents[1]

@@ -201,7 +201,7 @@ words say which part of the module it is about. What shows it:
 - *error*: serving failed; *use*: graphs were used for what they must not be;
 - *settings*: ranks that differ started, or one waited for another without end
   (`tests/draft_graphs/test_same_settings.py`);
-- *outputs*: what micro-batches get or return is not theirs (`tests/dbo_drafts`);
+- *outputs*: what micro-batches get or return is not theirs (`tests/dbo`);
 - *policy*, *builders*, *reads*, *connectors*: the test of the policy, of the metadata builders, of
   where reads lie (`test_reads.py`), or of KV connectors (`test_connectors.py`), without an engine.
 

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import pytest
 
-from overlay.proof.engine_launch import write_models
 from tests.draft_graphs.added_modules import require_fit
 from tests.draft_graphs.dp_client import (
     RANKS,
@@ -43,6 +42,7 @@ from tests.draft_graphs.dp_runs import (
     soak_runs,
 )
 from tests.draft_graphs.harness_client import expect_graphs, expect_right
+from tests.engine.engine_launch import write_models
 
 Ranks = list[dict[str, DpOutcome]]
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from overlay.proof.engine_launch import write_models
-from overlay.proof.engine_spec import Request
 from overlay.proof.tiny_drafters import LEAST_PROMPT, VOTERS, following, voters_rule
 from tests.draft_graphs.harness_client import (
     Outcome,
@@ -25,6 +23,8 @@ from tests.draft_graphs.harness_client import (
     make_spec,
     run_harness,
 )
+from tests.engine.engine_launch import write_models
+from tests.engine.engine_spec import Request
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

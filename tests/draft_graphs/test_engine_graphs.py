@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from overlay.proof.tiny_adapters import ADAPTERS, MAX_RANK
 from tests.draft_graphs.harness_client import (
     FULL_DECODE_ONLY,
     Outcome,
@@ -30,6 +29,7 @@ from tests.draft_graphs.harness_client import (
 from tests.draft_graphs.mutation_types import Mutation
 from tests.draft_graphs.scenario_mutations import SCENARIO_MUTATIONS
 from tests.draft_graphs.test_mutations import caught_by
+from tests.engine.tiny_adapters import ADAPTERS, MAX_RANK
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

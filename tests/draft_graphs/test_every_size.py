@@ -13,6 +13,8 @@ from tests.draft_graphs.added_modules import added
 from tests.gpu.every_size import BELOW, DEFAULT_CAPTURED, STEPS, at_every_size, levels
 from tests.gpu.gpu_cells import all_cells
 
+pytestmark = pytest.mark.slow  # what it is parametrized by takes seconds
+
 keys: Any = added("keys")
 LOOPS = [cell for cell in all_cells("MODELS") if cell.mode == "loop"]
 CELLS = {cell.name: cell for cell in LOOPS if cell.every_size == "uniform"}

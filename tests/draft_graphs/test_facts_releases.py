@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from overlay.package import KNOWN_RELEASES
-from overlay.targets.release_archive import CachedRelease
+from overlay.targets.releases import CachedRelease
 from overlay.targets.resolution import resolve
 from tests.draft_graphs.added_modules import FOLDER, added
 

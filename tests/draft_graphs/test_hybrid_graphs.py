@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from overlay.proof.engine_launch import write_models
 from tests.draft_graphs.harness_client import (
     Outcome,
     Plan,
@@ -20,6 +19,7 @@ from tests.draft_graphs.harness_client import (
     make_spec,
     run_harness,
 )
+from tests.engine.engine_launch import write_models
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

@@ -13,11 +13,11 @@ from unittest import mock
 
 import pytest
 
-from overlay.proof.engine_launch import write_models
 from tests.draft_graphs import dp_client
 from tests.draft_graphs.dp_client import RANKS, RanksFailed, busy, dp_run, idle, make_dp_spec
 from tests.draft_graphs.dp_rank import DpOutcome, DpRun
 from tests.draft_graphs.harness_client import expect_right
+from tests.engine.engine_launch import write_models
 from tests.support.micro_batches import ARGUMENTS
 
 K = 3

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from overlay.proof.engine_launch import EngineFailed, launch
-from overlay.proof.engine_spec import EngineSpec
+from tests.engine.engine_launch import EngineFailed, launch
+from tests.engine.engine_spec import EngineSpec
 
 pytestmark = [
     pytest.mark.engine,

@@ -17,8 +17,8 @@ import pytest
 from packaging.version import Version
 
 from overlay.package import VLLM
-from overlay.proof.engine_launch import append_path, foreign_environment, link_packages
 from tests.engine.engine_fixtures import overlay
+from tests.engine.engine_launch import append_path, foreign_environment, link_packages
 from tests.engine.private_copy import site_packages
 from tests.support.release_sources import unpack
 

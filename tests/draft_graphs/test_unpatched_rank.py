@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from overlay.proof.engine_launch import (
+from tests.draft_graphs.dp_client import free_ports, make_dp_spec
+from tests.draft_graphs.harness_client import TESTS
+from tests.engine.engine_launch import (
     append_path,
     foreign_environment,
     link_packages,
     write_models,
 )
-from tests.draft_graphs.dp_client import free_ports, make_dp_spec
-from tests.draft_graphs.harness_client import TESTS
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.thorough]
 

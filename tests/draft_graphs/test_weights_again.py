@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from overlay.proof.engine_launch import write_models
 from tests.draft_graphs.mutation_types import one
+from tests.engine.engine_launch import write_models
 from tests.gpu import connectors, reload, rounds
 from tests.gpu.mutation_hooks import MUTATION_VARIABLE
 

@@ -42,8 +42,8 @@ def start(spec_file: Path) -> None:
     """Start the engine of this rank, and warm it up and capture as a GPU's worker does."""
     import vllm
 
-    from overlay.proof.engine_spec import EngineSpec
     from tests.draft_graphs import cpu_engine
+    from tests.engine.engine_spec import EngineSpec
 
     spec = EngineSpec.from_json(spec_file.read_text(encoding="utf-8"))
     cpu_engine.capture_model(vllm.LLM(**spec.llm_arguments()))
@@ -53,9 +53,10 @@ def main() -> None:
     """Start the rank, tell how it ended, and end at once: the other may wait for it to be gone."""
     from overlay.proof import engine_compat
     from overlay.results import ModelRunner
+    from tests.engine import engine_facts
 
     spec, rank, port, patience = sys.argv[1:]
-    os.environ.update(engine_compat.base_environment(workers=1))
+    os.environ.update(engine_facts.base_environment(workers=1))
     os.environ.update(engine_compat.runner_environment(ModelRunner.V1))
     os.environ.update(harness.ENVIRONMENT)
     os.environ.update(

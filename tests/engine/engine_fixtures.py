@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from overlay.proof.engine_launch import write_models
 from scripts import environment
+from tests.engine.engine_launch import write_models
 from tests.engine.private_copy import PrivateCopy, make_private_copy
 
 _SKIPS_ITSELF = re.compile(r"^(\w+(: \w+)? = )?pytest\.importorskip\(", re.MULTILINE)

@@ -17,16 +17,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from overlay.proof import engine_compat, run_engine
-from overlay.proof.engine_launch import (
+from overlay.proof import engine_compat
+from overlay.results import ModelRunner
+from tests.engine import engine_facts, run_engine
+from tests.engine.engine_launch import (
     EngineFailed,
     append_path,
     foreign_environment,
     link_packages,
     run_session,
 )
-from overlay.proof.engine_spec import EngineSpec
-from overlay.results import ModelRunner
+from tests.engine.engine_spec import EngineSpec
 from tests.support.forks import run_and_exit
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -83,7 +84,7 @@ def _result(spec: Path, said: str) -> dict[str, Any]:
 
 def main(specs: Sequence[Path]) -> None:
     """Import vLLM, and run each spec in a fork."""
-    for name, value in engine_compat.base_environment(workers=1).items():
+    for name, value in engine_facts.base_environment(workers=1).items():
         os.environ.setdefault(name, value)
     os.environ.update(engine_compat.runner_environment(ModelRunner.V1))
     for module in LATE:

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from overlay.proof.engine_spec import EngineSpec, Request, make_requests
 from tests.engine.engine_fixtures import overlay, private_vllm
+from tests.engine.engine_spec import EngineSpec, Request, make_requests
 from tests.engine.forked_engines import launch_forked
 from tests.engine.private_copy import PrivateCopy, hash_files, orphaned_bytecode, site_packages
 

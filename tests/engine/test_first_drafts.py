@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from overlay.proof.engine_launch import launch
-from overlay.proof.engine_spec import EngineSpec, make_requests
+from tests.engine.engine_launch import launch
+from tests.engine.engine_spec import EngineSpec, make_requests
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

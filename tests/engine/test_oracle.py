@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlay.proof.engine_spec import EngineSpec, Request, make_requests
 from overlay.proof.oracle import (
     FIRST_TOKEN,
     Rule,
@@ -23,7 +22,8 @@ from overlay.proof.oracle import (
     swapped,
     undisturbed,
 )
-from overlay.proof.tiny_adapters import ADAPTERS, MAX_RANK
+from tests.engine.engine_spec import EngineSpec, Request, make_requests
+from tests.engine.tiny_adapters import ADAPTERS, MAX_RANK
 
 RULE = make_rule()
 prompts = st.lists(st.integers(FIRST_TOKEN, RULE.vocab - 1), min_size=2, max_size=40)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from overlay.proof.engine_launch import launch
-from overlay.proof.engine_spec import EngineSpec, make_requests
 from tests.engine.engine_fixtures import overlay, private_vllm
+from tests.engine.engine_launch import launch
+from tests.engine.engine_spec import EngineSpec, make_requests
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

@@ -14,7 +14,7 @@ from overlay.errors import MAX_LINE, OverlayError
 from overlay.features import folder as features
 from overlay.features.documents import MalformedToml, parse_toml
 from overlay.features.switches import declarations
-from overlay.on_disk.patch_folders import further_packages
+from overlay.in_memory.patch_folders import further_packages
 from tests.support.patches import hunk, patch_text, write_feature
 
 PATCH = patch_text("vllm/a.py", hunk([" a", "+b"], "f"))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from overlay.errors import PatchFormatErrors
 from overlay.features.patch_file import parse_patch
-from overlay.package import path_problem
+from overlay.package import VLLM, path_problem
 from tests.support.patches import GOOD_PATCH, hunk, patch_text
 
 
@@ -197,7 +197,7 @@ def test_every_error_is_reported_in_the_order_of_the_lines() -> None:
 
 @pytest.mark.parametrize("path", ["vllm/a.py", "vllm/v1/spec_decode/__init__.py"])
 def test_paths_inside_vllm_are_allowed(path: str) -> None:
-    assert path_problem(path) is None
+    assert path_problem(path, VLLM) is None
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_paths_inside_vllm_are_allowed(path: str) -> None:
     ],
 )
 def test_other_paths_are_not(path: str) -> None:
-    assert path_problem(path)
+    assert path_problem(path, VLLM)
 
 
 PIECES = [

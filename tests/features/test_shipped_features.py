@@ -35,8 +35,6 @@ from overlay.targets.target import Target
 from tests.support.shipped_features import (
     BOOKKEEPING,
     DBO,
-    DBO_EAGLE3,
-    DBO_LENGTHS,
     DRAFTS,
     GREEDY,
     LORA,
@@ -171,8 +169,6 @@ def test_every_known_release_takes_the_draft_graphs_and_has_the_rest(release: st
         STEADY: State.PRISTINE,
         GREEDY: State.PRISTINE,
         DBO: State.PRISTINE,
-        DBO_EAGLE3: State.PRISTINE,
-        DBO_LENGTHS: State.PRISTINE,
         BOOKKEEPING: State.PRISTINE,
     }
     assert planned(release).notices == ()
@@ -317,8 +313,6 @@ def test_the_history_begins_with_0_16() -> None:
         STEADY: State.INAPPLICABLE,
         GREEDY: State.INAPPLICABLE,
         DBO: State.INAPPLICABLE,
-        DBO_EAGLE3: State.INAPPLICABLE,
-        DBO_LENGTHS: State.INAPPLICABLE,
         BOOKKEEPING: State.INAPPLICABLE,
     }
 

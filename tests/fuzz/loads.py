@@ -14,8 +14,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from overlay.proof.engine_spec import EngineSpec
 from overlay.proof.oracle import FIRST_TOKEN, continuation, make_rule
+from tests.engine.engine_spec import EngineSpec
 
 VOCAB = 192
 #: That of the tiny models, which say what comes for any prompt.

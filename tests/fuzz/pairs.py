@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from overlay.proof.engine_launch import foreign_environment, launch, write_models
-from overlay.proof.engine_spec import EngineSpec
+from tests.engine.engine_launch import foreign_environment, launch, write_models
+from tests.engine.engine_spec import EngineSpec
 from tests.engine.forked_engines import launch_forked
 from tests.fuzz.comparison import Difference, figures, first_difference
 from tests.fuzz.loads import Shape, change_target, draw_load, draw_shape

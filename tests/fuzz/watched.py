@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from overlay.proof import engine_compat
+from tests.engine import engine_facts
 from tests.fuzz.comparison import same_step
 from tests.fuzz.loads import Event, Shape, draw_load, reduced, relied_on, shape_of
 
@@ -189,7 +190,7 @@ class Watch:
         if do == "add":
             try:
                 parameters = _parameters(event["parameters"])
-                engine_compat.add_request(self.llm, name, event["prompt"], parameters)
+                engine_facts.add_request(self.llm, name, event["prompt"], parameters)
             except Exception as error:  # noqa: BLE001 - what a request is refused for is compared
                 self._note("refused", [name, type(error).__name__, str(error)[:160]])
         elif do == "abort":

@@ -27,9 +27,10 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+TESTS = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(TESTS.parent))
 
-from overlay.proof.engine_launch import append_path, link_packages, write_models
+from tests.engine.engine_launch import append_path, link_packages, write_models
 from tests.gpu import drafter_cells, hybrid_cells, long_cells, quantised_cells
 from tests.gpu.cells import Cell
 from tests.gpu.gpu_cells import all_cells
@@ -75,13 +76,13 @@ def run_engine(cell: Cell, log: Path, out: Path, gpus: tuple[str, ...], seconds:
     """
     given = out.with_name("spec.json")
     given.write_text(cell.spec.to_json())
-    code = link_packages(out.with_name("code"), map(Path, cell.spec.packages))
+    code = link_packages(out.with_name("code"), {TESTS, *map(Path, cell.spec.packages)})
     environment = append_path(os.environ | {"OVERLAY_DRAFT_GRAPHS": cell.draft_graphs}, code)
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     with log.open("w") as stream:
         child = subprocess.Popen(
-            [sys.executable, "-m", "overlay.proof.run_engine", str(given), "--out", str(out)],
+            [sys.executable, "-m", "tests.engine.run_engine", str(given), "--out", str(out)],
             env=environment,
             stdout=stream,
             stderr=subprocess.STDOUT,

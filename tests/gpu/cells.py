@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from overlay.proof.engine_spec import EngineSpec, Request, make_requests
+from tests.engine.engine_spec import EngineSpec, Request, make_requests
 
 EverySize = Literal["uniform", "mixed"] | None
 

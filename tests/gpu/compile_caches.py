@@ -28,8 +28,8 @@ from typing import Any
 TESTS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TESTS.parent))
 
-from overlay.proof.engine_launch import EngineFailed, launch, write_models
-from overlay.proof.engine_spec import EngineSpec, make_requests
+from tests.engine.engine_launch import EngineFailed, launch, write_models
+from tests.engine.engine_spec import EngineSpec, make_requests
 from tests.gpu import installation
 
 LIMIT = 150.0

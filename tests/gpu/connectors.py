@@ -22,8 +22,8 @@ from typing import Any
 TESTS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TESTS.parent))
 
-from overlay.proof import engine_launch
-from overlay.proof.engine_spec import EngineSpec, Request, make_requests
+from tests.engine import engine_launch
+from tests.engine.engine_spec import EngineSpec, Request, make_requests
 from tests.gpu import cell_runs, rounds
 from tests.gpu.gpu_cells import FREE_SHARE, FULL, KV_BYTES
 

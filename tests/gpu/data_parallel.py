@@ -45,9 +45,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from overlay.proof import engine_launch
-from overlay.proof.engine_spec import EngineSpec, Request, make_requests
 from overlay.results import ModelRunner
+from tests.engine import engine_launch
+from tests.engine.engine_spec import EngineSpec, Request, make_requests
 from tests.gpu import cell_runs, dp_hooks
 from tests.gpu.dp_judging import RANKS, TOGETHER, Served, judge, why_wrong
 
@@ -302,10 +302,10 @@ def set_environment(runner: Mapping[str, str]) -> None:
 
     :param runner: those that choose the model runner.
     """
-    from overlay.proof import engine_compat
+    from tests.engine import engine_facts
 
     wanted = {
-        **engine_compat.base_environment(workers=1),
+        **engine_facts.base_environment(workers=1),
         **runner,
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         # Only a process that is spawned imports the script, and so gets its hooks.

@@ -31,8 +31,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from overlay.proof import tiny_glm
-from overlay.proof.engine_spec import EngineSpec, Request
+from tests.engine import tiny_glm
+from tests.engine.engine_spec import EngineSpec, Request
 from tests.gpu import data_parallel, dp_step_hooks
 
 RANKS = 2

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from overlay.proof import oracle
-from overlay.proof.engine_spec import Request
+from tests.engine.engine_spec import Request
 
 RANKS = 2
 #: The targets whose draft has experts.

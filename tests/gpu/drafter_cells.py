@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from overlay.proof.engine_spec import EngineSpec, Request, make_requests
 from overlay.proof.tiny_drafters import LEAST_PROMPT, VOTERS, following, voters_rule
+from tests.engine.engine_spec import EngineSpec, Request, make_requests
 from tests.gpu.cells import Cell, expects, falling, release_has, replayed, soaking
 from tests.gpu.every_size import at_every_size
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from overlay.proof import oracle
-from overlay.proof.engine_spec import Request, make_requests
+from tests.engine.engine_spec import Request, make_requests
 
 #: vLLM's largest capture size, in tokens, where nothing else is asked for.
 DEFAULT_CAPTURED = 512

@@ -30,7 +30,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from overlay.proof.engine_launch import EngineFailed
+from tests.engine.engine_launch import EngineFailed
 from tests.fuzz import pairs
 from tests.fuzz.pairs import Place, Report, Side
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from overlay.proof.engine_spec import EngineSpec, Request, make_requests
+from tests.engine.engine_spec import EngineSpec, Request, make_requests
 from tests.gpu import drafter_cells, hybrid_cells, long_cells, mode_cells, quantised_cells
 from tests.gpu.cells import Cell, expects, falling, replayed
 from tests.gpu.every_size import at_every_mixed_size, at_every_size

@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from overlay.proof.engine_launch import write_models
+from tests.engine.engine_launch import write_models
 from tests.gpu.acceptance import run_cells
 from tests.gpu.mutation_engines import Planned, planned
 from tests.gpu.mutation_judging import judge_mutations

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from overlay.proof.engine_spec import EngineSpec, Request
+from tests.engine.engine_spec import EngineSpec, Request
 from tests.gpu.cells import Cell, expects, falling, replayed
 from tests.gpu.every_size import at_every_size
 

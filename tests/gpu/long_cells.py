@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from overlay.proof.engine_spec import EngineSpec, make_requests
+from tests.engine.engine_spec import EngineSpec, make_requests
 from tests.gpu.cells import Cell, expects
 
 #: The folder of the models, beside those of ``tiny_models``: theirs, with more positions.

@@ -35,8 +35,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from overlay.proof.engine_launch import write_models
 from tests.draft_graphs.double_environment import ARGUMENTS, double_environment
+from tests.engine.engine_launch import write_models
 from tests.gpu import installation
 from tests.support.served_metrics import (
     arguments,

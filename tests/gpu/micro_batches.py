@@ -36,7 +36,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from overlay.proof.engine_spec import EngineSpec, make_requests
+from tests.engine.engine_spec import EngineSpec, make_requests
 from tests.gpu import cell_runs, data_parallel, dp_hooks, dp_judging
 from tests.support import micro_batches
 

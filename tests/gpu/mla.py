@@ -26,8 +26,8 @@ from typing import Any
 TESTS = str(Path(__file__).resolve().parents[1])
 sys.path.insert(0, str(Path(TESTS).parent))
 
-from overlay.proof.engine_launch import write_models
-from overlay.proof.engine_spec import EngineSpec, make_requests
+from tests.engine.engine_launch import write_models
+from tests.engine.engine_spec import EngineSpec, make_requests
 from tests.gpu.acceptance import run_cells
 from tests.gpu.cells import Cell, falling
 from tests.gpu.gpu_cells import FREE_SHARE, FULL, KV_BYTES

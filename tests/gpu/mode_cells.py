@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from overlay.proof.engine_spec import EngineSpec, Request
-from overlay.proof.tiny_adapters import ADAPTERS, MAX_RANK
+from tests.engine.engine_spec import EngineSpec, Request
+from tests.engine.tiny_adapters import ADAPTERS, MAX_RANK
 from tests.gpu.cells import Cell, expects, falling, release_has, replayed, soaking
 from tests.gpu.every_size import at_every_size
 

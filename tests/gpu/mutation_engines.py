@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from overlay.proof.engine_spec import EngineSpec, make_requests
+from tests.engine.engine_spec import EngineSpec, make_requests
 from tests.gpu.cells import Cell, falling
 from tests.gpu.gpu_cells import FREE_SHARE, KV_BYTES, ROOM
 from tests.gpu.mutation_hooks import MUTATION_VARIABLE

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from overlay.proof.engine_spec import EngineSpec, Request
-from overlay.proof.tiny_models import DRAFTS
+from tests.engine.engine_spec import EngineSpec, Request
+from tests.engine.tiny_eagle import DRAFTS
 from tests.gpu.cells import Cell, expects, replayed
 from tests.gpu.every_size import at_every_mixed_size, at_every_size
 

@@ -32,8 +32,8 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))
 
-from overlay.proof.engine_launch import EngineFailed, launch, write_models
-from overlay.proof.engine_spec import EngineSpec, make_requests
+from tests.engine.engine_launch import EngineFailed, launch, write_models
+from tests.engine.engine_spec import EngineSpec, make_requests
 from tests.gpu import installation
 from tests.gpu.rank_hooks import PATCHES_VARIABLE, SWITCH
 

@@ -20,8 +20,8 @@ from typing import Any
 TESTS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TESTS.parent))
 
-from overlay.proof import engine_launch
-from overlay.proof.engine_spec import EngineSpec
+from tests.engine import engine_launch
+from tests.engine.engine_spec import EngineSpec
 from tests.gpu import cell_runs, rounds
 from tests.gpu.cells import falling
 from tests.gpu.drafter_cells import DRAFTERS

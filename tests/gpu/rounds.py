@@ -22,8 +22,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from overlay.proof.engine_launch import run_session
-from overlay.proof.engine_spec import EngineSpec
+from tests.engine.engine_launch import run_session
+from tests.engine.engine_spec import EngineSpec
 
 EXTENSION = "tests.draft_graphs.weight_events.WeightEvents"
 #: Name -> level, and whether weights and KV cache wake one after the other.
@@ -107,6 +107,7 @@ class Engine:
 
         from overlay.proof import engine_compat, oracle
         from overlay.proof.tiny_models import read_rule
+        from tests.engine import engine_facts
 
         self.spec, self.draft = spec, draft
         self.rule = read_rule(Path(spec.models))
@@ -116,7 +117,7 @@ class Engine:
                 oracle.Step(*step)
             )
         )
-        arguments = engine_compat.with_draft_attention(spec.llm_arguments())
+        arguments = engine_facts.with_draft_attention(spec.llm_arguments())
         self.llm = vllm.LLM(**arguments)
         if double:
             from tests.draft_graphs import cpu_engine
@@ -141,7 +142,8 @@ class Engine:
 
     def round(self, name: str) -> dict[str, Any]:
         """One event and one service of all requests."""
-        from overlay.proof import oracle, run_engine
+        from overlay.proof import oracle
+        from tests.engine import run_engine
 
         note = self.event(name)
         self.steps.clear()
@@ -207,7 +209,7 @@ def main() -> int:
     arguments = parser.parse_args()
     plan = json.loads(arguments.plan.read_text(encoding="utf-8"))
     spec = EngineSpec.from_json(json.dumps(plan["spec"]))
-    from overlay.proof import run_engine
+    from tests.engine import run_engine
 
     run_engine.prepare(spec)
     if spec.tensor_parallel_size > 1:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import overlay
-from overlay.proof import tiny_mla
+from tests.engine import tiny_mla
 from tests.gpu import acceptance, backends, machine, mla, ray_executor
 from tests.gpu.placing import Slots
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from overlay.proof.engine_spec import make_requests
 from overlay.proof.oracle import continuation, make_rule, undisturbed
+from tests.engine.engine_spec import make_requests
 from tests.gpu import data_parallel, dp_judging
 
 RULE, K = make_rule(), 3

@@ -199,6 +199,7 @@ def test_a_failed_capture_gives_its_reason_once() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_every_cell_has_a_title_of_its_own_and_the_longest_begin() -> None:
     cells = all_cells("MODELS")
     assert len({cell.title for cell in cells}) == len(cells)

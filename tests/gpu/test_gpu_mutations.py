@@ -328,6 +328,7 @@ def test_only_other_drafts_show_a_bug_to_verify(
     assert verify_mutations.is_right(status, told, bug=bug) is right
 
 
+@pytest.mark.slow
 def test_a_command_that_does_not_end_is_told() -> None:
     status, told = verify_mutations.run_command([], {}, 0.001)
     assert status is None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.in_memory.boxes import Box
-from tests.in_memory.test_effects_module import COPIES
+from tests.in_memory.test_effects_module import FILE
 
 TOML = """
 model_runner = "v1"
@@ -83,7 +83,7 @@ def prepared(box: Box, *, on_disk: bool) -> Box:
     document = box.patches / "demo/feature.toml"
     document.write_text(document.read_text() + TOML)
     added = box.patches / "demo/files/vllm/v1/overlay_effects.py"
-    added.write_bytes(COPIES[0].read_bytes())
+    added.write_bytes(FILE.read_bytes())
     if on_disk:
         box.overlay("apply", str(box.site))
     return box

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from overlay.proof.engine_launch import EngineFailed, launch
-from overlay.proof.engine_spec import EngineSpec, make_requests
 from tests.engine.engine_fixtures import private_vllm
+from tests.engine.engine_launch import EngineFailed, launch
+from tests.engine.engine_spec import EngineSpec, make_requests
 from tests.engine.private_copy import PrivateCopy, hash_files
 from tests.engine.test_steady_engine import SPEC as ASYNCHRONOUS
 from tests.in_memory.installed import install_beside, read_only

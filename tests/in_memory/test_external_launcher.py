@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from overlay.proof.engine_launch import EngineFailed, launch
-from overlay.proof.engine_spec import EngineSpec, make_requests
+from tests.engine.engine_launch import EngineFailed, launch
+from tests.engine.engine_spec import EngineSpec, make_requests
 from tests.in_memory.installed import install_beside
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.in_memory.installed import REPOSITORY, copy_tree
-from tests.in_memory.test_effects_module import COPIES
+from tests.in_memory.test_effects_module import FILE
 from tests.support.code_edits import edited
 
 DOCUMENT = REPOSITORY / "docs/auto-apply.md"
@@ -144,7 +144,7 @@ HAZARDS = (
     Hazard(
         "a forked child writes its counts into its parent's memory",
         # The copies are equal; the test takes the first.
-        COPIES[0].relative_to(REPOSITORY).as_posix(),
+        FILE.relative_to(REPOSITORY).as_posix(),
         ("_after_fork", "_numbers = array('Q', bytes(8 * SLOTS))", "pass"),
         "tests/in_memory/test_effects_module.py::"
         "test_a_fork_starts_without_reports_and_does_not_write_to_its_parents_memory",

@@ -72,6 +72,37 @@ contains = "def _first"
 """
 
 
+SWITCH = """
+[[switches]]
+name = "OVERLAY_DEMO"
+values = ["off", "on"]
+default = "on"
+text = "whether it runs"
+"""
+
+
+def test_ranks_compare_the_values_of_the_switches_of_what_is_on_disk(applied: Box) -> None:
+    document = applied.patches / "demo/feature.toml"
+    document.write_text(document.read_text() + SWITCH)
+    applied.overlay("apply", str(applied.site))
+    logs = [applied.run("import vllm; register()", OVERLAY_DEMO=value) for value in ("on", "off")]
+    digests = {log.partition("patch set ")[2][:12] for log in logs}
+    assert len(digests) == 2
+    done = applied.attempt("import vllm; register()", OVERLAY_DEMO="loud")
+    assert done.returncode != 0
+    assert "OVERLAY_DEMO='loud': expected one of off, on" in done.stderr
+
+
+def test_what_a_former_overlay_kept_of_its_decisions_is_left_alone(applied: Box) -> None:
+    receipt = applied.cache / "receipts" / f"{'a' * 64}.json"
+    receipt.parent.mkdir(parents=True)
+    receipt.write_text("{}")
+    assert "has the patches demo (disk)" in loads(applied)[1]
+    assert [file.read_text() for file in receipt.parent.iterdir()] == ["{}"]
+    applied.overlay("cache", "clean")
+    assert not receipt.exists()
+
+
 def test_what_is_on_disk_is_verified_and_nothing_else(applied: Box) -> None:
     imported, said = loads(applied)
     assert "has the patches demo (disk)" in said

@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
+import overlay
 from overlay.features.folder import Loaded
 from overlay.features.model import Feature
 from overlay.in_memory import preparation
 from overlay.in_memory.preparation import Plans
+from overlay.package import VLLM
 from overlay.planning import planner
 from overlay.results import Notice, Plan, State
 from overlay.settings import read
-from overlay.targets.folder import resolve_folder
+from overlay.targets.installations import resolve_folder
 from tests.support import fake_vllm
 from tests.support.patches import feature, hunk
 
@@ -62,7 +64,7 @@ def plans_of(tmp_path: Path, *features: Feature, only: str | None = None) -> Pla
     with (site / RUNNER).open("a") as file:
         file.write("# edited\n")
     environment = {} if only is None else {"OVERLAY_FEATURES": only}
-    plans = Plans(resolve_folder(site, str(site)), read(environment))
+    plans = Plans(resolve_folder(site, str(site), VLLM), read(environment))
     plans.__dict__["loaded"] = Loaded(features, ())  # as if a folder had held them
     return plans
 
@@ -114,5 +116,24 @@ def test_another_build_of_the_overlay_makes_another_entry(
     plans = plans_of(tmp_path, FITS)
     first = preparation.prepare(plans).entry.folder
     assert preparation.prepare(plans).entry.folder == first
-    monkeypatch.setattr(preparation, "build", lambda folder: (folder, "another"))
+    monkeypatch.setattr(preparation, "_build", lambda folder: (folder, "another"))
     assert preparation.prepare(plans).entry.folder != first
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_builds_of_one_version_differ_by_what_they_are_made_of(
+    installed: bool, tmp_path: Path
+) -> None:
+    module = tmp_path / "overlay/planning/matching.py"
+    record = tmp_path / f"vllm_overlay-{overlay.__version__}.dist-info/RECORD"
+    for file in (module, record) if installed else (module,):
+        file.parent.mkdir(parents=True)
+        file.write_text("as it was")
+    folder = str(tmp_path / "overlay")
+    before = preparation._build(folder)
+    assert preparation._build(folder) == before
+    (record if installed else module).write_text("another build")
+    assert preparation._build(folder) != before
+    if not installed:
+        module.rename(module.with_name("renamed.py"))
+        assert preparation._build(folder)[1] != before[1]

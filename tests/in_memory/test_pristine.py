@@ -9,7 +9,8 @@ import pytest
 
 from overlay.features.sources import shipped_folder
 from overlay.in_memory.file_hashes import Named, Recording, as_it_stands
-from overlay.targets.folder import resolve_folder
+from overlay.package import VLLM
+from overlay.targets.installations import resolve_folder
 from overlay.untrusted import sha256
 from tests.in_memory.boxes import FEATURE, PATCHED, PRISTINE, PROPOSER, Box
 from tests.support.patches import hunk, patch_text
@@ -113,7 +114,7 @@ def test_what_cannot_be_read_is_left_to_who_plans(box: Box, tmp_path: Path) -> N
     outside = tmp_path / "outside.py"
     outside.write_text("")
     (box.site / "vllm/linked.py").symlink_to(outside)
-    target = resolve_folder(box.site, "box")
+    target = resolve_folder(box.site, "box", VLLM)
     named = Named("vllm")
     named.paths |= {"vllm/linked.py", PROPOSER, "vllm/../x.py", "vllm/none.py"}
     hashes = named.hashes(target)
@@ -124,7 +125,7 @@ def test_what_cannot_be_read_is_left_to_who_plans(box: Box, tmp_path: Path) -> N
 
 
 def test_what_was_read_is_compared_with_what_stands(box: Box) -> None:
-    target = resolve_folder(box.site, "box")
+    target = resolve_folder(box.site, "box", VLLM)
     tree = Recording(target)
     tree.read(PROPOSER)
     assert tree.read("vllm/none.py") is None

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from overlay.proof.engine_launch import launch
-from overlay.proof.engine_spec import EngineSpec, make_requests
 from scripts import environment
 from tests.engine.engine_fixtures import note_missing
+from tests.engine.engine_launch import launch
+from tests.engine.engine_spec import EngineSpec, make_requests
 from tests.in_memory.installed import install_beside
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]

@@ -11,7 +11,7 @@ from overlay import settings as switches
 from overlay.errors import UsageError
 from overlay.features.sources import shipped_folder
 from overlay.features.switches import declarations
-from overlay.on_disk.process_decision import digest
+from overlay.in_memory.activation import digest
 from tests.in_memory.boxes import PATCHED, PRISTINE, Box
 
 

@@ -96,7 +96,9 @@ def test_a_module_of_the_release_is_not_added_whatever_record_lacks(
 ) -> None:
     release = {"vllm/__init__.py": OWN, "vllm/a.py": OWN}
     target = Target(tmp_path, {**release, "vllm/a.py": now, "vllm/b.py": ADDED}, release)
-    target.record = Record(fake_vllm.record({"vllm/__init__.py": OWN}, "x/RECORD") + row.encode())
+    target.record = Record(
+        fake_vllm.record({"vllm/__init__.py": OWN}, "x/RECORD") + row.encode(), VLLM
+    )
     edited = () if now == OWN else (Edit("vllm/a.py", EDITED, OWN),)
     assert target.edits() == (*edited, Edit("vllm/b.py", ADDED, None))
     pristine = target.pristine()

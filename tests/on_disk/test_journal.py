@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from overlay.errors import LedgerError, TransactionError
 from overlay.on_disk import files, journal, ledger, lock
-from overlay.on_disk.journal import Journal, Member, Partner, Step
+from overlay.on_disk.journal import Journal, Step
 from overlay.package import VLLM, Package, package_named
 
 ASCEND = package_named("vllm_ascend")
@@ -26,8 +26,6 @@ texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=15)
 shas = st.binary(min_size=32, max_size=32).map(bytes.hex)
 names = st.from_regex(r"[a-z_]{1,8}", fullmatch=True)
 hashes = st.tuples(shas | st.none(), shas | st.none()).filter(lambda pair: pair[0] != pair[1])
-ids = st.from_regex(r"[a-z0-9]{1,64}", fullmatch=True)
-partners = st.builds(Partner, st.sampled_from(["..", "../other", "x"]), names.map("p{}".format))
 
 
 @st.composite
@@ -44,15 +42,12 @@ def journals(draw: st.DrawFn, package: Package) -> Journal:
         modules.map(lambda path: path.removesuffix(".py")) | st.just(package.pristine_folder),
         max_size=2,
     ).map(tuple)
-    joint = draw(st.lists(partners, max_size=2))
     return Journal(
         draw(st.sampled_from(journal.ACTIONS)),
         draw(texts),
         tuple(Step(path, *draw(hashes)) for path in paths),
         draw(folders),
         draw(folders),
-        draw(ids) if joint else "",
-        tuple(joint),
     )
 
 
@@ -94,14 +89,12 @@ class _no_lock:  # noqa: N801 - takes the place of a function
 def document(**changes: Any) -> dict[str, Any]:
     """A journal's document with changes; ``None`` takes a key away."""
     known: dict[str, Any] = {
-        "schema": 2,
+        "schema": 1,
         "action": "apply",
         "overlay": "0.1.0",
         "steps": [{"path": "vllm/a.py", "before": A, "after": B}],
         "made": ["vllm/new"],
         "dropped": [],
-        "id": "t1",
-        "partners": [{"root": "..", "package": "vllm_ascend"}],
     }
     known.update(changes)
     return {key: value for key, value in known.items() if value is not None}
@@ -139,24 +132,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "another hash that is none": (document(steps=[step(after=7)]), "7"),
     "a made folder elsewhere": (document(made=["etc"]), "could not have made or removed it"),
     "a dropped folder elsewhere": (document(dropped=["etc"]), "could not have made or removed it"),
-    "an id with a dash": (document(id="t-1"), "'t-1' is not the id of a transaction"),
-    "an empty id": (document(id=""), "'' is not the id of a transaction"),
-    "a long id": (document(id="x" * 65), f"'{'x' * 65}' is not the id of a transaction"),
-    "an endless id": (document(id="x" * 99), f"'{'x' * 80}' is not the id of a transaction"),
-    "an id that is a number": (document(id=5), "5"),
-    "an absolute partner": (
-        document(partners=[{"root": "/x", "package": "vllm"}]),
-        "'/x' is not a path from one package to another",
-    ),
-    "an empty partner": (document(partners=[{"root": "", "package": "vllm"}]), "'' is not a path"),
-    "a partner with a null": (
-        document(partners=[{"root": "a\0", "package": "vllm"}]),
-        "is not a path from one",
-    ),
-    "a partner that Python has": (
-        document(partners=[{"root": "..", "package": "os"}]),
-        "'os' is a part of Python itself",
-    ),
     "a list": ([], "TypeError"),  # type: ignore[dict-item] - no document at all
 }
 
@@ -187,43 +162,14 @@ def test_no_other_bytes_are_one(tmp_path: Path, wrong: str, problem: str) -> Non
         journal.read(tmp_path)
 
 
-def test_the_longest_id_is_one(tmp_path: Path) -> None:
-    put(tmp_path, json.dumps(document(id="x" * 64)))
-    begun = journal.read(tmp_path)
-    assert begun is not None
-    assert begun.id == "x" * 64
-
-
-def test_of_one_package_neither_an_id_nor_partners_are_read(tmp_path: Path) -> None:
-    put(tmp_path, json.dumps(document(schema=1)))
-    begun = journal.read(tmp_path)
-    assert begun is not None
-    assert (begun.id, begun.partners) == ("", ())
-
-
-def test_an_overlay_that_knows_no_partners_reads_what_it_may_end(tmp_path: Path) -> None:
-    def written(begun: Journal) -> dict[str, Any]:
-        journal.write(tmp_path, begun, None)
-        found: dict[str, Any] = json.loads((tmp_path / VLLM.journal_path).read_text())
-        return found
-
-    alone = written(Journal("apply", "0.1.0", (Step("vllm/a.py", A, None),)))
-    assert alone["schema"] == 1
-    assert {"id", "partners"}.isdisjoint(alone)
-    joint = written(Journal("apply", "0.1.0", (), id="t1", partners=(Partner("..", "vllm"),)))
-    assert joint["schema"] == 2
-
-
-def test_it_names_its_members_by_their_real_places(tmp_path: Path) -> None:
-    root = tmp_path / "site"
-    root.mkdir()
-    (tmp_path / "real").mkdir()
-    (tmp_path / "other").symlink_to(tmp_path / "real")
-    begun = Journal("apply", "0.1.0", (), id="t1", partners=(Partner("../other", "vllm_ascend"),))
-    own, other = begun.members(root, VLLM)
-    assert own == Member(root, VLLM)
-    assert other == Member(tmp_path / "real", ASCEND)
-    assert str(other) == f"vllm-ascend in {tmp_path / 'real'}"
+@pytest.mark.parametrize("partners", [[{"root": "..", "package": "vllm_ascend"}], [{}], None])
+def test_of_a_former_transaction_over_several_its_own_part_is_read(
+    tmp_path: Path, partners: object
+) -> None:
+    put(tmp_path, json.dumps(document(schema=2, id="t1", partners=partners)))
+    former = journal.read(tmp_path)
+    put(tmp_path, json.dumps(document()))
+    assert former == journal.read(tmp_path)
 
 
 def test_the_staged_files_lie_beside_the_file() -> None:

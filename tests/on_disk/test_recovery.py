@@ -15,13 +15,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from overlay.errors import LedgerError, TransactionError
+from overlay.on_disk import files, lock, recovery
 from overlay.on_disk import journal as journals
-from overlay.on_disk import lock, recovery
 from overlay.on_disk.journal import Journal, Step
 from overlay.on_disk.recovery import recover
 from overlay.package import VLLM, Package
 from overlay.untrusted import sha256
 from tests.support.faults import FaultyOs, faulty
+from tests.support.pairs import ASCEND
 from tests.support.sites import interrupt_in_the_middle
 from tests.support.transactions import PROPOSER, Site, memory_folder
 
@@ -265,3 +266,59 @@ def test_a_journal_names_what_it_was_told(installed: Site) -> None:
     (installed.root / VLLM.journal_path).write_bytes(b"[" * 100_000)
     with pytest.raises(LedgerError, match="nested too deeply"):
         journals.read(installed.root)
+
+
+def test_another_package_than_vllm_is_recovered_by_itself() -> None:
+    for now in ("before", "after"):
+        with interrupted([case(now, kinds=CHANGED)], ASCEND) as (root, _):
+            assert recovery.state(root, None, ASCEND).endswith(
+                "; the next overlay command cleans up."
+            )
+            assert recover(root, package=ASCEND) == f"an interrupted apply was finished in {root}"
+            assert not journals.pending(root, ASCEND)
+            assert recovery.state(root, None, ASCEND) == "The target is whole."
+    with interrupted([case("before", new=False, kinds=CHANGED)], ASCEND) as (root, _):
+        assert recover(root, package=ASCEND) == f"an interrupted apply was undone in {root}"
+        assert not journals.pending(root, ASCEND)
+
+
+def test_a_folder_that_cannot_be_cleaned_up_is_no_transaction(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(root: Path, package: Package) -> None:
+        raise OSError(errno.EROFS, "read-only")
+
+    with interrupted([case("before", kinds=CHANGED)]) as (root, _):
+        (root / VLLM.journal_path).unlink()
+        monkeypatch.setattr(journals, "sweep", refuse)
+        assert recover(root) is None
+
+
+@pytest.mark.parametrize(("old", "then"), [(True, b"1"), (False, b"2")])
+def test_what_failed_is_taken_back_where_that_is_possible(old: bool, then: bytes) -> None:
+    with interrupted([case("after", old=old, kinds=CHANGED)]) as (root, begun):
+        recovery.settle(root, begun)
+        assert (root / begun.steps[0].path).read_bytes() == then
+        assert not journals.pending(root)
+
+
+def test_what_failed_while_its_journal_was_removed_is_over() -> None:
+    with interrupted([case("after", kinds=CHANGED)]) as (root, begun):
+        (root / VLLM.journal_path).unlink()
+        recovery.settle(root, begun)
+        assert (root / begun.steps[0].path).read_bytes() == b"2"
+        assert not journals.pending(root)
+
+
+def test_every_folder_of_a_transaction_is_synced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+
+    def sync(_: Path, folder: str) -> None:
+        synced.append(folder)
+
+    with interrupted([case("before", kinds=CHANGED), case("before", kinds=ADDED)]) as (root, begun):
+        deeper = begun.steps[0]._replace(path="vllm/v1/worker/x.py")
+        ledger = begun.steps[0]._replace(path="RECORD")
+        monkeypatch.setattr(files, "sync_folder", sync)
+        recovery.sync(root, begun._replace(steps=(*begun.steps, deeper, ledger)))
+    assert synced == ["", "vllm", "vllm/v1/worker"]

@@ -1,4 +1,4 @@
-"""Apply, revert and adopt as calls: each argument counts, for one package and for two."""
+"""Apply, revert and adopt as calls: each argument counts, for one package and for several."""
 
 from __future__ import annotations
 
@@ -10,13 +10,22 @@ from pathlib import Path
 import pytest
 
 import overlay
-from overlay.errors import LedgerError, PlanOutdated, RevertRefused, TransactionError, described
-from overlay.on_disk import files, journal, recovery, transaction
+from overlay.errors import (
+    LedgerError,
+    OverlayError,
+    PlanOutdated,
+    RevertRefused,
+    TransactionError,
+    described,
+)
+from overlay.on_disk import files, journal, transaction
 from overlay.on_disk import ledger as ledgers
-from overlay.on_disk.journal import Journal, Partner
+from overlay.on_disk.changes import to_apply
+from overlay.on_disk.journal import Journal
 from overlay.on_disk.site import Site
 from overlay.on_disk.transaction import Outcome, Work
-from overlay.package import VLLM, Package
+from overlay.on_disk.writes import Intent
+from overlay.package import VLLM, Package, package_named
 from overlay.results import Change
 from tests.support import one_package
 from tests.support.small_targets import (
@@ -150,11 +159,11 @@ def test_a_revert_knows_of_the_release_and_of_edits(tmp_path: Path) -> None:
     assert done.warnings[0].startswith(f"{place.patched} is not what the overlay wrote")
 
 
-# Two packages
+# Several packages
 
 
 def two(folder: Path) -> list[Target]:
-    """Two packages in two folders, not in the order in which they are locked."""
+    """Two packages in two folders."""
     return [target(folder / "z", VLLM), target(folder / "b", ASCEND)]
 
 
@@ -183,61 +192,58 @@ def test_each_package_has_its_outcome_in_the_order_of_the_works(tmp_path: Path) 
     assert [ledgers.load(place.root, place.package) is not None for place in places] == [True] * 2
 
 
-def test_their_journals_name_each_other_while_it_lasts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = places = two(tmp_path)
-    seen: list[Journal | None] = []
-    finish = recovery.finish
-
-    def look(parts: list[recovery.Part]) -> None:
-        seen.extend(journal.read(place.root, place.package) for place in places)
-        finish(parts)
-
-    monkeypatch.setattr(recovery, "finish", look)
-    transaction.carry_out(works(places))
-    one, other = seen
-    assert one is not None
-    assert other is not None
-    assert one.id == other.id
-    assert len(one.id) == 32
-    assert one.partners == (Partner(os.path.relpath(second.root, first.root), "vllm_ascend"),)
-    assert other.partners == (Partner(os.path.relpath(first.root, second.root), "vllm"),)
-    assert not any(journal.pending(place.root, place.package) for place in places)
-
-
-def test_an_error_names_every_package(tmp_path: Path) -> None:
-    first, second = places = two(tmp_path)
+def test_nothing_is_written_to_any_where_one_cannot_be(tmp_path: Path) -> None:
+    _, second = places = two(tmp_path)
     (second.root / second.patched).write_bytes(EDITED)
     before = [snapshot(place.root) for place in places]
     with pytest.raises(TransactionError) as caught:
         transaction.carry_out(works(places))
     assert str(caught.value) == (
         f"{second.patched}: changed by somebody else, since the plan was made or since the overlay "
-        "applied. Nothing was changed; run the command again, and see `overlay status`. It was "
-        f"one transaction over vLLM in {first.root} and vllm-ascend in {second.root}"
+        "applied. Nothing was changed; run the command again, and see `overlay status`"
     )
     assert [snapshot(place.root) for place in places] == before
 
 
-def test_an_error_that_ends_in_a_full_stop_keeps_one_and_what_else_it_says(tmp_path: Path) -> None:
-    places = two(tmp_path)
-    error = TransactionError("The text ends.", "more", "and more")
-    broken = [Work(place.root, place.package, failing(error)) for place in places]
-    with pytest.raises(TransactionError) as caught:
-        transaction.carry_out(broken)
-    text, *rest = caught.value.args
-    assert text.startswith("The text ends. It was one transaction over vLLM in ")
-    assert rest == ["more", "and more"]
+@pytest.mark.parametrize(
+    "error",
+    [TransactionError("It is full."), LedgerError("It is full"), RevertRefused("It is full", ())],
+)
+def test_an_error_says_what_was_written_before_it(tmp_path: Path, error: OverlayError) -> None:
+    first, second = two(tmp_path)
+    third = target(tmp_path / "c", package_named("plugin"))
+    before = [snapshot(place.root) for place in (second, third)]
+    done, planned, rest = works([first, second, third])
+    answers = iter([to_apply(second.site, second.request())])
+
+    def late(_: Site) -> Intent:
+        for intent in answers:
+            return intent
+        raise error
+
+    with pytest.raises((TransactionError, LedgerError)) as caught:
+        transaction.carry_out([done, planned._replace(compute=late), rest])
+    assert str(caught.value) == (
+        f"It is full; that is about vllm-ascend in {second.root}; vLLM in {first.root} was written "
+        f"before it, whole; nothing was written to plugin in {third.root}. Run the command again "
+        "once this is settled; `overlay status` shows what is applied where"
+    )
+    assert ledgers.load(first.root, VLLM) is not None
+    assert [snapshot(place.root) for place in (second, third)] == before
 
 
-def test_an_error_of_one_package_names_no_transaction(tmp_path: Path) -> None:
-    place = target(tmp_path, VLLM)
-    (place.root / place.package.state_folder).mkdir()
-    (place.root / place.package.ledger_path).write_bytes(b"{")
-    with pytest.raises(LedgerError) as caught:
-        apply(place)
-    assert "one transaction" not in str(caught.value)
+def test_an_outdated_plan_of_the_second_is_made_again(tmp_path: Path) -> None:
+    first, second = two(tmp_path)
+    done, planned = works([first, second])
+    answers = iter([to_apply(second.site, second.request())])
+
+    def late(_: Site) -> Intent:
+        for intent in answers:
+            return intent
+        raise PlanOutdated("It is outdated")
+
+    with pytest.raises(PlanOutdated, match=r"^It is outdated$"):
+        transaction.carry_out([done, planned._replace(compute=late)])
 
 
 # Errors while it is written
@@ -250,12 +256,11 @@ def failing(error: BaseException) -> Callable[..., None]:
     return fail
 
 
-@pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("call", ["create", "keep", "make_folder"])
 def test_what_the_system_refuses_is_undone_and_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, many: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    places = two(tmp_path)[: 2 if many else 1]
+    places = two(tmp_path)
     before = [snapshot(place.root) for place in places]
     error = OSError(errno.ENOSPC, "No space left on device", "/a/place")
     with monkeypatch.context() as patch:
@@ -270,7 +275,7 @@ def test_what_the_system_refuses_is_undone_and_said(
         with pytest.raises(TransactionError, match="as it was before the apply") as caught:
             transaction.carry_out(works(places))
     assert str(caught.value).startswith(f"{described(error)}. ")
-    assert ("It was one transaction over" in str(caught.value)) is many
+    assert "written before" not in str(caught.value)
     assert [snapshot(place.root) for place in places] == before
 
 
@@ -337,8 +342,3 @@ def test_the_old_bytes_are_kept_before_new_ones_are_staged(
     apply(place)
     order = [name for at, name in enumerate(calls) if at == 0 or calls[at - 1] != name]
     assert order == ["make_folder", "create", "make_folder", "keep", "create"]
-
-
-def test_nothing_is_executed_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "finish", failing(AssertionError("nothing is there to finish")))
-    transaction.execute([])

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from overlay.package import VLLM
 from overlay.targets.record import Record, Row, our_rows, release_part, with_rows, without_rows
 from tests.support import transactions
 from tests.support.transactions import ADDED, PROPOSER, TWO, Site
@@ -44,9 +45,9 @@ def records(draw: st.DrawFn) -> bytes:
 @settings(deadline=None)
 @given(records(), rows)
 def test_taking_out_what_was_put_in_gives_the_same_bytes(record: bytes, ours: list[Row]) -> None:
-    patched = with_rows(record, ours)
+    patched = with_rows(record, ours, VLLM)
     before = hashlib.sha256(record).hexdigest()
-    assert without_rows(patched, before, [row.path for row in ours]) == record
+    assert without_rows(patched, before, [row.path for row in ours], VLLM) == record
 
 
 @settings(deadline=None)
@@ -54,15 +55,15 @@ def test_taking_out_what_was_put_in_gives_the_same_bytes(record: bytes, ours: li
 def test_rows_replace_the_rows_that_were_there(
     record: bytes, first: list[Row], second: list[Row]
 ) -> None:
-    once = with_rows(with_rows(record, first), second)
-    assert our_rows(once) == (Row(LEDGER), *second)
-    assert release_part(once) == release_part(with_rows(record, second))
+    once = with_rows(with_rows(record, first, VLLM), second, VLLM)
+    assert our_rows(once, VLLM) == (Row(LEDGER), *second)
+    assert release_part(once, VLLM) == release_part(with_rows(record, second, VLLM), VLLM)
 
 
 @settings(deadline=None)
 @given(records(), rows)
 def test_what_we_write_is_read_as_csv(record: bytes, ours: list[Row]) -> None:
-    text = with_rows(record, ours).decode()
+    text = with_rows(record, ours, VLLM).decode()
     found = [row[0] for row in csv.reader(text.splitlines()) if row]
     theirs = [row[0] for row in csv.reader(record.decode().splitlines()) if row]
     assert found == [*theirs, LEDGER, *(row.path for row in ours)]
@@ -70,14 +71,14 @@ def test_what_we_write_is_read_as_csv(record: bytes, ours: list[Row]) -> None:
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 def test_line_ends_are_those_of_the_file(end: bytes) -> None:
-    patched = with_rows(b"vllm/a.py,," + end, [Row("vllm/b.py")])
+    patched = with_rows(b"vllm/a.py,," + end, [Row("vllm/b.py")], VLLM)
     assert patched == end.join([b"vllm/a.py,,", LEDGER.encode() + b",,", b"vllm/b.py,,", b""])
 
 
 def test_somebody_else_wrote_meanwhile_and_only_our_rows_go() -> None:
     before = b"vllm/a.py,,\nvllm-1.dist-info/RECORD,,\n"
-    edited = with_rows(before, [Row("vllm/b.py")]).replace(b"a.py", b"z.py") + b"bin/tool,,\n"
-    left = without_rows(edited, hashlib.sha256(before).hexdigest(), ["vllm/b.py"])
+    edited = with_rows(before, [Row("vllm/b.py")], VLLM).replace(b"a.py", b"z.py") + b"bin/tool,,\n"
+    left = without_rows(edited, hashlib.sha256(before).hexdigest(), ["vllm/b.py"], VLLM)
     assert left == b"vllm/z.py,,\nvllm-1.dist-info/RECORD,,\nbin/tool,,\n"
 
 
@@ -88,7 +89,7 @@ def site(tmp_path) -> Site:
 
 def test_every_file_of_ours_is_listed_while_it_stands(site: Site) -> None:
     site.apply()
-    rows = our_rows(site.record.read_bytes())
+    rows = our_rows(site.record.read_bytes(), VLLM)
     assert {row.path for row in rows} == {
         ADDED,
         *(
@@ -105,9 +106,9 @@ def test_every_file_of_ours_is_listed_while_it_stands(site: Site) -> None:
 
 
 def test_the_release_keeps_its_hashes(site: Site) -> None:
-    before = dict(Record(site.record.read_bytes()))
+    before = dict(Record(site.record.read_bytes(), VLLM))
     site.apply()
-    assert dict(Record(site.record.read_bytes())) == before
+    assert dict(Record(site.record.read_bytes(), VLLM)) == before
     assert before[PROPOSER] == hashlib.sha256(site.pristine[PROPOSER]).hexdigest()
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from packaging.version import Version
 
-from overlay.package import ReleaseRange, package_named
+from overlay.package import VLLM, ReleaseRange, package_named
 from overlay.planning.planner import plan
 from overlay.planning.scopes import Syntax
 from overlay.results import Plan, State
@@ -231,4 +231,4 @@ def test_answers_about_texts_may_come_from_elsewhere() -> None:
 
 
 def test_a_range_holds_no_pre_release() -> None:
-    assert Version("0.26.1.dev3") not in ReleaseRange.parse("0.20.0..0.33.0")
+    assert Version("0.26.1.dev3") not in ReleaseRange.parse("0.20.0..0.33.0", VLLM)

@@ -13,7 +13,7 @@ from overlay.errors import PatchFormatErrors
 from overlay.features.folder import load
 from overlay.features.model import AddedFile, Build, Feature, UpstreamTest
 from overlay.planning.planner import plan
-from overlay.planning.upstream import Evidence, build_of, evidence, has_module, taken
+from overlay.planning.upstream import Evidence, build_of, evidence, has_module, hunk_is_upstream
 from overlay.results import State
 from tests.support.patches import hunk, patch_text, write_feature
 
@@ -215,22 +215,22 @@ def test_what_upstream_reworked_around_is_still_its_own(tmp_path: Path) -> None:
 def test_without_a_base_lines_tell_nothing_of_a_hunk(tmp_path: Path) -> None:
     (first, *_) = three(tmp_path).topics[0].variants[0].patch.hunks
     lines = [["    second_0 = compute(0)", "    third_0 = 3"]]
-    assert taken(first, lines).merged
-    assert not taken(first._replace(base_has=None), lines).merged
-    assert taken(first, [["    third_0 = 3"]]) == Evidence(False, "")
+    assert hunk_is_upstream(first, lines).merged
+    assert not hunk_is_upstream(first._replace(base_has=None), lines).merged
+    assert hunk_is_upstream(first, [["    third_0 = 3"]]) == Evidence(False, "")
 
 
 def test_a_hunk_is_taken_where_all_of_its_code_is_and_asked_about_from_a_share_on() -> None:
     lines = [f"value_{n} = {n}" for n in range(5)]
     made = hunk([f"+{line}" for line in lines], "f")._replace(base_has=())
     there = Evidence(True, "all 5 lines of code that it adds are in f")
-    assert taken(made, [lines[:2], lines, lines[:1]]) == there
-    some = taken(made, [lines[:2], lines[:3], lines[:1]])
+    assert hunk_is_upstream(made, [lines[:2], lines, lines[:1]]) == there
+    some = hunk_is_upstream(made, [lines[:2], lines[:3], lines[:1]])
     assert (some.merged, some.partly) == (False, True)
     assert "3 of the 5 lines" in some.text
     assert "missing: 'value_3 = 3', 'value_4 = 4'" in some.text
-    assert taken(made, [lines[:2]]) == Evidence(False, "")
-    assert taken(made, []) == Evidence(False, "")
+    assert hunk_is_upstream(made, [lines[:2]]) == Evidence(False, "")
+    assert hunk_is_upstream(made, []) == Evidence(False, "")
 
 
 def test_a_text_may_be_of_several_lines(feature: Feature) -> None:

@@ -116,9 +116,6 @@ def test_rounds_of_a_server_are_joined() -> None:
     assert list(joined.concurrency.items()) == [(1, values), (16, values)]
     assert (joined.unsteady, joined.rate) == ((16,), 2.0)
     assert joined.first_token == Sample((9.0, 8.0, 9.0, 8.0), (2, 2))
-    turns = {"rate": 2.0, "values": [9.0, 8.0, 7.0], "by_turn": [1, 1, 1]}
-    joined = read_served(OVERLAY, [{**round_, "first_token": turns}])
-    assert joined.first_token == Sample((9.0, 8.0, 7.0), (1, 1, 1))
     empty = {"rate": 2.0, "values": []}
     assert read_served(OVERLAY, [{**round_, "first_token": empty}]).first_token is None
     with pytest.raises(OverlayError, match="expected the result of a server"):

@@ -10,7 +10,7 @@ import pytest
 from overlay.package import KNOWN_RELEASES
 from overlay.proof.commands.question import Question
 from overlay.proof.serving import ServingSpec, client_arguments
-from overlay.targets.release_archive import CachedRelease
+from overlay.targets.releases import CachedRelease
 from overlay.targets.resolution import resolve
 
 pytestmark = [pytest.mark.network]
@@ -53,18 +53,3 @@ def test_the_release_has_synthetic_acceptance_and_its_server_is_a_program(releas
     assert '__name__ == "__main__"' in sources(
         release, of=r"vllm/entrypoints/openai/api_server\.py"
     )
-
-
-@pytest.mark.parametrize("release", [str(each) for each in KNOWN_RELEASES])
-def test_a_worker_that_is_told_the_size_of_its_cache_measures_no_memory(release: str) -> None:
-    """Engines that start at the same moment on one GPU rest on it (``bench_sharing``)."""
-    arguments = sources(release, of=r"vllm/engine/arg_utils\.py")
-    for name in ("kv_cache_memory_bytes", "gpu_memory_utilization"):
-        assert f'"--{name.replace("_", "-")}"' in arguments
-        assert f"    {name}:" in arguments
-    worker = sources(release, of=r"vllm/v1/worker/gpu_worker\.py")
-    body = worker.partition("def determine_available_memory(")[2]
-    told, _, measured = body.partition("memory_profiling(\n")
-    assert measured
-    assert "if kv_cache_memory_bytes := self.cache_config.kv_cache_memory_bytes:" in told
-    assert "return" in told

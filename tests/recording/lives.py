@@ -236,11 +236,13 @@ PARTS: dict[str, Callable[[Recorder], None]] = {
 
 def main() -> None:
     """Write the small releases into the folder that the argument names, as the cache keeps them."""
-    from overlay.targets import archive, release_archive
+    from overlay.package import VLLM
+    from overlay.targets.releases import write
+    from overlay.targets.target import Origin, Sources
 
     os.environ["OVERLAY_CACHE"] = str(Path(sys.argv[1]).parent)
     for release, files in releases().items():
-        sources = archive.Sources(release, files, frozenset())
+        sources = Sources(release, files, frozenset())
         name, index = f"vllm-{release}.tar.gz", "http://127.0.0.1:9/simple"
-        origin = release_archive.Origin(name, index, f"sha256={64 * '0'}", ())
-        release_archive.write(release, sources, origin)
+        origin = Origin(name, index, f"sha256={64 * '0'}", ())
+        write(release, sources, origin, VLLM)

@@ -1,4 +1,4 @@
-"""What a process of vLLM decides in each state, with a receipt and without: the plugin's part."""
+"""What a process of vLLM decides in each state, with an empty cache and without: the plugin."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import sys
-import time
 import types
 from collections.abc import Iterable
 from pathlib import Path
@@ -29,43 +28,27 @@ ASKED: dict[str, dict[str, str]] = {
     "a wrong switch": {"OVERLAY_DEMO": "perhaps"},
 }
 
-#: Seconds after which a receipt may rest on files: those of a folder have to be older.
-_SETTLED = 0.1
-
 #: Fields of a process record that are of one process and of nothing else.
 _OF_ONE = ("pid", "started", "host", "counts_fd")
 
 
 def record(recorder: Recorder, state: str) -> None:
-    """Record what processes decide in one state, each twice: the second may read a receipt."""
+    """Record what processes decide in one state, each twice."""
     world = World(recorder)
     STATES[state](world)
-    time.sleep(_SETTLED)
     more = {"OVERLAY_PATCHES": "TEAM"} if state in WITH_TEAM else {}
     for name, variables in ASKED.items():
         recorder.forget()
         asked = {**more, **variables}
         first = _process(recorder, world.site, asked)
-        recorder.keep(name, first + _receipts(recorder))
+        recorder.keep(name, first)
         again = _process(recorder, world.site, asked)
         recorder.keep(f"{name}, again", ["as before"] if again == first else again)
     with recorder.beside(lambda: _serve(world.site, "0.26.0", ()), [world.site], more):
         recorder.command("status --live --json", files=False)
     recorder.forget()
     recorder.run("apply SITE" + (" --patches TEAM" if more else ""), [world.site], more)
-    kept = _receipts(recorder)
-    recorder.keep("auto, after apply", kept + _process(recorder, world.site, more))
-
-
-def _receipts(recorder: Recorder) -> list[str]:
-    """How many receipts the cache has, and what they decide."""
-    lines = []
-    for file in sorted((recorder.cache / "receipts").glob("*.json")):
-        receipt = json.loads(file.read_bytes().partition(b"\n")[2])
-        files = sorted(recorder.plain(path) for path in receipt["files"])
-        facts = {"decision": receipt["decision"], "files": files}
-        lines += [f"r {line}" for line in recorder.plain(as_json(facts)).splitlines()]
-    return lines or ["no receipt"]
+    recorder.keep("auto, after apply", _process(recorder, world.site, more))
 
 
 def decide(recorder: Recorder, site: Path, release: str) -> tuple[list[str], dict[str, str]]:

@@ -163,11 +163,11 @@ class Recorder:
             os.waitpid(child, 0)
 
     def forget(self) -> None:
-        """Empty the cache of what processes decided and patched, and lay the releases out again.
+        """Empty the cache of what processes patched, and lay the releases out again.
 
         What was learnt of texts stays, since it is the same whoever learnt it.
         """
-        for name in ("modules", "receipts", "releases"):
+        for name in ("modules", "releases"):
             shutil.rmtree(self.cache / name, ignore_errors=True)
         (self.cache / "releases").mkdir(mode=0o755)
         for release in self.releases.iterdir():

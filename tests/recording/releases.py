@@ -62,7 +62,7 @@ def _unpack(recorder: Recorder, release: str, site: Path) -> None:
     from overlay.features.model import of_package, paths_of
     from overlay.features.sources import shipped_folder
     from overlay.package import VLLM
-    from overlay.targets.release_archive import CachedRelease
+    from overlay.targets.releases import CachedRelease
 
     named = paths_of(of_package(load([shipped_folder()]), VLLM))
     with recorder.caching():

@@ -21,6 +21,8 @@ from tests.support.patches import hunk, patch_text, write_feature
 PROPOSER = "vllm/v1/spec_decode/proposer.py"
 RUNNER = "vllm/v1/worker/gpu_model_runner.py"
 ADDED = "vllm/v1/spec_decode/demo.py"
+SECOND = "vllm/v1/spec_decode/second.py"
+FORMER = ("dbo-drafts", "dbo-lengths")
 LEDGER = ".vllm-overlay/ledger.json"
 RANGE = "0.20.0..0.33.0"
 ASCEND = "vllm_ascend"
@@ -229,6 +231,27 @@ def _older_patches(world: World) -> None:
     shutil.move(world.recorder.place / "newer", world.team)
 
 
+def _former_ids(world: World) -> None:
+    """What is a feature now was applied as two: nobody else has ids that became another's."""
+    files = {f"10-first/{RANGE}.patch": FIRST, f"files/{SECOND}": "VALUE = 2\n"}
+    write_feature(world.team, files, id="dbo")
+    shutil.rmtree(world.team / "first")
+    world.do("apply SITE --patches TEAM")
+    world.ledger(_split)
+
+
+def _split(ledger: dict[str, Any]) -> None:
+    """Write each file of a feature as that of a former one."""
+    parts = []
+    for feature in ledger["features"]:
+        if feature["feature"] != "dbo":
+            parts.append(feature)
+            continue
+        for name, file in zip(FORMER, feature["files"], strict=True):
+            parts.append({**feature, "feature": name, "files": [file], "digest": 64 * name[4]})
+    ledger["features"] = parts
+
+
 def _untested(world: World) -> None:
     world.install("0.99.0")
 
@@ -306,6 +329,7 @@ STATES: dict[str, Callable[[World], object]] = {
     "lost-copies": _lost_copies,
     "reinstalled": _reinstalled,
     "older-patches": _older_patches,
+    "former-ids": _former_ids,
     "untested": _untested,
     "too-old": _too_old,
     "ambiguous": _ambiguous,
@@ -317,7 +341,9 @@ STATES: dict[str, Callable[[World], object]] = {
     "nothing": _nothing,
 }
 #: States that are seen with the team's patches.
-WITH_TEAM = frozenset({"older-patches", "runner-v2", "clash", "two-packages", "two-applied"})
+WITH_TEAM = frozenset(
+    {"older-patches", "former-ids", "runner-v2", "clash", "two-packages", "two-applied"}
+)
 
 #: Commands that are recorded in every state, each from that state itself.
 READING = (
@@ -349,6 +375,18 @@ WRITING = (
     "revert SITE --keep-as kept --patches TEAM",
     "new kept SITE --from-edits --patches TEAM",
 )
+#: Further ones in one state.
+FURTHER = {
+    "former-ids": (
+        "check SITE --feature dbo-lengths",
+        "check SITE --feature dbo-drafts --feature dbo-lengths --json",
+        "check SITE --without dbo-lengths",
+        "status SITE --require dbo-lengths",
+        "apply SITE --feature dbo-lengths",
+        "apply SITE --require dbo-drafts",
+        "revert SITE --feature dbo-lengths",
+    )
+}
 #: Commands without a TARGET: the vLLM that this Python would import.
 IMPORTED = ("status", "check", "apply")
 
@@ -370,7 +408,7 @@ def record(recorder: Recorder, state: str) -> None:
     for line in READING:
         begin()
         recorder.command(line + more)
-    for line in WRITING:
+    for line in (*WRITING, *FURTHER.get(state, ())):
         begin()
         recorder.command(line if "TEAM" in line else line + more)
     for line in IMPORTED:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlay.authoring.reports.history import Cell, MatrixReport, Row
+from overlay.authoring.commands.matrix import Cell, MatrixReport, Row
 from overlay.commands.page import CollectedReport, Section, collected, page
 from overlay.report.base import failure
 from overlay.report.codes import Code, Verdict

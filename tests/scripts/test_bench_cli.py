@@ -10,6 +10,7 @@ import pytest
 from scripts.bench_cli import Case, World, figures_of
 
 
+@pytest.mark.slow
 def test_each_command_is_said_with_its_medians_as_soon_as_it_is_measured(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

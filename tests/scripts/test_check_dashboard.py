@@ -69,6 +69,7 @@ def ask(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
     return call
 
 
+@pytest.mark.slow
 def test_queries_with_data_are_kept_as_evidence(ask: Any, tmp_path: Path) -> None:
     status, told = ask("--out", str(tmp_path / "out.json"))
     assert status == 0, told
@@ -81,6 +82,7 @@ def test_queries_with_data_are_kept_as_evidence(ask: Any, tmp_path: Path) -> Non
     assert kept["server"][0]["vllm"] == "0.99.0"
 
 
+@pytest.mark.slow
 def test_a_query_without_data_is_named(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_MISSING", "vllm_overlay_withdrawn")
     monkeypatch.setenv("FAKE_REFUSED", "vllm_overlay_attention")
@@ -92,6 +94,7 @@ def test_a_query_without_data_is_named(ask: Any, monkeypatch: pytest.MonkeyPatch
     assert "2 of " in told.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_scraped_is_an_error(
     ask: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,7 @@ def words(tmp_path: Path) -> list[str]:
     return [str(page), "--browser", str(browser), "--out", str(tmp_path / "out")]
 
 
+@pytest.mark.slow
 def test_every_screen_gets_a_picture(words: list[str], tmp_path: Path) -> None:
     assert screenshots.main(words) == 0
     made = {file.stem: file.read_text() for file in (tmp_path / "out").iterdir()}
@@ -77,6 +78,7 @@ def test_every_screen_gets_a_picture(words: list[str], tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_said(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -90,6 +92,7 @@ def test_what_is_wrong_is_said(
     assert capsys.readouterr().out.count("it loads https://example.com/a.js") == 4
 
 
+@pytest.mark.slow
 def test_a_browser_that_does_not_answer_is_an_error(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

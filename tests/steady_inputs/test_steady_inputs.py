@@ -37,7 +37,8 @@ def load() -> ModuleType:
         sys.modules["vllm.v1.worker"].__path__ = [str(FILE.parent)]
         return [importlib.import_module(f"vllm.v1.worker.{name}") for name in modules][-1]
     finally:
-        own = [*(f"vllm.v1.worker.{module}" for module in modules), "vllm.v1.overlay_effects"]
+        shared = ("vllm.v1.overlay_effects", "vllm.v1.overlay_switches")
+        own = [*(f"vllm.v1.worker.{module}" for module in modules), *shared]
         for name in (*names, *own):
             sys.modules.pop(name, None)
         sys.modules.update(before)
@@ -186,11 +187,9 @@ def test_the_second_step_of_a_shape_is_kept() -> None:
 
 
 def test_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert steady.wanted({})
-    assert steady.wanted({"OVERLAY_STEADY_INPUTS": "on"})
-    assert not steady.wanted({"OVERLAY_STEADY_INPUTS": "off"})
-    with pytest.raises(ValueError, match="on or off"):
-        steady.wanted({"OVERLAY_STEADY_INPUTS": "1"})
+    monkeypatch.setenv("OVERLAY_STEADY_INPUTS", "1")
+    with pytest.raises(ValueError, match=r"set it to on or off, or to untried$"):
+        steady.create_steady_inputs(runner(np.zeros(1)))
     monkeypatch.setenv("OVERLAY_STEADY_INPUTS", "off")
     assert steady.create_steady_inputs(runner(np.zeros(1))) is None
     assert effect() == ("idle", "OVERLAY_STEADY_INPUTS=off")

@@ -1,8 +1,9 @@
 """Run vLLM's kernel for adapters of embeddings in Triton's interpreter, as a later draft pass does.
 
 The metadata is that of a target's batch of `--tokens` tokens, the rows are the `--rows` of a draft
-pass. Prints ``{"written": rows of the output that changed}``, those beyond its end included: input
-and output are the beginnings of larger tensors, and what lies behind the input is known.
+pass, one after the other if there are several. Prints ``{"written": rows of the output that
+changed}`` for each, those beyond its end included: input and output are the beginnings of larger
+tensors, and what lies behind the input is known.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ def put_triton_into_vllm() -> None:
 
 
 def main() -> None:
-    """Run the kernel once."""
+    """Run the kernel once for each number of rows."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--tokens", type=int, required=True)
-    parser.add_argument("--rows", type=int, required=True)
+    parser.add_argument("--rows", type=int, nargs="+", required=True)
     arguments = parser.parse_args()
     put_triton_into_vllm()
     operators = importlib.import_module("vllm.lora.ops.triton_ops.lora_expand_op")
@@ -37,17 +38,18 @@ def main() -> None:
     target = metadata.LoRAKernelMeta.make(ADAPTERS, 64, torch.device("cpu"))
     # Every token of the target's batch has the first adapter.
     target.prepare_tensors(torch.zeros(arguments.tokens, dtype=torch.int32))
-    memory = torch.zeros(64, HIDDEN, dtype=torch.bfloat16)
-    operators._lora_expand(
-        torch.ones(1, 64, RANK)[:, : arguments.rows],
-        [torch.ones(ADAPTERS, 1, HIDDEN, RANK, dtype=torch.bfloat16)],
-        memory[: arguments.rows],
-        *target.meta_args(arguments.rows, False),
-        offset_start=0,
-        add_inputs=True,
-    )
-    written = memory.ne(0).any(dim=1).nonzero().flatten().tolist()
-    print(json.dumps({"written": written}))
+    for rows in arguments.rows:
+        memory = torch.zeros(64, HIDDEN, dtype=torch.bfloat16)
+        operators._lora_expand(
+            torch.ones(1, 64, RANK)[:, :rows],
+            [torch.ones(ADAPTERS, 1, HIDDEN, RANK, dtype=torch.bfloat16)],
+            memory[:rows],
+            *target.meta_args(rows, False),
+            offset_start=0,
+            add_inputs=True,
+        )
+        written = memory.ne(0).any(dim=1).nonzero().flatten().tolist()
+        print(json.dumps({"written": written}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Two packages that are changed in one transaction, for the tests of transactions."""
+"""Two packages that are changed one after the other, for the tests of transactions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from overlay.features.model import Feature
-from overlay.on_disk import journal
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.recovery import recover
 from overlay.package import VLLM, Package, package_named
@@ -51,21 +50,21 @@ class Pair:
     root: Path
     names: tuple[str, str]
 
-    def member(self, package: Package) -> journal.Member:
-        """One of the packages."""
-        return journal.Member(self.root / self.names[package == ASCEND], package)
+    def place(self, package: Package) -> Path:
+        """The folder that holds one of the packages."""
+        return self.root / self.names[package == ASCEND]
 
     def record(self, package: Package) -> Path:
         """The RECORD of one of the packages."""
         stem = package.distribution.replace("-", "_")
-        folder = self.member(package).root / f"{stem}-{VERSIONS[package]}.dist-info"
+        folder = self.place(package) / f"{stem}-{VERSIONS[package]}.dist-info"
         return folder / "RECORD"
 
     def applying(self, package: Package, patches: PatchSet = ONE) -> commit.Work:
         """The work that applies a patch set to one of the packages."""
         features: Sequence[Feature] = [patches.feature()]
         return commit.applying(
-            self.member(package).root,
+            self.place(package),
             planned(patches, package),
             features,
             release=VERSIONS[package],
@@ -74,17 +73,17 @@ class Pair:
         )
 
     def apply(self, patches: PatchSet = ONE, order: Sequence[Package] = (VLLM, ASCEND)) -> None:
-        """Apply a patch set to both, in one transaction."""
+        """Apply a patch set to both."""
         commit.carry_out([self.applying(package, patches) for package in order])
 
     def revert(self, order: Sequence[Package] = (VLLM, ASCEND)) -> None:
-        """Revert both, in one transaction."""
-        works = [commit.reverting(self.member(package).root, package=package) for package in order]
+        """Revert both."""
+        works = [commit.reverting(self.place(package), package=package) for package in order]
         commit.carry_out(works)
 
     def recover(self, package: Package) -> str | None:
-        """End what was interrupted, beginning at one of the packages."""
-        return recover(self.member(package).root, package=package)
+        """End what was interrupted in one of the packages."""
+        return recover(self.place(package), package=package)
 
     def copy(self, folder: Path) -> Pair:
         """The same, elsewhere; ``folder`` must not exist."""

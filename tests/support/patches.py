@@ -16,7 +16,7 @@ from overlay.features.model import (
     UpstreamTest,
     Variant,
 )
-from overlay.package import ReleaseRange
+from overlay.package import VLLM, ReleaseRange
 
 HEADERS = "Description: A test\nOrigin: the tests\nLast-Update: 2026-11-20\n\n"
 
@@ -93,7 +93,7 @@ def feature(
     tests: Sequence[tuple[str, str, str]] = (),
 ) -> Feature:
     """A feature with one topic for each ``(path, hunks)``, for all of its releases."""
-    span = ReleaseRange.parse(releases)
+    span = ReleaseRange.parse(releases, VLLM)
     topics = [
         topic(f"{number:02}-topic", {releases: (path, hunks)}, id)
         for number, (path, hunks) in enumerate(patches, 1)
@@ -111,7 +111,7 @@ def topic(name: str, variants: Mapping[str, tuple[str, Sequence[Hunk]]], id: str
         name,
         tuple(
             Variant(
-                ReleaseRange.parse(releases),
+                ReleaseRange.parse(releases, VLLM),
                 Patch(f"{id}/{name}/{releases}.patch", path, {}, tuple(hunks)),
             )
             for releases, (path, hunks) in variants.items()

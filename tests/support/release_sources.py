@@ -10,9 +10,13 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from overlay.package import Package
-from overlay.targets.release import resolve_release
-from overlay.targets.release_archive import CachedRelease
+from overlay.package import VLLM, Package, Release
+from overlay.targets.releases import CachedRelease, archive_name, releases_folder, resolve_release
+
+
+def archive_path(release: str) -> Path:
+    """The archive of a release of vLLM in the cache, whether it is there or not."""
+    return releases_folder().path / archive_name(release, VLLM)
 
 
 def unpack(package: Package, release: str, site: Path, version: str | None = None) -> None:
@@ -21,7 +25,7 @@ def unpack(package: Package, release: str, site: Path, version: str | None = Non
     :param version: what the metadata says; the release by default.
     :raises PackageIndexError: if it is not in the cache and cannot be fetched.
     """
-    resolve_release(Version(release), release, package=package)
+    resolve_release(Release(Version(release), package), release, None)
     archive = CachedRelease.open(release, package)
     for path in archive.paths():
         content = archive.read(path)

@@ -24,6 +24,7 @@ from tests.support.code_edits import Edit, edited
 FEATURE = "vllm.v1.sample.greedy_verification"
 SPLIT = "vllm.v1.sample.split_argmax"
 EFFECTS = "vllm.v1.overlay_effects"
+SWITCHES = "vllm.v1.overlay_switches"
 #: The feature splits the argmax of small logits, too, where splitting would not pay.
 SPLIT_ALWAYS: dict[str, Any] = {"_ONE_BLOCK": range(1, 1 << 20), "_FEW_ROWS": 1 << 20}
 REJECTION = "vllm.v1.sample.rejection_sampler"
@@ -34,6 +35,7 @@ OWN = {
     FEATURE,
     SPLIT,
     EFFECTS,
+    SWITCHES,
     REJECTION,
     SAMPLER,
     BUILTIN,

@@ -15,12 +15,10 @@ DRAFTS = "draft-graphs"
 LORA = "active-lora-graphs"
 STEADY = "steady-inputs"
 GREEDY = "greedy-verification"
-DBO = "dbo-drafts"
-DBO_EAGLE3 = "dbo-eagle3"
-DBO_LENGTHS = "dbo-lengths"
+DBO = "dbo"
 BOOKKEEPING = "batched-bookkeeping"
 #: The features that patch the known releases.
-OURS = (DRAFTS, STEADY, GREEDY, DBO, DBO_EAGLE3, DBO_LENGTHS, BOOKKEEPING)
+OURS = (DRAFTS, STEADY, GREEDY, DBO, BOOKKEEPING)
 
 
 @functools.cache

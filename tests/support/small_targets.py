@@ -54,7 +54,7 @@ class Target:
     def carry_out(self, intent: Intent) -> tuple[str, ...]:
         """Make the writes of an intent; the files of the package among them."""
         if intent.writes:
-            transaction.execute([(self.site, intent)])
+            transaction.execute(self.site, intent)
         return intent.changed
 
     def apply(self) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from overlay.features.model import Feature
 from overlay.on_disk import transaction as commit
-from overlay.package import ReleaseRange
+from overlay.package import VLLM, ReleaseRange
 from overlay.results import Change, FeatureResult, FileResult, HunkResult, Plan, State
 from tests.support import fake_vllm, one_package
 
@@ -49,7 +49,7 @@ class PatchSet:
 
     def feature(self) -> Feature:
         """The feature that the plan is for."""
-        releases = ReleaseRange.parse("0.20.0..0.33.0")
+        releases = ReleaseRange.parse("0.20.0..0.33.0", VLLM)
         origin = "shipped"
         return Feature("draft", "Draft", "why", "", releases, (), (), (), origin, self.digest)
 

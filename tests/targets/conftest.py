@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from overlay.targets import fetch as fetching
-from overlay.targets import http, pip_config
+from overlay.targets import http
 from overlay.targets.pip_config import IndexConfig
 from tests.support.fake_index import FakeIndex, serve
 
@@ -29,8 +29,7 @@ def configure(monkeypatch: pytest.MonkeyPatch):
 
     def set_config(*indexes: str, **settings: Any) -> None:
         config = IndexConfig(tuple(indexes), **{"timeout": 5.0, **settings})
-        for module in (fetching, pip_config):
-            monkeypatch.setattr(module, "read_config", lambda: config)
+        monkeypatch.setattr(fetching, "read_config", lambda: config)
 
     return set_config
 

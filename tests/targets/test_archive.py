@@ -15,11 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlay.errors import ArchiveError
-from overlay.targets import archive as limits
-from overlay.targets import resolution
-from overlay.targets import sdist as sdist_module
-from overlay.targets import wheel as wheel_module
+from overlay.errors import ArchiveError, TargetError
+from overlay.package import VLLM
+from overlay.targets import archives
 from overlay.targets.resolution import resolve
 from tests.support import fake_vllm
 
@@ -86,7 +84,7 @@ def test_archives_of_something_else(tmp_path: Path) -> None:
         file.writestr("other/__init__.py", "")
 
     for path in (wheel, _tar(tmp_path, {"other-1.0/other/__init__.py": b""})):
-        with pytest.raises(ArchiveError, match=r"holds vllm/__init__\.py; this archive does not"):
+        with pytest.raises(TargetError, match=r"holds vllm/__init__\.py; this archive does not"):
             resolve(str(path))
 
 
@@ -133,7 +131,7 @@ def test_a_damaged_byte_never_gives_other_text(
         path.write_bytes(content)
         try:
             found = _all_files(path)
-        except ArchiveError:
+        except TargetError:
             return
 
     # A damaged name in a wheel's list hides a file; what is read is still right.
@@ -255,7 +253,7 @@ def test_a_tar_bomb_is_stopped_early(tmp_path: Path) -> None:
     zeros = bytes(1 << 20)
     with gzip.open(path, "wb", compresslevel=1) as file:
         file.write(info.tobuf())
-        for _ in range(limits.RATIO_FREE_BYTES // len(zeros) + 40):
+        for _ in range(archives.RATIO_FREE_BYTES // len(zeros) + 40):
             file.write(zeros)
 
     with pytest.raises(ArchiveError, match="It is a bomb"):
@@ -268,17 +266,16 @@ def test_a_tar_that_is_too_large_unpacked_is_refused(
     path = fake_vllm.sdist(tmp_path)
     unpacked = len(gzip.decompress(path.read_bytes()))
 
-    monkeypatch.setattr(sdist_module, "MAX_UNPACKED_BYTES", unpacked)
+    monkeypatch.setattr(archives, "MAX_UNPACKED_BYTES", unpacked)
     resolve(str(path))
-    monkeypatch.setattr(sdist_module, "MAX_UNPACKED_BYTES", unpacked - 1)
+    monkeypatch.setattr(archives, "MAX_UNPACKED_BYTES", unpacked - 1)
     with pytest.raises(ArchiveError, match="It is a bomb"):
         resolve(str(path))
 
 
 def test_too_many_members_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sdist, wheel = fake_vllm.sdist(tmp_path), fake_vllm.wheel(tmp_path)
-    for module in (sdist_module, wheel_module):
-        monkeypatch.setattr(module, "MAX_MEMBERS", 3)
+    monkeypatch.setattr(archives, "MAX_MEMBERS", 3)
 
     for path in (sdist, wheel):
         with pytest.raises(ArchiveError, match="expected at most 3 members"):
@@ -286,7 +283,7 @@ def test_too_many_members_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_source_file_that_is_too_large_is_not_unpacked(tmp_path: Path) -> None:
-    extra = {"vllm/huge.py": bytes(limits.MAX_FILE_BYTES + 1)}
+    extra = {"vllm/huge.py": bytes(archives.MAX_FILE_BYTES + 1)}
 
     with pytest.raises(ArchiveError, match=r"vllm/huge\.py has 16777217"):
         resolve(str(fake_vllm.sdist(tmp_path, extra=extra)))
@@ -313,7 +310,7 @@ def test_an_archive_that_this_user_may_not_read(
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(resolution, "open_regular", refuse)
+    monkeypatch.setattr(archives, "open_regular", refuse)
 
     with pytest.raises(ArchiveError, match="Permission denied") as caught:
         resolve(str(path))
@@ -325,17 +322,17 @@ def test_an_sdist_that_the_system_refuses_to_read_is_named(tmp_path: Path) -> No
     folder = tmp_path / "vllm-0.32.0.tar.gz"
     folder.mkdir()
     with pytest.raises(ArchiveError, match="expected a plain file, found a folder"):
-        sdist_module.read_sources(folder, str(folder))
+        archives.resolve_archive(folder, str(folder), VLLM)
     with pytest.raises(ArchiveError, match=r"gone\.tar\.gz: expected to read it, the system says"):
-        sdist_module.read_sources(tmp_path / "gone.tar.gz", "gone")
+        archives.resolve_archive(tmp_path / "gone.tar.gz", "gone", VLLM)
 
 
 def test_an_sdist_may_have_as_many_members_as_the_limit_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = _tar(tmp_path, {f"x/vllm/{name}.py": b"" for name in ("__init__", "a", "b", "c")})
-    monkeypatch.setattr(sdist_module, "MAX_MEMBERS", 4)
-    assert len(sdist_module.read_sources(path, "x").files) == 4
-    monkeypatch.setattr(sdist_module, "MAX_MEMBERS", 3)
+    monkeypatch.setattr(archives, "MAX_MEMBERS", 4)
+    assert len(archives.resolve_archive(path, "x", VLLM).paths()) == 4
+    monkeypatch.setattr(archives, "MAX_MEMBERS", 3)
     with pytest.raises(ArchiveError, match="at most 3 members"):
-        sdist_module.read_sources(path, "x")
+        archives.resolve_archive(path, "x", VLLM)

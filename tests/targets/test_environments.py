@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from overlay.errors import TargetError
-from overlay.targets.environments import environment_at, resolve_interpreter
+from overlay.targets.environments import environment_at
 from overlay.targets.resolution import resolve
 from tests.support import fake_vllm
 
@@ -41,7 +41,7 @@ def test_a_venv_and_its_interpreter_are_its_site_packages(tmp_path: Path, named:
     target = resolve(str(made / named))
     assert (target.root, target.vllm) == (site(made).resolve(), "0.27.0")
     assert target.record_file is not None
-    assert resolve_interpreter(str(made / named)).root == target.root
+    assert resolve(None, python=str(made / named)).root == target.root
 
 
 def test_nothing_of_the_environment_is_run(tmp_path: Path) -> None:
@@ -93,9 +93,9 @@ def test_a_bare_name_is_looked_up_on_path(tmp_path: Path, monkeypatch: pytest.Mo
     made = environment(tmp_path)
     fake_vllm.site_packages(site(made))
     monkeypatch.setenv("PATH", str(made / "bin"))
-    assert resolve_interpreter("python").root == site(made).resolve()
+    assert resolve(None, python="python").root == site(made).resolve()
     with pytest.raises(TargetError, match="nor a program of that name on PATH"):
-        resolve_interpreter("python3.99")
+        resolve(None, python="python3.99")
 
 
 def test_what_is_no_environment_is_refused_with_what_was_found(tmp_path: Path) -> None:
@@ -105,9 +105,9 @@ def test_what_is_no_environment_is_refused_with_what_was_found(tmp_path: Path) -
     with pytest.raises(TargetError, match="found a script"):
         resolve(str(script))
     with pytest.raises(TargetError, match="found nothing"):
-        resolve_interpreter(str(tmp_path / "no-such"))
+        resolve(None, python=str(tmp_path / "no-such"))
     with pytest.raises(TargetError, match=r"pyvenv\.cfg"):
-        resolve_interpreter(str(tmp_path))
+        resolve(None, python=str(tmp_path))
     made = environment(tmp_path / "empty")
     with pytest.raises(TargetError, match=f"{made} could import"):
         resolve(str(made))

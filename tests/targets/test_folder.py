@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlay.errors import TargetError
-from overlay.package import check_path
-from overlay.targets.folder import file_reader, modules_below
+from overlay.package import VLLM, check_path
+from overlay.targets.installations import file_reader, modules_below
 from overlay.targets.resolution import resolve
 from overlay.targets.target import MAX_FILE_BYTES
 from tests.support import fake_vllm
@@ -140,7 +140,7 @@ def test_a_dangling_link_is_not_a_missing_file(tmp_path: Path) -> None:
 
 
 def test_only_plain_files_of_a_sane_size_are_read(tmp_path: Path) -> None:
-    read = file_reader(fake_vllm.tree(tmp_path))
+    read = file_reader(fake_vllm.tree(tmp_path), VLLM)
     os.mkfifo(tmp_path / "vllm" / "pipe.py")
     with open(tmp_path / "vllm" / "huge.py", "wb") as file:
         file.truncate(MAX_FILE_BYTES + 1)
@@ -186,7 +186,7 @@ def test_a_path_is_read_only_where_it_plainly_lies_inside_vllm(path: str) -> Non
         and "\0" not in path
     )
     try:
-        check_path(path)
+        check_path(path, VLLM)
     except TargetError:
         assert not plain
     else:
@@ -230,9 +230,9 @@ def test_a_folder_without_end_is_listed_to_a_limit(
     for number in range(40):
         (tree / f"vllm/many/d{number}").mkdir(parents=True)
         (tree / f"vllm/many/d{number}/a.py").write_text("")
-    monkeypatch.setattr("overlay.targets.folder.MOST_ENTRIES", 30)
+    monkeypatch.setattr("overlay.targets.installations.MOST_ENTRIES", 30)
     looked = []
     scandir = os.scandir
     monkeypatch.setattr("os.scandir", lambda place: looked.append(place) or scandir(place))
-    assert len(modules_below(tree)) < 30
+    assert len(modules_below(tree, VLLM)) < 30
     assert len(looked) <= 31

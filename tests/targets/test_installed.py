@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from overlay.errors import TargetError
-from overlay.targets import metadata
-from overlay.targets.installed import find
+from overlay.package import VLLM
+from overlay.targets import installations
+from overlay.targets.environments import find
 from overlay.targets.resolution import resolve
 from overlay.targets.target import Target
 from tests.support import fake_vllm
@@ -273,7 +274,8 @@ def test_other_finders_are_not_asked(tmp_path: Path) -> None:
 
     site = fake_vllm.site_packages(tmp_path)
 
-    assert find([str(site)], [Rebuilds, Rebuilds()]).package == site / "vllm"
+    folder, _ = find([str(site)], [Rebuilds, Rebuilds()], VLLM)
+    assert folder == site / "vllm"
 
 
 def test_a_mixture_of_two_releases_is_a_warning(tmp_path: Path, on_path) -> None:
@@ -311,9 +313,9 @@ def test_records_of_other_distributions_are_not_read(
         info.mkdir()
         (info / "RECORD").write_text("other.py,,\n")
     read: list[str] = []
-    original = metadata.read_bytes
+    original = installations.read_bytes
     monkeypatch.setattr(
-        metadata, "read_bytes", lambda path: read.append(str(path)) or original(path)
+        installations, "read_bytes", lambda path: read.append(str(path)) or original(path)
     )
 
     on_path(site)

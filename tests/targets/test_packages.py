@@ -12,10 +12,9 @@ import pytest
 
 from overlay.errors import TargetError
 from overlay.package import VLLM, Package, package_named
-from overlay.targets.installed import NotInstalled
 from overlay.targets.record import owns, with_rows, without_rows
 from overlay.targets.resolution import patched_in, resolve, resolve_each
-from overlay.targets.target import Target
+from overlay.targets.target import Absent, Target
 from tests.support import fake_vllm
 
 ASCEND = package_named("vllm_ascend")
@@ -131,7 +130,7 @@ def test_packages_of_one_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(sys, "meta_path", [PathFinder])
     found = resolve_each(None, (VLLM, ASCEND, TEAM))
     assert [(target.package, target.root) for target in found] == [(VLLM, first), (ASCEND, second)]
-    with pytest.raises(NotInstalled, match="no acme_models: expected a package acme_models"):
+    with pytest.raises(Absent, match="no acme_models: expected a package acme_models"):
         resolve_each(None, (TEAM,))
     (second / ".acme_models-overlay").mkdir()
     assert patched_in([str(first), str(second), "/no/such/place", "a\0b"]) == (TEAM,)

@@ -9,6 +9,7 @@ import io
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from overlay.package import VLLM
 from overlay.targets import record
 from overlay.targets.record import Record, may_list_packages, owns, packages_in
 from tests.support import fake_vllm
@@ -21,7 +22,7 @@ _PATHS = st.builds("{}/{}".format, st.sampled_from(["vllm", "vllm/v1", "torch", 
 
 @given(st.dictionaries(_PATHS, st.binary(max_size=20)))
 def test_reads_back_every_row_under_vllm(contents: dict[str, bytes]) -> None:
-    rows = Record(fake_vllm.record(contents, "vllm-1.0.dist-info/RECORD"))
+    rows = Record(fake_vllm.record(contents, "vllm-1.0.dist-info/RECORD"), VLLM)
 
     assert dict(rows) == {
         path: hashlib.sha256(content).hexdigest()
@@ -40,13 +41,15 @@ def test_rows_without_a_usable_sha256_are_left_out() -> None:
         b"vllm/e.py,sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU,0\r\n"
     )
 
-    assert dict(Record(rows)) == {"vllm/e.py": hashlib.sha256(b"").hexdigest()}
+    assert dict(Record(rows, VLLM)) == {"vllm/e.py": hashlib.sha256(b"").hexdigest()}
 
 
 def test_ownership_is_the_package_itself_not_a_file_beside_it() -> None:
-    assert owns(b"vllm/__init__.py,sha256=x,1\n")
-    assert owns(b"a.py,,\r\nvllm/__init__.py,,\r\n")
-    assert not owns(b"acme/vllm/__init__.py,,\nvllm/plugin.py,,\nvllm_overlay/__init__.py,,\n")
+    assert owns(b"vllm/__init__.py,sha256=x,1\n", VLLM)
+    assert owns(b"a.py,,\r\nvllm/__init__.py,,\r\n", VLLM)
+    assert not owns(
+        b"acme/vllm/__init__.py,,\nvllm/plugin.py,,\nvllm_overlay/__init__.py,,\n", VLLM
+    )
 
 
 @given(
@@ -59,11 +62,11 @@ def test_ownership_is_the_package_itself_not_a_file_beside_it() -> None:
 @example(b"vllm/a.py,sha256=\xe9,9" + b"9" * 5000)
 def test_any_bytes_are_a_record(raw: bytes) -> None:
     """What is not a row is left out; none of these may raise."""
-    assert all(len(digest) == 64 for digest in dict(Record(raw)).values())
-    record.our_rows(raw)
-    record.without_rows(raw, None, ["vllm/a.py"])
+    assert all(len(digest) == 64 for digest in dict(Record(raw, VLLM)).values())
+    record.our_rows(raw, VLLM)
+    record.without_rows(raw, None, ["vllm/a.py"], VLLM)
     ours = record.Row("vllm/b.py", "0" * 64, 3)
-    assert record.our_rows(record.with_rows(raw, [ours]))[-1] == ours
+    assert record.our_rows(record.with_rows(raw, [ours], VLLM), VLLM)[-1] == ours
 
 
 #: Rows of packages, of modules, and of names that only look like a package's row.

@@ -11,10 +11,10 @@ import pytest
 
 from overlay.errors import ArchiveError, PackageIndexError, TargetError, UsageError
 from overlay.package import KNOWN_RELEASES
-from overlay.targets.release_archive import archive_path
 from overlay.targets.resolution import releases, resolve
 from tests.support import fake_vllm
 from tests.support.fake_index import PATH, FakeIndex, is_whole
+from tests.support.release_sources import archive_path
 
 pytestmark = pytest.mark.usefixtures("cache")
 

@@ -22,18 +22,17 @@ from hypothesis import strategies as st
 
 from overlay.cache import ABANDONED_AFTER
 from overlay.errors import ArchiveError, PackageIndexError
-from overlay.targets import release
-from overlay.targets.archive import Sources
-from overlay.targets.release_archive import (
+from overlay.targets import releases
+from overlay.targets.releases import (
     CachedRelease,
     DamagedError,
-    Origin,
-    archive_path,
     write_to,
 )
 from overlay.targets.resolution import resolve
+from overlay.targets.target import Origin, Sources
 from tests.support import fake_vllm
 from tests.support.fake_index import PATH, PROJECT_PAGE, FakeIndex, is_whole
+from tests.support.release_sources import archive_path
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -178,7 +177,7 @@ def test_who_waits_for_a_release_takes_what_the_other_one_fetched(
 def test_a_process_that_fetches_for_too_long_is_named(
     tmp_path: Path, index: FakeIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(release, "LOCK_SECONDS", 0.1)
+    monkeypatch.setattr(releases, "LOCK_SECONDS", 0.1)
     path = archive_path("0.26.0")
     path.parent.mkdir(parents=True)
 

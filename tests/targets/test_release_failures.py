@@ -9,10 +9,10 @@ import pytest
 
 from overlay.errors import ArchiveError, PackageIndexError
 from overlay.targets import http
-from overlay.targets.release_archive import archive_path
 from overlay.targets.resolution import resolve
 from tests.support import fake_vllm
 from tests.support.fake_index import PROJECT_PAGE, FakeIndex, is_whole, serve
+from tests.support.release_sources import archive_path
 
 pytestmark = pytest.mark.usefixtures("cache")
 

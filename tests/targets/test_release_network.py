@@ -11,10 +11,10 @@ import pytest
 from overlay.errors import PackageIndexError
 from overlay.targets import http, http_errors
 from overlay.targets.pip_config import IndexConfig
-from overlay.targets.release_archive import archive_path
 from overlay.targets.resolution import resolve
 from tests.support import fake_vllm
 from tests.support.fake_index import FakeIndex, is_whole, serve
+from tests.support.release_sources import archive_path
 
 pytestmark = pytest.mark.usefixtures("cache")
 

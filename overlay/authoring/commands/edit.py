@@ -1,51 +1,59 @@
-"""``overlay edit``: a feature is edited as files of a release, in a session's folder."""
+"""``overlay edit`` and ``overlay new --file``: a feature as files of a release, in a session."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
 from overlay.authoring import disk
 from overlay.authoring import releases as package_releases
-from overlay.authoring.commands.edit_files import (
-    FOLDERS,
-    absolute,
-    expect_paths,
-    expect_same,
-    gives,
-    named_folders,
-    opened,
-    present,
-    release_to_edit,
-    remove,
-)
-from overlay.authoring.commands.edit_new import commit_new
-from overlay.authoring.commands.new import by_scope
-from overlay.authoring.editing import Commit
+from overlay.authoring import session as sessions
+from overlay.authoring.commands.edits import made_of, words
+from overlay.authoring.editing import Edited, expect_bytes
 from overlay.authoring.editing import commit as compose_commit
+from overlay.authoring.free_ids import require_free
+from overlay.authoring.from_texts import TwoTexts
 from overlay.authoring.layout import lay_out
-from overlay.authoring.reports.authored import AuthoredFile, EditAction, EditReport, edited
-from overlay.authoring.session import Session, end, read
-from overlay.authoring.session_document import Kind, from_anywhere
+from overlay.authoring.reports.authored import (
+    AuthoredFile,
+    EditAction,
+    EditReport,
+    authored,
+    edited,
+)
+from overlay.authoring.session import DOCUMENT, Kind, Session, finish, from_anywhere, read
+from overlay.authoring.triage import FileFate
+from overlay.authoring.writing import check_folder, write_folder
 from overlay.errors import PackageIndexError, UsageError
 from overlay.features.model import of_package
-from overlay.features.sources import SHARED, entries, shipped_folder
+from overlay.features.sources import SHARED, entries, shipped_folder, stray
+from overlay.package import VLLM, Package, package_named, package_problem, path_problem
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
 from overlay.planning.upstream import remembers
 from overlay.results import Fate
 from overlay.results.invocation import command
+from overlay.settings import in_home
+from overlay.untrusted import sha256
 
 if TYPE_CHECKING:
-    from overlay.authoring.editing import Edited
     from overlay.commands.request import Request
     from overlay.features.model import Feature
     from overlay.package import Tree
     from overlay.targets.target import Progress
+
+#: The notes of a session: the folders of patches it was begun with, and the title of a feature
+#: that is not there yet.
+_FOLDERS, _TITLE = "folders", "title"
+
+
+# Begin
 
 
 def begin(
@@ -65,25 +73,102 @@ def begin(
     """
     features = request._replace(features=(id_,)).load()
     feature = _named(features, id_)
-    patches, package = _writable(feature), feature.package
-    features = of_package(features, package)
-    wanted = release_to_edit(release, package, feature)
-    expect_paths(more, package)
+    package, features = feature.package, of_package(features, feature.package)
+    own = {id_: feature.source or ""}
+    empty = Session(Path(), Kind.EDIT, own, "", (_writable(feature),), package=package)
+    empty = replace(empty, release=_release(release, package, feature))
+    _expect_paths(more, package)
     earlier = features[: features.index(feature)]
-    tree = package_releases.tree_of(wanted, package, progress)
-    layout = lay_out(feature, earlier, tree, Version(wanted), more, Memo(), package)
-    fresh = Session(
-        Path(f"{id_}@{wanted}"),
-        Kind.EDIT,
-        {id_: feature.source or ""},
-        wanted,
-        patches,
-        {},
-        {each.id: each.source or "" for each in layout.below},
-        {FOLDERS: absolute(request.patches)},
-        package,
-    )
-    return opened(fresh, layout, features, grows=bool(more))
+    return _opened(request, empty, feature, features, earlier, more, progress)
+
+
+def begin_new(
+    request: Request,
+    id_: str,
+    files: Sequence[str],
+    *,
+    release: str | None = None,
+    title: str = "",
+    progress: Progress | None = None,
+) -> EditReport:
+    """Lay a release's files into ``./ID@RELEASE``, to be edited and committed as a new feature.
+
+    :param request: the feature is for the last of its patches folders, which may not exist yet.
+    :param files: paths of the release, whose first folder is its package (``vllm/...``);
+        of a session that is there: further ones.
+    :param release: default: the newest known one.
+    :param title: what the change does, in a line; by default made of the id.
+    :raises UsageError: if the id exists or cannot be one, the release has no such file, or
+        something other than the session lies in that folder.
+    :raises OverlayError: if the features or the release cannot be read.
+    """
+    patches = in_home(request.patches[-1])
+    require_free(patches, id_, update=False, instead=f"{command('edit', id_)}, which edits that")
+    name = files[0].partition("/")[0]
+    package = package_named(name) if package_problem(name) is None else VLLM
+    _expect_paths(files, package)
+    notes = {_TITLE: title} if title else {}
+    folder = Path(os.path.abspath(patches))
+    empty = Session(Path(), Kind.EDIT, {id_: ""}, "", (folder,), notes=notes, package=package)
+    empty = replace(empty, release=_release(release, package))
+    everything = _at_hand(request, patches)
+    if any(feature.id == id_ for feature in everything):
+        raise UsageError(f"{id_}: expected no feature of that id, found one; choose another id")
+    features = of_package(everything, package)
+    earlier = [each for each in features if not _behind(each, id_, patches)]
+    return _opened(request, empty, None, features, earlier, files, progress)
+
+
+def _opened(
+    request: Request,
+    empty: Session,
+    feature: Feature | None,
+    features: Sequence[Feature],
+    earlier: Sequence[Feature],
+    more: Sequence[str],
+    progress: Progress | None,
+) -> EditReport:
+    """Begin a session, or lay further files into the one that is in its folder.
+
+    :param empty: the session without its folder and its files.
+    :param feature: ``None`` for one that is not there yet; :param features: those at hand.
+    :param earlier: those before it; :param more: files that are wanted beside those it patches.
+    :raises UsageError: if something other than its session lies in that folder, or the features
+        are others than when it began.
+    :raises OSError: if it cannot be written.
+    """
+    (id_,), release, package = empty.features, empty.release, empty.package
+    tree = package_releases.tree_of(release, package, progress)
+    layout = lay_out(feature, earlier, tree, Version(release), more, Memo(), package)
+    folders = os.pathsep.join(os.path.abspath(each) for each in request.patches)
+    below = {each.id: each.source or "" for each in layout.below}
+    notes = {_FOLDERS: folders, **empty.notes}
+    session = replace(empty, folder=Path(f"{id_}@{release}"), below=below, notes=notes)
+    action = EditAction.BEGUN
+    if more and (session.folder / DOCUMENT).exists():
+        action = EditAction.GROWN
+        there = read(session.folder, Kind.EDIT)
+        _expect_same(there, features)
+        new = {path: data for path, data in layout.laid.items() if path not in there.files}
+        bases = {path: layout.base[path] for path in new if path in layout.base}
+        session = sessions.revise(replace(there, below={**there.below, **below}), new, bases)
+    else:
+        session = sessions.begin(session, layout.laid, layout.base)
+    files = tuple(AuthoredFile(path, Fate.TO_EDIT) for path in sorted(session.files))
+    return _report(session, action, files=files, without=layout.without)
+
+
+def _report(
+    session: Session, action: EditAction, *, emptied: bool = True, **more: Any
+) -> EditReport:
+    """What was done with a session.
+
+    :param more: further fields of the report.
+    """
+    (id_,) = session.features
+    releases, left = more.get("releases"), more.get("left", ())
+    verdict = edited(action, id_, session.folder, releases, left, emptied=emptied)
+    return EditReport(verdict, id_, session.release, action=action, session=session.folder, **more)
 
 
 def _named(features: Sequence[Feature], id_: str) -> Feature:
@@ -91,14 +176,14 @@ def _named(features: Sequence[Feature], id_: str) -> Feature:
 
     :raises UsageError: if there is none.
     """
-    found = next((feature for feature in features if feature.id == id_), None)
-    if found is None:
+    feature = next((feature for feature in features if feature.id == id_), None)
+    if feature is None:
         known = ", ".join(feature.id for feature in features) or "none"
         raise UsageError(
             f"{id_}: expected one of {known}; name the folder of a further feature with "
             f"--patches DIR, or begin a new one with {command('new', id_, '--file', 'vllm/...')}"
         )
-    return found
+    return feature
 
 
 def _writable(feature: Feature) -> Path:
@@ -119,92 +204,231 @@ def _writable(feature: Feature) -> Path:
     return folder
 
 
+def _expect_paths(paths: Sequence[str], package: Package) -> None:
+    """Refuse files that no feature can change.
+
+    :raises UsageError: naming the first.
+    """
+    for path in paths:
+        if (problem := path_problem(path, package)) is not None:
+            raise UsageError(f"--file: {problem}")
+
+
+def _release(named: str | None, package: Package, feature: Feature | None = None) -> str:
+    """The release to edit on; by default the newest known one that a feature serves.
+
+    :param named: as a bare version or with the name of the package (``vllm-ascend==0.23.0``).
+    :param feature: ``None`` for a new one, which may serve any.
+    :raises UsageError: if what is named is not a release of the package, or none is known.
+    """
+    if named is not None:
+        try:
+            return package_releases.version_of(named, package).public
+        except UsageError as error:
+            raise UsageError(f"--release: {error}") from error
+    known = package_releases.known(package)
+    if feature is not None:
+        known = tuple(name for name in known if Version(name) in feature.releases)
+        return known[-1] if known else str(feature.releases.last)
+    if not known:
+        raise UsageError(
+            f"expected --release: the overlay knows no release of {package.title}; name one, "
+            f"such as {package.distribution}==1.0"
+        )
+    return known[-1]
+
+
+def _at_hand(request: Request, place: Path) -> tuple[Feature, ...]:
+    """Every feature; the folder that is written to may not be there yet, by whatever path named."""
+    folders = [in_home(each) for each in request.patches]
+    there = [os.path.lexists(each) or not _same(each, place) for each in folders]
+    named = tuple(each for each, is_there in zip(request.patches, there, strict=True) if is_there)
+    return request._replace(patches=named).load()
+
+
+def _same(folder: str | Path, other: str | Path) -> bool:
+    """Whether two paths mean one place."""
+    return os.path.realpath(folder) == os.path.realpath(other)
+
+
+def _behind(feature: Feature, id_: str, patches: Path) -> bool:
+    """Whether a feature is applied after the new one: by its id, in the same folder."""
+    return not feature.shipped and _same(feature.origin, patches) and feature.id > id_
+
+
+# Abort and commit
+
+
 def abort(folder: Path) -> EditReport:
     """Remove a session with all that is in it.
 
     :raises UsageError: if there is none; :raises OSError: if it cannot be removed.
     """
-    folder = from_anywhere(folder)
-    session = read(folder, Kind.EDIT)
-    end(session)
-    (id_,) = session.features
-    verdict = edited(EditAction.ABORTED, id_, folder)
-    return EditReport(verdict, id_, EditAction.ABORTED, session.release, folder)
+    session = read(from_anywhere(folder), Kind.EDIT)
+    sessions.abort(session)
+    return _report(session, EditAction.ABORTED)
 
 
 def commit(request: Request, folder: Path, progress: Progress | None = None) -> EditReport:
     """Make the feature of a session's files, and end the session.
 
-    :raises UsageError: if there is no session, its base was edited, the feature or one below it
-        is another one by now, or a file holds what a feature cannot carry; the session stays.
+    :raises UsageError: if there is no session, its base was edited, the feature, one below it or
+        one of a new feature's id is another one by now, or a file holds what a feature cannot
+        carry; the session stays.
     :raises OverlayError: if the features cannot be read or written; the session stays.
     """
-    folder = from_anywhere(folder)
-    session = read(folder, Kind.EDIT)
-    (id_,) = session.features
-    request = request._replace(patches=(*request.patches, *named_folders(session)))
-    if not session.features[id_]:
-        return commit_new(request, session, id_, progress)
-    features = request.authored(session.package)
-    feature = _named(features, id_)
-    if session.untouched():
-        expect_same(session, features)
-        verdict = edited(EditAction.UNCHANGED, id_, folder)
-        return EditReport(verdict, id_, EditAction.UNCHANGED, session.release, folder)
+    session = read(from_anywhere(folder), Kind.EDIT)
+    ((id_, source),) = session.features.items()
+    folders = tuple(each for each in session.notes.get(_FOLDERS, "").split(os.pathsep) if each)
+    request = request._replace(patches=(*request.patches, *folders))
+    if source:
+        features = request.authored(session.package)
+        feature: Feature | None = _named(features, id_)
+        if session.untouched():
+            _expect_same(session, features)
+            return _report(session, EditAction.UNCHANGED)
+    else:
+        features = of_package(_at_hand(request, session.patches[0]), session.package)
+        feature = next((feature for feature in features if feature.id == id_), None)
     below = tuple(each for each in features if each.id in session.below)
-    now = present(session, below, progress)
-    if feature.source != session.features[id_] and gives(feature, now):
+    now = _present(session, below, progress)
+    changed = bool(source or now.changed)
+    if changed and feature is not None and feature.source != source and _gives(feature, now):
         # A commit was killed between the feature and the end of its session.
-        emptied = remove(session)
-        verdict = edited(EditAction.COMMITTED, id_, folder, str(feature.releases), emptied=emptied)
-        return EditReport(verdict, id_, EditAction.COMMITTED, session.release, folder)
-    expect_same(session, features)
-    return _committed(session, folder, feature, below, now, progress)
+        span = str(feature.releases)
+        report = _report(session, EditAction.COMMITTED, emptied=finish(session), releases=span)
+        return replace(report, releases=None)
+    _expect_same(session, features)
+    if not changed:
+        return _report(session, EditAction.UNCHANGED)
+    if feature is None:
+        written = _made(session, id_, below, now, progress)
+    else:
+        written = _changed(session, feature, below, now, progress)
+    return _report(session, EditAction.COMMITTED, emptied=finish(session), **written)
 
 
-def _committed(
+def _expect_same(session: Session, features: Sequence[Feature]) -> None:
+    """Refuse a session whose features are others than when it began.
+
+    :raises UsageError: naming them.
+    """
+    sources = {feature.id: feature.source or "" for feature in features}
+    before = {**session.below, **session.features}
+    changed = [name for name, source in before.items() if sources.get(name, "") != source]
+    if changed:
+        raise UsageError(
+            f"{session.folder}: {', '.join(changed)} changed since the session began, and its "
+            "files are made on what was there then. Nothing was written and the session is as it "
+            "was; put the patches back, or begin another session elsewhere and copy your edits"
+        )
+
+
+def _present(session: Session, below: tuple[Feature, ...], progress: Progress | None) -> Edited:
+    """What the session's files hold, and what they are compared with.
+
+    :raises UsageError: if a base was edited, or a file is new and the release, which may have it,
+        cannot be read.
+    """
+    paths = [path for path in session.present() if not stray(path.rpartition("/")[2])]
+    new = [path for path in paths if path not in session.files]
+    base = {path: session.base(path) for path in session.files}
+    now = {path: session.now(path) for path in {*session.files, *paths}}
+    if new:
+        try:
+            tree = package_releases.tree_of(session.release, session.package, progress)
+        except PackageIndexError as error:
+            raise UsageError(
+                f"{', '.join(new)}: whether {session.package.title} {session.release} has such a "
+                f"file cannot be told, since the release cannot be read: {error}. The session is "
+                "as it was"
+            ) from error
+        planned = plan(below, tree, Version(session.release), syntax=Memo())
+        under = {change.path: change.after for change in planned.changes}
+        base |= {path: under.get(path, tree.read(path)) for path in new}
+    changed = [path for path in new if now[path] != base[path]]
+    for path, file in session.files.items():
+        data = now[path]
+        if data is None or sha256(data) != file.laid:
+            changed.append(path)
+    return Edited(Version(session.release), base, now, tuple(sorted(changed)))
+
+
+def _gives(feature: Feature, edits: Edited) -> bool:
+    """Whether applying a feature gives the files of a session already."""
+    planned = plan([feature], edits, edits.release)
+    texts = {change.path: change.after for change in planned.changes}
+    return all(texts.get(path, edits.base.get(path)) == now for path, now in edits.now.items())
+
+
+# What is written; both give the further fields of the report
+
+
+def _made(
     session: Session,
-    folder: Path,
-    feature: Feature,
-    below: tuple[Feature, ...],
+    id_: str,
+    below: Sequence[Feature],
     now: Edited,
     progress: Progress | None,
-) -> EditReport:
-    """Write the feature as its session has it now, and end the session.
+) -> dict[str, Any]:
+    """Make and write a feature that is not there yet.
 
     :param below: the features that its text is made on; :param now: the session's files.
     """
-    id_ = feature.id
+    release, package = session.release, session.package
+    source = f"edits of {package.title} {release}"
+    text = words(id_, session.notes.get(_TITLE, ""), source, package)
+    files = [TwoTexts(path, now.base.get(path), now.now[path]) for path in now.changed]
+    known = package_releases.known(package)
+    prepared, unread = made_of(files, now, release, text, below, known, progress)
+    summary = prepared.summary
+    if prepared.folder is None:
+        raise UsageError("\n".join(str(file.problem) for file in summary.problems))
+    expect_bytes(check_folder(prepared.folder), now)
+    return {
+        "folder": write_folder(prepared.folder, session.patches[0]),
+        "files": authored(summary.files, prepared.hunks),
+        "releases": str(summary.releases),
+        "unread": unread,
+        "merged": summary.merged,
+    }
+
+
+def _changed(
+    session: Session,
+    feature: Feature,
+    below: Sequence[Feature],
+    now: Edited,
+    progress: Progress | None,
+) -> dict[str, Any]:
+    """Write a feature as its session has it now; the parameters as for ``_made``."""
+    (patches,), id_ = session.patches, feature.id
     trees = _Trees(session, progress)
     # Nothing of the feature, old or new, is applied to those that have it by memory.
     known = package_releases.known(session.package)
     served = [name for name in known if not remembers(feature, Version(name))]
-    made = compose_commit(
+    form = compose_commit(
         feature,
-        disk.contents(entries(session.patches)[id_]),
+        disk.contents(entries(patches)[id_]),
         now,
         _fits(trees, below, now.changed),
         served,
         datetime.now().astimezone().date().isoformat(),
     )
-    disk.replace_features(session.patches, [disk.NewFolder(id_, made.files, whole=False)])
-    emptied = remove(session)
-    verdict = edited(
-        EditAction.COMMITTED, id_, folder, str(made.releases), made.left, emptied=emptied
-    )
-    return EditReport(
-        verdict,
-        feature=id_,
-        action=EditAction.COMMITTED,
-        release=session.release,
-        session=folder,
-        files=_files(made),
-        releases=str(made.releases),
-        left=made.left,
-        unread=tuple(trees.unread.items()),
-        folder=session.patches / id_,
-        merged=None if feature.merged is None else str(feature.merged),
-    )
+    disk.replace_features(patches, [disk.NewFolder(id_, form.files, whole=False)])
+    fates = [
+        *(FileFate(path, Fate.EDITED) for path in form.hunks),
+        *(FileFate(path, Fate.ADDED) for path in form.added),
+        *(FileFate(path, Fate.REMOVED) for path in form.removed),
+    ]
+    return {
+        "folder": patches / id_,
+        "files": authored(fates, form.hunks),
+        "releases": str(form.releases),
+        "left": form.left,
+        "unread": trees.unread,
+        "merged": None if feature.merged is None else str(feature.merged),
+    }
 
 
 class _Trees:
@@ -213,18 +437,18 @@ class _Trees:
     def __init__(self, session: Session, progress: Progress | None) -> None:
         self.session, self.progress = session, progress
         self.unread: dict[str, str] = {}
-        self._known: dict[str, Tree] = {}
+        self._trees: dict[str, Tree] = {}
 
     def get(self, release: str) -> Tree | None:
         """A release, ``None`` where it cannot be read."""
-        if release not in self._known and release not in self.unread:
+        if release not in self._trees and release not in self.unread:
             try:
-                self._known[release] = package_releases.tree_of(
+                self._trees[release] = package_releases.tree_of(
                     release, self.session.package, self.progress
                 )
             except PackageIndexError as error:
                 self.unread[release] = str(error)
-        return self._known.get(release)
+        return self._trees.get(release)
 
 
 def _fits(
@@ -242,10 +466,3 @@ def _fits(
         return not any(file.state.needs_attention for file in own.files if file.path in paths)
 
     return fits
-
-
-def _files(made: Commit) -> tuple[AuthoredFile, ...]:
-    files = [AuthoredFile(path, Fate.EDITED, by_scope(hunks)) for path, hunks in made.hunks.items()]
-    files += [AuthoredFile(path, Fate.ADDED) for path in made.added]
-    files += [AuthoredFile(path, Fate.REMOVED) for path in made.removed]
-    return tuple(sorted(files, key=lambda file: file.path))

@@ -7,17 +7,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from packaging.version import Version
 
 from overlay.authoring import releases as package_releases
+from overlay.authoring.building import Prepared, Words, build, texts_with
+from overlay.authoring.from_texts import TwoTexts, change_of
+from overlay.authoring.locating import ReleaseTexts
+from overlay.authoring.writing import check_folder
 from overlay.errors import PackageIndexError, UsageError
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.beside import Beside, beside
 from overlay.on_disk.disk_state import conditions, void
 from overlay.on_disk.edits import Edit, PristineFiles, find, unhashed
 from overlay.on_disk.journal import reading
+from overlay.on_disk.ledger import Ledger
 from overlay.package import VLLM, Package, path_problem
 from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
@@ -27,11 +32,8 @@ from overlay.targets.target import public
 from overlay.untrusted import sha256
 
 if TYPE_CHECKING:
-    from overlay.authoring.building import Prepared, Words
-    from overlay.authoring.locating import ReleaseTexts
     from overlay.commands.request import Request
     from overlay.features.model import Feature
-    from overlay.on_disk.ledger import Ledger
     from overlay.package import Tree
     from overlay.targets.target import Progress, Target
 
@@ -155,8 +157,7 @@ def _plan(features: Sequence[Feature], surveyed: Workshop) -> Plan:
 # A feature of the edits
 
 
-@dataclass(frozen=True)
-class Made:
+class Made(NamedTuple):
     """A feature made of edits, not written yet.
 
     :ivar unread: releases that could not be read, with the error, so that they are not served.
@@ -182,25 +183,39 @@ def feature_of(
         are known of its package.
     :raises UsageError: if applying it would not give the edited files byte for byte.
     """
-    from overlay.authoring.building import build, texts_with
-    from overlay.authoring.from_texts import TwoTexts, change_of
-    from overlay.authoring.writing import check_folder
-
     release, package = str(surveyed.release), surveyed.target.package
-    wanted = package_releases.known(package) if releases is None else releases
     files = [TwoTexts(edit.path, surveyed.base(edit), edit.now) for edit in surveyed.edits]
-    texts, unread = readable(release, surveyed.pristine, wanted, package, progress)
+    text = words(id_, title, f"edits of an installed {package.title} {release}", package)
+    tree: Tree = surveyed.pristine
+    if surveyed.below:
+        pristine = ReleaseTexts((release,), lambda _: surveyed.pristine)
+        tree = texts_with(surveyed.below, pristine, Memo()).open(release)
+    names = package_releases.known(package) if releases is None else releases
+    made = made_of(files, tree, release, text, surveyed.below, names, progress)
+    if made.prepared.folder is not None:
+        _expect_edits(surveyed, check_folder(made.prepared.folder), patches)
+    return made
+
+
+def made_of(
+    files: Sequence[TwoTexts],
+    tree: Tree,
+    release: str,
+    text: Words,
+    below: Sequence[Feature],
+    names: Sequence[str],
+    progress: Progress | None,
+) -> Made:
+    """The feature that edits of a release make, tried on releases; nothing is written.
+
+    :param tree: the release's files with the features below applied.
+    :param names: the releases that it may serve, beside the one of the edits.
+    """
     syntax = Memo()
-    prepared: Prepared = build(
-        change_of(files, release, syntax),
-        words(id_, title, f"edits of an installed {package.title} {release}", package),
-        texts_with(surveyed.below, texts, syntax) if surveyed.below else texts,
-        {},
-        syntax,
-    )
-    if prepared.folder is not None:
-        _expect_edits(surveyed, check_folder(prepared.folder), patches)
-    return Made(prepared, unread)
+    plain, unread = readable(release, tree, names, text.package, progress)
+    others = texts_with(below, plain, syntax) if below else plain
+    texts = ReleaseTexts(plain.names, lambda name: tree if name == release else others.open(name))
+    return Made(build(change_of(files, release, syntax), text, texts, {}, syntax), unread)
 
 
 def words(id_: str, title: str, source: str, package: Package = VLLM) -> Words:
@@ -209,8 +224,6 @@ def words(id_: str, title: str, source: str, package: Package = VLLM) -> Words:
     :param title: what the change does, in a line; by default made of the id.
     :param source: where the edits were made.
     """
-    from overlay.authoring.building import Words
-
     return Words(
         id_,
         title or id_.replace("-", " ").capitalize(),
@@ -230,8 +243,6 @@ def readable(
 
     :param own: the release on which the edits were made, and ``tree`` its files.
     """
-    from overlay.authoring.locating import ReleaseTexts
-
     trees: dict[str, Tree] = {own: tree}
     unread: dict[str, str] = {}
     for name in wanted:

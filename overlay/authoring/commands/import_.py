@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from overlay.authoring import releases as package_releases
+from overlay.authoring.building import Prepared, texts_with
+from overlay.authoring.disk import NewFolder, replace_features
 from overlay.authoring.free_ids import expect_id, require_free
-from overlay.authoring.reports.imported import (
-    ImportedFile,
-    ImportReport,
-    SeriesReport,
-    concluded,
-    series,
-)
-from overlay.errors import UsageError
+from overlay.authoring.git import Checkout
+from overlay.authoring.importing import prepare
+from overlay.authoring.incoming import Commit
+from overlay.authoring.landing import Summary, landings, on_disk_only
+from overlay.authoring.locating import ReleaseTexts
+from overlay.authoring.sources import Source, read_source
+from overlay.authoring.triage import FileFate
+from overlay.authoring.writing import check_folder, write_folder
+from overlay.errors import UsageError, told_once
 from overlay.package import VLLM, Package, known_package
-from overlay.report.words import enumeration
+from overlay.planning.scope_cache import Memo
+from overlay.planning.scopes import Syntax
+from overlay.report.base import Report, by_fields, plain
+from overlay.report.codes import Code, Verdict
+from overlay.report.lines import BLANK, Line, Span, labelled
+from overlay.report.words import count, enumeration
+from overlay.results import Fate, Outcome
+from overlay.results.invocation import Invocation, absolute
 
 if TYPE_CHECKING:
-    from overlay.authoring.building import Prepared
-    from overlay.authoring.incoming import Commit
-    from overlay.authoring.landing import Summary
-    from overlay.authoring.locating import ReleaseTexts
-    from overlay.authoring.sources import Source
     from overlay.features.model import Feature
-    from overlay.planning.scopes import Syntax
     from overlay.targets.target import Progress
 
 #: The most letters of a subject that an id of ``--each`` takes.
@@ -62,10 +66,6 @@ def import_change(
         one would (only tests and documentation).
     :raises OverlayError: if a source or a release cannot be read, or the folder not be written.
     """
-    from overlay.authoring.sources import read_source
-    from overlay.authoring.writing import write_folder
-    from overlay.planning.scope_cache import Memo
-
     if each:
         expect_id(id_, "--id")
     else:
@@ -95,8 +95,6 @@ def _expect_checkout(folder: Path, package: Package) -> None:
 
     :raises UsageError: if neither the package nor a history of git is there.
     """
-    from overlay.authoring.git import Checkout
-
     if (folder / package.name).is_dir():
         return
     try:
@@ -138,8 +136,6 @@ class _Importer:
         texts: ReleaseTexts,
     ) -> Prepared:
         """The feature that commits of sources make; nothing is written."""
-        from overlay.authoring.importing import prepare
-
         pages = list(dict.fromkeys(source.upstream for source in sources if source.upstream))
         return prepare(
             commits,
@@ -172,9 +168,6 @@ def _each(
 
     :raises UsageError: if one of their ids exists and ``update`` is not set.
     """
-    from overlay.authoring.building import texts_with
-    from overlay.authoring.writing import check_folder
-
     prepared: list[Prepared] = []
     features: list[Feature] = []
     commits = [(source, commit) for source in sources for commit in source.commits]
@@ -196,8 +189,6 @@ def _each(
 
 def _write_all(prepared: Sequence[Prepared], patches: Path) -> dict[str, Path]:
     """Write every feature, all of them or none; ids to their folders."""
-    from overlay.authoring.disk import NewFolder, replace_features
-
     folders = [entry.folder for entry in prepared if entry.folder is not None]
     new = [NewFolder(folder.text.id, folder.all_files()) for folder in folders]
     replace_features(patches, new)
@@ -217,8 +208,6 @@ def _id(prefix: str, number: int, count: int, commit: Commit) -> str:
 
 def _carried(summary: Summary) -> int:
     """How many files are edited or added, or should have been."""
-    from overlay.results import Fate
-
     return sum(entry.fate in (Fate.EDITED, Fate.ADDED) for entry in summary.files)
 
 
@@ -256,14 +245,181 @@ def _report(summary: Summary, folder: Path | None) -> ImportReport:
         feature=summary.id,
         title=summary.title,
         commits=summary.commits,
-        files=tuple(
-            ImportedFile(entry.path, entry.fate, entry.base, entry.hunks, entry.problem)
-            for entry in summary.files
-        ),
-        outcomes=tuple(summary.outcomes.items()),
+        files=summary.files,
+        outcomes=summary.outcomes,
         releases=span,
         merged=summary.merged,
         folder=folder,
-        taken=tuple(summary.taken.items()),
+        taken=summary.taken,
         warnings=summary.warnings,
     )
+
+
+# The report
+
+
+@dataclass(frozen=True)
+class ImportReport(Report):
+    """What ``import`` made of a foreign change.
+
+    :ivar feature: the id; :ivar title: the subject of the change.
+    :ivar files: in the order in which they were judged.
+    :ivar outcomes: release -> how the whole change lands there, oldest first.
+    :ivar releases: the range that the new variants serve; ``None`` where nothing was written.
+    :ivar merged: the first release that has the change itself.
+    :ivar folder: the new feature; ``None`` where nothing was written.
+    :ivar taken: path of an added module -> the releases that have another file of that name.
+    :ivar warnings: what looks wrong although it was written.
+    """
+
+    _command: ClassVar[str] = "import"
+    _key: ClassVar[str] = "import"
+    feature: str
+    title: str
+    commits: int
+    files: tuple[FileFate, ...]
+    outcomes: Mapping[str, Outcome] = field(default_factory=dict)
+    releases: str | None = None
+    merged: str | None = None
+    folder: Path | None = None
+    taken: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def error(self) -> str | None:
+        """Why files could not be placed, a sentence for each cause."""
+        return "\n".join(_told([self])) or None
+
+    @property
+    def carried(self) -> tuple[FileFate, ...]:
+        """The files that are edited or added, or should have been."""
+        return tuple(entry for entry in self.files if entry.fate in (Fate.EDITED, Fate.ADDED))
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """How many files were left out, by kind."""
+        others = [entry.fate for entry in self.files if entry not in self.carried]
+        kinds = [fate.value for fate in others]
+        return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
+
+    def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
+        """The text of the report."""
+        read = f"{count(len(self.files), 'file')}, {count(self.commits, 'commit')}: {self.title}"
+        yield labelled(0, "read      ", read)
+        if self.left_out:
+            kinds = [f"{number} {kind}" for kind, number in self.left_out.items()]
+            yield labelled(0, "left out  ", enumeration(kinds))
+        for entry in self.carried:
+            if entry.problem is not None:
+                continue  # told as the report's error
+            made = "added module"
+            if entry.fate is Fate.EDITED:
+                base = entry.base or "a text that only --base has"
+                made = f"{count(entry.hunks, 'hunk')}, made on {base}"
+            yield labelled(0, "carried   ", f"{entry.path}  {made}")
+        for path, releases in self.taken.items():
+            yield labelled(0, "taken     ", f"{path}  another file in {enumeration(releases)}")
+        yield from landings(self.outcomes)
+        edited = [entry.path for entry in self.files if entry.fate is Fate.EDITED]
+        yield from on_disk_only(edited, self.releases)
+        for warning in self.warnings:
+            yield labelled(0, "warning:  ", warning)
+
+    def plain(self) -> dict[str, Any]:
+        """The fields of the JSON, which has warnings only where there are any."""
+        return by_fields(self, "conclusion", "taken", *([] if self.warnings else ["warnings"]))
+
+
+@dataclass(frozen=True)
+class SeriesReport(Report):
+    """What ``import --each`` made of several commits: a feature each, on top of each other.
+
+    :ivar imports: in the order of the commits.
+    """
+
+    _command: ClassVar[str] = "import"
+    imports: tuple[ImportReport, ...]
+
+    @property
+    def error(self) -> str | None:
+        """Why files could not be placed, a sentence for each cause."""
+        return "\n".join(_told(self.imports)) or None
+
+    def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
+        """The text of the report."""
+        for entry in self.imports:
+            yield Line((Span(entry.feature, "heading"),))
+            yield from entry.own_lines()
+            yield BLANK
+
+    def own_data(self) -> dict[str, Any]:
+        """The reports, without a key of their own."""
+        return {"imports": plain(self.imports)}
+
+
+def _told(imports: Iterable[ImportReport]) -> list[str]:
+    """Why files could not be placed."""
+    return told_once(
+        (entry.path, entry.problem) for each in imports for entry in each.files if entry.problem
+    )
+
+
+def series(imports: tuple[ImportReport, ...]) -> SeriesReport:
+    """The report of a series, which is written as a whole or not at all."""
+    # A commit of tests alone is left out, and nothing is wrong with it.
+    carried = [entry for entry in imports if entry.carried] or list(imports)
+    worst = max(carried, key=lambda entry: int(entry.exit))
+    written = [entry.feature for entry in imports if entry.folder is not None]
+    if written:
+        text = f"Wrote {count(len(written), 'feature')}: {enumeration(written)}."
+        if worst.code is Code.IMPORT_REVIEW:
+            text = f"{text[:-1]}; review what was merged before you apply it."
+    elif unplaced := sum(entry.problem is not None for each in imports for entry in each.files):
+        text = _not_placed(unplaced)
+    else:
+        text = worst.verdict
+    return SeriesReport(Verdict(worst.code, text), imports)
+
+
+def concluded(
+    feature: str,
+    folder: Path | None,
+    releases: str | None,
+    review: tuple[str, ...],
+    problems: int,
+    carried: int,
+    taken: Sequence[str] = (),
+) -> Verdict:
+    """The verdict of ``import``.
+
+    :param problems: files that could not be placed; :param carried: files edited or added.
+    :param taken: paths of added modules that are other files in some release.
+    """
+    if problems:
+        return Verdict(Code.NOT_PLACED, _not_placed(problems))
+    if not carried:
+        return Verdict(
+            Code.NOT_IMPORTED, "Nothing was written: the change has no Python module of vllm/."
+        )
+    if folder is None:
+        why = "see above"
+        if taken:
+            there = (
+                "is a file of its own there" if len(taken) == 1 else "are files of their own there"
+            )
+            why = f"{enumeration(taken, most=3)} {there}: give the added module another name"
+        return Verdict(
+            Code.NOT_IMPORTED,
+            f"Nothing was written: {feature} lands on none of the releases; {why}.",
+        )
+    if review:
+        return Verdict(
+            Code.IMPORT_REVIEW,
+            f"Wrote {folder} for {releases}, where it was merged: review it before you apply it.",
+        )
+    check = Invocation(patches=(absolute(folder.parent),)).command("check")
+    return Verdict(Code.IMPORTED, f"Wrote {folder} for {releases}; {check} tries it.")
+
+
+def _not_placed(files: int) -> str:
+    return f"Nothing was written: {count(files, 'file')} could not be placed."

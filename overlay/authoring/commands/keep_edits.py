@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from overlay.authoring.commands.edits import Workshop, feature_of, holder, saved, survey
 from overlay.authoring.commands.new import found, written
 from overlay.authoring.free_ids import require_free
+from overlay.authoring.reports.authored import NewReport
 from overlay.commands.revert import Keep, Kept
 from overlay.commands.scene import root_of
 from overlay.errors import OverlayError, UsageError
@@ -20,7 +21,6 @@ from overlay.results import Change
 from overlay.results.invocation import command
 
 if TYPE_CHECKING:
-    from overlay.authoring.reports.authored import NewReport
     from overlay.commands.request import Request
     from overlay.features.model import Feature
     from overlay.targets.target import Target

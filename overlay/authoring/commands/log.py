@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
-from overlay.authoring.reports.history import Edit, LogReport, Means, Merge, Release, logged
+from overlay.authoring.git import Checkout, LogEntry
+from overlay.authoring.incoming import IncomingFile, read_changes
 from overlay.commands.check import every_target
 from overlay.commands.request import Request
 from overlay.errors import OverlayError, UsageError
 from overlay.features.patch_headers import author, last_update
 from overlay.package import VLLM, Package, path_problem
+from overlay.report.base import Report, by_fields
+from overlay.report.codes import Code, Verdict
+from overlay.report.lines import BLANK, MARK, Line, Span, aligned, causes, labelled
 from overlay.report.model import TargetFailure, TargetReport
 from overlay.report.problems import word
-from overlay.results import FeatureResult, State
+from overlay.report.words import count, enumeration
+from overlay.results import ANY_MORE, FeatureResult, State
 from overlay.targets.resolution import releases
 
 if TYPE_CHECKING:
-    from overlay.authoring.git import Checkout
-    from overlay.authoring.incoming import IncomingFile
     from overlay.features.model import Feature, Patch, Variant
 
 _PULL = re.compile(r"/pull/(\d+)\b")
@@ -139,17 +145,14 @@ def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
 # History
 
 
-def _edits(feature: Feature) -> tuple[Edit, ...]:
+def _edits(feature: Feature) -> tuple[LogEntry, ...]:
     """The commits that changed a feature's folder, where git and a history are there."""
-    from overlay.authoring.git import Checkout
-
     if feature.shipped:
         return ()
     try:
-        entries = Checkout(Path(feature.origin)).history(feature.id)
+        return Checkout(Path(feature.origin)).history(feature.id)
     except UsageError:
         return ()  # not a repository, or no git: the headers tell who and when
-    return tuple(Edit(entry.commit, entry.date, entry.author, entry.subject) for entry in entries)
 
 
 # Upstream
@@ -175,9 +178,6 @@ def _merged(feature: Feature, pull: int, folder: Path) -> Merge | None:
 
     :raises UsageError: if the checkout cannot be asked.
     """
-    from overlay.authoring.git import Checkout
-    from overlay.authoring.incoming import read_changes
-
     checkout = Checkout(folder)
     named = checkout.naming(f"(#{pull})")
     merges = [entry for entry in named if entry.subject.endswith(f"(#{pull})")]
@@ -235,8 +235,6 @@ def _difference(carried: Sequence[tuple[str, str]], merged: Sequence[tuple[str, 
     Each line begins with ``-`` where only the feature carries it, with ``+`` where only upstream
     merged it; the line's own sign follows.
     """
-    from collections import Counter
-
     ours, theirs = Counter(carried), Counter(merged)
     only = [("-", *entry) for entry in (ours - theirs).elements()]
     only += [("+", *entry) for entry in (theirs - ours).elements()]
@@ -257,3 +255,183 @@ def _first(checkout: Checkout, commit: str) -> str | None:
             continue  # a tag of another kind
     final = [version for version in versions if not version.is_prerelease]
     return str(min(final)) if final else None
+
+
+# The report
+
+
+#: How many lines of the difference between a change as carried and as merged are shown.
+_MOST_LINES = 40
+
+
+class Means(str, Enum):
+    """The means by which a release is known to have a feature itself."""
+
+    MEMORY = "memory"
+    LINES = "lines"
+    IMAGES = "images"
+
+
+class Release(NamedTuple):
+    """State of a feature on one release.
+
+    :ivar means: by what upstream is known to have it; ``None`` in every other state.
+    :ivar variants: the ranges of the variants that serve it, each once; of several topics there can
+        be several.
+    :ivar bases: the releases on which their texts were made.
+    :ivar authors: who wrote them, and ``dates`` when they were last changed, by their headers.
+    :ivar why: what prevents it, or what else to know about it.
+    :ivar word: the state for people, where that is another word: a clash.
+    """
+
+    release: str
+    state: State
+    means: Means | None
+    variants: tuple[str, ...] = ()
+    bases: tuple[str, ...] = ()
+    authors: tuple[str, ...] = ()
+    dates: tuple[str, ...] = ()
+    why: str | None = None
+    word: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        """The fields of the JSON."""
+        return by_fields(self, "word")
+
+
+class Merge(NamedTuple):
+    """What a checkout of vLLM knows of the upstream change.
+
+    :ivar pull: the number of the pull request; :ivar commit: the commit that merged it.
+    :ivar first: the first release that has that commit; ``None`` where no tag tells.
+    :ivar others: subjects of further commits that name the pull request, such as reverts.
+    :ivar difference: a diff of the changed lines, as carried and as merged.
+    :ivar differing: how many changed lines only one of them has.
+    """
+
+    pull: int
+    commit: str
+    date: str
+    first: str | None
+    others: tuple[str, ...]
+    difference: tuple[str, ...]
+    differing: int
+
+
+@dataclass(frozen=True)
+class LogReport(Report):
+    """One feature from release to release.
+
+    :ivar edits: the history of its folder, the newest first; empty where there is none.
+    :ivar merge: what a checkout knows of it; ``None`` where none was asked, or it has no merge.
+    :ivar not_found: the pull request that a checkout was asked for and does not have.
+    """
+
+    _command: ClassVar[str] = "log"
+    _key: ClassVar[str] = "log"
+    feature: str
+    title: str
+    upstream: str
+    reason: str | None
+    releases: tuple[Release, ...]
+    edits: tuple[LogEntry, ...] = ()
+    merge: Merge | None = None
+    not_found: int | None = None
+
+    def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
+        """The text of the report."""
+        yield Line((Span(self.feature, "heading"), Span("  ")), (Span(self.title, "muted"),))
+        reason = f"  ({self.reason})" if self.reason else ""
+        yield labelled(2, "upstream: ", f"{self.upstream or 'none named'}{reason}")
+        yield BLANK
+        yield from table(self.releases)
+        if self.edits:
+            yield BLANK
+            for edit in self.edits:
+                head = f"{edit.commit[:9]}  {edit.date}  {edit.author}  "
+                yield Line((Span(head, "muted"),), (Span(edit.subject),))
+        if self.not_found is not None:
+            yield BLANK
+            text = (
+                f"no commit of the checkout ends with (#{self.not_found}): it is not merged there"
+            )
+            yield labelled(0, "merged:   ", text)
+        if self.merge is not None:
+            yield BLANK
+            yield from _merge(self.merge)
+
+
+def logged(feature: str, releases: Sequence[Release]) -> Verdict:
+    """The verdict of ``log ID``."""
+    needy = [entry.release for entry in releases if entry.state.needs_attention]
+    if needy:
+        text = f"Action needed: {feature} does not apply to {enumeration(needy)}."
+        return Verdict(Code.NEEDS_ATTENTION, text)
+    said = []
+    if fits := _spans(releases, State.PRISTINE):
+        said.append(f"applies to {fits}")
+    if has := _spans(releases, State.UPSTREAMED):
+        said.append(f"upstream has it in {has}")
+    text = f"{feature}: {'; '.join(said) or 'it is made for none of these releases'}."
+    return Verdict(Code.LOGGED, text)
+
+
+def _spans(releases: Sequence[Release], state: State) -> str:
+    """The runs of neighbouring releases in a state, as ranges in words."""
+    runs: list[list[str]] = []
+    before: State | None = None
+    for entry in releases:
+        if entry.state is state and before is state:
+            runs[-1].append(entry.release)
+        elif entry.state is state:
+            runs.append([entry.release])
+        before = entry.state
+    return enumeration([run[0] if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs])
+
+
+def table(releases: Sequence[Release]) -> Iterator[Line]:
+    """A line a release, and below them what prevents the feature."""
+    titles = ("release", "state", "means", "variant", "base", "by", "on")
+    rows = [[Span(title, "heading") for title in titles]]
+    for entry in releases:
+        release, state, *others = _cells(entry)
+        styled = Span(state, entry.state.value)
+        rows.append([Span(release), styled, *map(Span, others)])
+    yield from aligned(rows)
+    needy = [
+        entry
+        for entry in releases
+        if entry.state.needs_attention
+        or (entry.state is State.INAPPLICABLE and ANY_MORE in (entry.why or ""))
+    ]
+    names = [entry.release for entry in releases]
+    yield from causes([(entry.release, entry.why) for entry in needy if entry.why], names)
+
+
+def _cells(entry: Release) -> tuple[str, ...]:
+    mark = f" {MARK}" if entry.state.needs_attention else ""
+    means = entry.means.value if entry.means is not None else ""
+    return (
+        entry.release,
+        (entry.word or entry.state.value) + mark,
+        means,
+        enumeration(entry.variants, most=2),
+        enumeration(entry.bases, most=2),
+        enumeration(entry.authors, most=2),
+        max(entry.dates, default=""),
+    )
+
+
+def _merge(merge: Merge) -> Iterator[Line]:
+    since = f", first in {merge.first}" if merge.first else ""
+    yield labelled(0, "merged:   ", f"#{merge.pull} as {merge.commit[:9]} on {merge.date}{since}")
+    for subject in merge.others:
+        yield labelled(0, "also:     ", subject)
+    if not merge.differing:
+        yield labelled(0, "as it is: ", "upstream merged the lines that this feature carries")
+        return
+    yield labelled(0, "otherwise:", f" {count(merge.differing, 'line')} differ")
+    for text in merge.difference[:_MOST_LINES]:
+        yield Line((Span("  "),), (Span(text),))
+    if (more := len(merge.difference) - _MOST_LINES) > 0:
+        yield labelled(2, "", f"and {more} more; --json has all of them")

@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from packaging.version import Version
 
+from overlay.authoring.carry import carry
+from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.releases import package_of
-from overlay.authoring.reports.history import Cell, Elsewhere, MatrixReport, Row, matrix_of
 from overlay.commands.assess import examine
 from overlay.commands.parallel import cores, in_processes
 from overlay.commands.request import Request
 from overlay.features.model import of_package, packages_of
 from overlay.package import VLLM, Package
 from overlay.planning.obsolete import obsolete_by
-from overlay.planning.upstream import module_outcome
+from overlay.planning.scope_cache import Memo
+from overlay.planning.scopes import Syntax
+from overlay.planning.upstream import by_distance, module_outcome
+from overlay.report.base import Cell as TableCell
+from overlay.report.base import Report, Table, plain
+from overlay.report.codes import Code, Verdict
+from overlay.report.lines import BLANK, Line, Span, labelled
 from overlay.report.progress import counting
+from overlay.report.words import count, enumeration
 from overlay.results import Outcome, State, whole_outcome
+from overlay.results.invocation import command
 from overlay.targets.resolution import release_named, releases, resolve, spelt
 
 if TYPE_CHECKING:
-    from overlay.authoring.locating import ReleaseTexts
-    from overlay.features.model import Feature, Topic, Variant
-    from overlay.planning.scopes import Syntax
+    from overlay.features.model import Feature, Topic
 
 #: The states in which it is of interest how a port would land.
 _CARRIED = (State.INAPPLICABLE, State.PARTIAL, State.DRIFTED, State.MISSING)
@@ -38,9 +45,6 @@ def matrix(request: Request, span: str | None = None) -> MatrixReport:
     :param span: releases as ``--releases`` takes them; default: all.
     :raises OverlayError: if a release cannot be read.
     """
-    from overlay.authoring.locating import ReleaseTexts
-    from overlay.planning.scope_cache import Memo
-
     names = releases("all" if span is None else span)
     package = package_of(names)
     every = request.at_hand()
@@ -114,10 +118,8 @@ class _Column:
         return whole_outcome(known) if known and len(known) == len(outcomes) else None
 
     def _carried(self, topic: Topic, release: str) -> Outcome | None:
-        from overlay.authoring.carry import carry
-
         named = release_named(release)
-        variant = _nearest(topic.variants, named[0] if named else Version(release))
+        variant = by_distance(topic.variants, named[0] if named else Version(release))[0]
         patch = variant.patch
         if patch.retired:
             return Outcome.UPSTREAM
@@ -133,9 +135,151 @@ class _Column:
         return carry(before, patch.hunks, there, self.syntax).outcome
 
 
-def _nearest(variants: Sequence[Variant], release: Version) -> Variant:
-    """The variant whose range is nearest: the newest that is not newer, else the oldest."""
-    older = [variant for variant in variants if variant.releases.first <= release]
-    if older:
-        return max(older, key=lambda variant: variant.releases)
-    return min(variants, key=lambda variant: variant.releases)
+# The report
+
+
+class Cell(NamedTuple):
+    """A feature on one release in the matrix.
+
+    :ivar outcome: how a port would land there, where it does not apply or is not made for it.
+    """
+
+    release: str
+    state: State
+    outcome: Outcome | None = None
+
+    @property
+    def letter(self) -> str:
+        """The letter of the matrix."""
+        if self.state in _STATES:
+            return _STATES[self.state]
+        if self.outcome in (None, Outcome.EXACT) and self.state is not State.INAPPLICABLE:
+            return "d"  # inside its range, where something else than its lines prevents it
+        return _OUTCOMES[self.outcome] if self.outcome is not None else "-"
+
+
+_STATES = {State.APPLIED: "P", State.PRISTINE: "P", State.UPSTREAMED: "U", State.AMBIGUOUS: "a"}
+
+_OUTCOMES = {
+    Outcome.UPSTREAM: "U",
+    Outcome.EXACT: "p",
+    Outcome.MERGED: "3",
+    Outcome.MOVED: "3",
+    Outcome.PARTLY: "h",
+    Outcome.CONFLICT: "c",
+    Outcome.MISSING: "M",
+}
+
+#: What the letters of the matrix mean.
+LEGEND = (
+    ("P", "applies"),
+    ("U", "upstream has it"),
+    ("p", "would land, outside its range"),
+    ("3", "merges, for review"),
+    ("h", "upstream has a part"),
+    ("c", "conflict"),
+    ("M", "a file or scope is missing"),
+    ("a", "ambiguous"),
+    ("d", "does not apply"),
+    ("-", "not made for it"),
+)
+
+
+class Row(NamedTuple):
+    """A feature on every release, oldest first."""
+
+    feature: str
+    cells: tuple[Cell, ...]
+
+    def plain(self) -> dict[str, Any]:
+        """The letters in one text; states and outcomes side by side."""
+        return {
+            "feature": self.feature,
+            "letters": "".join(cell.letter for cell in self.cells),
+            "states": [cell.state.value for cell in self.cells],
+            "outcomes": [plain(cell.outcome) for cell in self.cells],
+        }
+
+
+class Elsewhere(NamedTuple):
+    """The features for another package, which a matrix does not show.
+
+    :ivar features: their ids; :ivar releases: of that package, as ``--releases`` takes them.
+    """
+
+    package: str
+    features: tuple[str, ...]
+    releases: str
+
+
+@dataclass(frozen=True)
+class MatrixReport(Report):
+    """Every feature for one package on every release of it.
+
+    :ivar elsewhere: what features there are for other packages.
+    """
+
+    _command: ClassVar[str] = "log"
+    _key: ClassVar[str] = "matrix"
+    releases: tuple[str, ...]
+    features: tuple[Row, ...]
+    elsewhere: tuple[Elsewhere, ...] = ()
+
+    def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
+        """Releases as columns of one letter."""
+        width = max((len(row.feature) for row in self.features), default=0)
+        # The package is the same in all of them, and told in the last line.
+        names = [name.rpartition("==")[2] for name in self.releases]
+        height = max(map(len, names), default=0)
+        padded = [name.ljust(height) for name in names]
+        for at in range(height):
+            yield Line(
+                (Span(" " * (width + 2)), Span("".join(name[at] for name in padded), "muted"))
+            )
+        used: set[str] = set()
+        for row in self.features:
+            spans = [Span(f"{row.feature:<{width}}  ")]
+            for cell in row.cells:
+                used.add(cell.letter)
+                spans.append(Span(cell.letter, cell.state.value))
+            yield Line(tuple(spans))
+        yield BLANK
+        for letter, meaning in LEGEND:
+            if letter in used:
+                yield labelled(2, f"{letter}  ", meaning)
+        yield from self._not_shown()
+
+    def table(self) -> Table:
+        """Releases as columns, features as rows, and what the letters mean."""
+        rows = {
+            row.feature: tuple(
+                TableCell(cell.letter, cell.state.value, f"{cell.release}: {cell.state.value}")
+                for cell in row.cells
+            )
+            for row in self.features
+        }
+        letters = {cell.text for cells in rows.values() for cell in cells}
+        legend = {letter: meaning for letter, meaning in LEGEND if letter in letters}
+        return Table("feature", self.releases, rows, legend, tuple(self._not_shown()))
+
+    def _not_shown(self) -> Iterator[Line]:
+        """The features that a matrix does not show, with the command that does."""
+        for other in self.elsewhere:
+            is_ = "is" if len(other.features) == 1 else "are"
+            step = command("log", "--matrix", "--releases", other.releases)
+            text = f"{enumeration(list(other.features))} {is_} for {other.package}: {step}"
+            yield labelled(2, "not shown: ", text)
+
+
+def matrix_of(rows: Sequence[Row]) -> Verdict:
+    """The verdict of ``log --matrix``."""
+    needy = [row.feature for row in rows if any(cell.state.needs_attention for cell in row.cells)]
+    releases = len(rows[0].cells) if rows else 0
+    if needy:
+        cells = sum(cell.state.needs_attention for row in rows for cell in row.cells)
+        text = f"Action needed on {enumeration(needy)}: {cells} of {len(rows) * releases} cells."
+        return Verdict(Code.NEEDS_ATTENTION, text)
+    package = rows[0].cells[0].release.rpartition("==")[0] if releases else ""
+    of = f" of {package}" if package else ""
+    what = f"{count(len(rows), 'feature')} on {count(releases, 'release')}{of}"
+    return Verdict(Code.LOGGED, f"Nothing needs you: {what}.")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlay.authoring import releases as package_releases
 from overlay.authoring.commands.edits import Made, Workshop, feature_of, survey
 from overlay.authoring.free_ids import require_free
-from overlay.authoring.reports.authored import AuthoredFile, AuthoredHunks, NewReport, made_new
+from overlay.authoring.reports.authored import NewReport, authored, made_new
 from overlay.authoring.triage import FileFate
+from overlay.authoring.writing import write_folder
 from overlay.commands.scene import resolve
 from overlay.errors import UsageError
 from overlay.package import VLLM
@@ -19,7 +19,7 @@ from overlay.results.invocation import command
 
 if TYPE_CHECKING:
     from overlay.commands.request import Request
-    from overlay.features.model import Feature, Hunk
+    from overlay.features.model import Feature
     from overlay.targets.target import Progress
 
 
@@ -70,26 +70,24 @@ def written(surveyed: Workshop, made: Made, patches: Path, *, update: bool = Fal
 
     :raises OverlayError, OSError: if it cannot be written.
     """
-    from overlay.authoring.writing import write_folder
-
     prepared = made.prepared
     summary, folder = prepared.summary, None
     if prepared.folder is not None:
         folder = write_folder(prepared.folder, patches, update=update)
     span = None if folder is None else str(summary.releases)
-    files = _files(summary.files, prepared.hunks, surveyed)
+    files = authored(summary.files, prepared.hunks, surveyed.stacks)
     return NewReport(
-        made_new(summary.id, files, folder, span, _beside(surveyed)),
+        made_new(summary.id, files, folder, span, surveyed.others or ()),
         feature=summary.id,
         target=surveyed.target.name,
         release=str(surveyed.release),
         files=files,
-        outcomes=tuple(summary.outcomes.items()),
+        outcomes=summary.outcomes,
         releases=span,
         merged=summary.merged,
-        unread=tuple(made.unread.items()),
+        unread=made.unread,
         folder=folder,
-        beside=_beside(surveyed),
+        beside=surveyed.others or (),
     )
 
 
@@ -106,41 +104,15 @@ def found(surveyed: Workshop, feature: Feature) -> NewReport:
         FileFate(edit.path, Fate.ADDED if edit.path in added else Fate.EDITED)
         for edit in surveyed.edits
     ]
-    files = _files(fates, hunks, surveyed)
+    files = authored(fates, hunks, surveyed.stacks)
     folder = Path(feature.origin) / feature.id
     return NewReport(
-        made_new(feature.id, files, folder, str(feature.releases), _beside(surveyed)),
+        made_new(feature.id, files, folder, str(feature.releases), surveyed.others or ()),
         feature=feature.id,
         target=surveyed.target.name,
         release=str(surveyed.release),
         files=files,
         releases=str(feature.releases),
         folder=folder,
-        beside=_beside(surveyed),
+        beside=surveyed.others or (),
     )
-
-
-def _beside(surveyed: Workshop) -> tuple[tuple[str, str], ...]:
-    """What was changed beside modules: path, and what was done."""
-    return tuple((each.path, each.what) for each in surveyed.others or ())
-
-
-def _files(
-    fates: Sequence[FileFate], hunks: Mapping[str, Sequence[Hunk]], surveyed: Workshop
-) -> tuple[AuthoredFile, ...]:
-    return tuple(
-        AuthoredFile(
-            fate.path,
-            fate.fate,
-            by_scope(hunks.get(fate.path, ())),
-            surveyed.stacks.get(fate.path, ()),
-            fate.problem,
-        )
-        for fate in fates
-    )
-
-
-def by_scope(hunks: Sequence[Hunk]) -> tuple[AuthoredHunks, ...]:
-    """How many hunks each scope has, in the order of the file."""
-    scopes = [hunk.scope for hunk in hunks]
-    return tuple(AuthoredHunks(scope, scopes.count(scope)) for scope in dict.fromkeys(scopes))

@@ -10,27 +10,24 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
+from overlay.authoring import disk
 from overlay.authoring import releases as package_releases
-from overlay.authoring.reports.ported import (
-    PortedFeature,
-    PortedHunk,
-    PortReport,
-    concluded,
-    counted,
-)
+from overlay.authoring.port_session import create, session_folder
+from overlay.authoring.porting import Porter
+from overlay.authoring.ports import FeaturePort
+from overlay.authoring.reports.ported import PortReport, concluded
+from overlay.authoring.variants import remembered, with_ports
 from overlay.authoring.writing import Expected, check_files
 from overlay.errors import OverlayError, UsageError
+from overlay.features import sources
 from overlay.features.folder import holes as holes_of
 from overlay.package import VLLM, Package
-from overlay.results import Outcome
+from overlay.planning.scope_cache import Memo
 from overlay.results.invocation import absolute, command
 from overlay.settings import in_home
 from overlay.untrusted import read_regular
 
 if TYPE_CHECKING:
-    from overlay.authoring import disk
-    from overlay.authoring.porting import Porter
-    from overlay.authoring.ports import FeaturePort
     from overlay.commands.request import Request
     from overlay.features.model import Feature
     from overlay.targets.target import Progress
@@ -56,8 +53,6 @@ def port(
     :raises UsageError: if an id is not known, or a session is open already.
     :raises OverlayError: if a release cannot be read or a folder cannot be written.
     """
-    from overlay.authoring.port_session import create, session_folder
-
     everything = request.load()
     package, asked = package_releases.named(releases, request.package(everything))
     place = session or (session_folder(asked[0], package) if len(asked) == 1 else None)
@@ -76,8 +71,7 @@ def port(
     ready = [port for port in ports if not port.conflicts and (accept_merged or not port.review)]
     written = write_ports(porter, features, ready, names) if write else frozenset()
     reported = tuple(
-        replace(described(port), written=(port.feature.id, port.release) in written)
-        for port in ports
+        replace(port, written=(port.feature.id, port.release) in written) for port in ports
     )
     waits = [port for port in ports if port.conflicts or (port.review and port not in ready)]
     folder = None
@@ -142,8 +136,6 @@ def _carried(
     porter: Porter, feature: Feature, features: Sequence[Feature], releases: Sequence[str]
 ) -> Iterator[FeaturePort]:
     """A feature carried to releases, oldest first; what one of them has, the later ones have."""
-    from overlay.authoring.variants import remembered
-
     earlier = features[: features.index(feature)]
     known = feature
     for release in releases:
@@ -159,9 +151,6 @@ def make_porter(
     names: Sequence[str], package: Package = VLLM, progress: Progress | None = None
 ) -> Porter:
     """A porter that reads the named releases from the cache or the package index."""
-    from overlay.authoring.porting import Porter
-    from overlay.planning.scope_cache import Memo
-
     return Porter(package_releases.texts_of(names, package, progress), Memo())
 
 
@@ -193,9 +182,6 @@ def write_ports(
     :returns: (id, release) of what is served, or known to be upstream, since then.
     :raises OverlayError, OSError: if a folder cannot be written.
     """
-    from overlay.authoring import disk
-    from overlay.authoring.variants import with_ports
-
     today = datetime.now().astimezone().date().isoformat()
     changed: dict[Path, list[disk.NewFolder]] = {}
     done: set[tuple[str, str]] = set()
@@ -240,8 +226,6 @@ def _write_folders(changed: Mapping[Path, Sequence[disk.NewFolder]]) -> None:
 
     :raises OverlayError, OSError: if one cannot be written; the message says what was.
     """
-    from overlay.authoring import disk
-
     written: list[Path] = []
     for place, folders in changed.items():
         try:
@@ -287,8 +271,6 @@ def _memory(
     porter: Porter, own: Sequence[FeaturePort], earlier: Sequence[Feature], names: Sequence[str]
 ) -> str | None:
     """The first release from which on upstream is known to have a feature, if that is new."""
-    from overlay.authoring.variants import remembered
-
     known = [name for port in own if (name := remembered(porter, port, earlier, names))]
     return min(known, key=Version) if known else None
 
@@ -298,8 +280,6 @@ def folder_of(feature: Feature) -> Path:
 
     :raises UsageError: if it came with an installed overlay, where an upgrade would undo it.
     """
-    from overlay.features.sources import shipped_folder
-
     if not feature.shipped:
         return in_home(feature.origin) / feature.id
     if not _in_checkout():
@@ -307,36 +287,9 @@ def folder_of(feature: Feature) -> Path:
             f"{feature.id} comes with the installed vllm-overlay: upgrade that, or port it in a "
             "checkout of vllm-overlay"
         )
-    return shipped_folder() / feature.id
+    return sources.shipped_folder() / feature.id
 
 
 def _in_checkout() -> bool:
     """Whether the shipped features lie in a checkout of the overlay, and may be written."""
-    from overlay.features.sources import shipped_folder
-
-    return (shipped_folder().parent / "setup.py").is_file()
-
-
-def described(port: FeaturePort) -> PortedFeature:
-    """A port as it is reported."""
-    hunks = [
-        PortedHunk(topic.topic, topic.path, hunk.scope, hunk.outcome, hunk.line)
-        for topic in port.topics
-        for hunk in topic.hunks
-        if hunk.outcome not in (Outcome.EXACT, Outcome.UPSTREAM) and not port.idle
-    ]
-    problems = [topic.problem for topic in port.topics if topic.problem is not None]
-    return PortedFeature(
-        port.feature.id,
-        port.release,
-        port.outcome,
-        base=tuple(dict.fromkeys(topic.base for topic in port.topics)),
-        counts=counted(hunk.outcome for topic in port.topics for hunk in topic.hunks),
-        hunks=tuple(hunks),
-        warnings=tuple(dict.fromkeys(w for topic in port.topics for w in topic.warnings)),
-        shown=port.shown,
-        obsolete=port.obsolete,
-        covered=port.covered,
-        review=port.review,
-        problem=port.problem or next(iter(problems), None),
-    )
+    return (sources.shipped_folder().parent / "setup.py").is_file()

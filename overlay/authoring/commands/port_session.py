@@ -7,21 +7,40 @@ from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from overlay.authoring import disk
+from overlay.authoring import session as sessions
 from overlay.authoring.commands.port import (
-    described,
     folder_of,
     known_names,
     make_porter,
     write_ports,
 )
-from overlay.authoring.reports.ported import OpenFile, PortReport, ended, waiting
+from overlay.authoring.port_session import (
+    check_digests,
+    check_there,
+    find,
+    is_stale,
+    resolved,
+    retired,
+)
+from overlay.authoring.port_views import (
+    Conflict,
+    conflict,
+    hunk_view,
+    marker_lines,
+    merge_view,
+    placed_before,
+    upstream_view,
+)
+from overlay.authoring.porting import Porter
+from overlay.authoring.ports import FeaturePort, TopicPort
+from overlay.authoring.reports.ported import OpenFile, PortReport, ScopeViews, ended, waiting
+from overlay.authoring.resolvers import merge_tool, propose
+from overlay.authoring.session import Kind, Session, Waiting, finish, read, without
 from overlay.features.folder import holes as holes_of
+from overlay.results import Outcome
 
 if TYPE_CHECKING:
-    from overlay.authoring.port_session import PortSession, Waiting
-    from overlay.authoring.port_views import Conflict
-    from overlay.authoring.porting import Porter
-    from overlay.authoring.ports import FeaturePort, TopicPort
     from overlay.commands.request import Request
     from overlay.features.model import Feature
     from overlay.targets.target import Progress
@@ -62,10 +81,8 @@ class Resolving:
         *,
         trusting: bool = False,
     ) -> None:
-        from overlay.authoring.port_session import check_digests, check_there, find, load
-
-        self.session: PortSession = load(find(folder))
-        named = tuple(dict.fromkeys((*request.patches, *self.session.patches)))
+        self.session: Session = read(find(folder), Kind.PORT)
+        named = tuple(dict.fromkeys((*request.patches, *map(str, self.session.patches))))
         self.request = request._replace(patches=named)
         self.features: tuple[Feature, ...] = self.request.authored(self.session.package)
         at_hand = {feature.id: feature for feature in self.features}
@@ -94,22 +111,17 @@ class Resolving:
             return False
         before = self.features[: self.features.index(port.feature)]
         given = self.porter.texts_given(port.feature, topic, self.session.release, before)
-        return self.session.text(entry) in given
+        return self.session.now(entry.name) in given
 
     def texts(self, entry: Waiting) -> Conflict | None:
         """The texts of what waits, with the result as it is now; ``None`` without a file."""
-        from overlay.authoring.port_views import conflict
-
-        topic, data = self.topic(entry), self.session.text(entry)
+        topic, data = self.topic(entry), self.session.now(entry.name)
         texts = None if topic is None else conflict(topic, self.session.release)
         return None if texts is None or data is None else replace(texts, merged=data)
 
     def open_file(self, entry: Waiting) -> OpenFile:
         """What waits, as it is shown."""
-        from overlay.authoring.port_views import hunk_view, marker_lines, merge_view, upstream_view
-        from overlay.results import Outcome
-
-        topic, data = self.topic(entry), self.session.text(entry)
+        topic, data = self.topic(entry), self.session.now(entry.name)
         hunks = [] if topic is None else [h for h in topic.hunks if h.outcome is not Outcome.EXACT]
         return OpenFile(
             entry.feature,
@@ -119,7 +131,7 @@ class Resolving:
             None if data is None else self.session.folder / entry.name,
             () if data is None else tuple(marker_lines(data)),
             tuple(
-                (hunk.scope, hunk_view(hunk.hunk), upstream_view(topic, hunk.hunk))
+                ScopeViews(hunk.scope, hunk_view(hunk.hunk), upstream_view(topic, hunk.hunk))
                 for hunk in hunks
                 if topic is not None
             ),
@@ -131,7 +143,7 @@ class Resolving:
         files = tuple(map(self.open_file, self.session.waiting))
         return PortReport(
             waiting(self.session.folder, files),
-            tuple(map(described, self.ports)),
+            self.ports,
             self.session.folder,
             files,
         )
@@ -143,14 +155,10 @@ class Resolving:
 
         :raises OSError: if it cannot be written.
         """
-        from overlay.authoring.disk import write_below
-
-        write_below(self.session.folder, entry.name, data)
+        disk.write_below(self.session.folder, entry.name, data)
 
     def place(self, entry: Waiting) -> bool:
         """Put the added lines before upstream's; whether there is a file for that."""
-        from overlay.authoring.port_views import placed_before
-
         topic = self.topic(entry)
         data = None if topic is None else placed_before(topic, self.session.release)
         if data is not None:
@@ -170,8 +178,6 @@ class Resolving:
 
         :raises UsageError: if what it gives cannot be a resolution.
         """
-        from overlay.authoring.resolvers import merge_tool, propose
-
         texts = self.texts(entry)
         if texts is None:
             return False
@@ -210,8 +216,6 @@ def proceed(request: Request, folder: str | None, progress: Progress | None = No
     :raises UsageError: if markers are left, or a file cannot be carried; nothing is written then.
     :raises OSError: if the patches cannot be written.
     """
-    from overlay.authoring.port_session import resolved
-
     if (finished := _finished(request, folder, progress)) is not None:
         return finished
     resolving = Resolving(request, folder, progress)
@@ -226,9 +230,7 @@ def _ended(resolving: Resolving, ports: Sequence[FeaturePort]) -> PortReport:
 
     Nothing is read behind its end: the working folder may be the session's, and gone then.
     """
-    from overlay.authoring.port_session import end
-
-    entries = tuple(replace(described(port), written=True) for port in ports)
+    entries = tuple(replace(port, written=True) for port in ports)
     ids = {port.feature.id for port in ports}
     now = resolving.request.authored(resolving.session.package)
     holes = [
@@ -237,7 +239,7 @@ def _ended(resolving: Resolving, ports: Sequence[FeaturePort]) -> PortReport:
         if feature.id in ids
         for hole in holes_of(feature, resolving.names)
     ]
-    emptied = end(resolving.session)
+    emptied = finish(resolving.session)
     verdict = ended(resolving.session.folder, entries, holes, emptied=emptied)
     return PortReport(verdict, entries)
 
@@ -250,8 +252,6 @@ def _finished(request: Request, folder: str | None, progress: Progress | None) -
 
     :returns: ``None`` where something still waits.
     """
-    from overlay.authoring.port_session import is_stale, without
-
     resolving = Resolving(request, folder, progress, trusting=True)
     session = resolving.session
     at_hand = {feature.id: feature for feature in resolving.features}
@@ -275,8 +275,6 @@ def retire(
 
     :raises UsageError: if the session does not wait for it.
     """
-    from overlay.authoring.port_session import retired, without
-
     resolving = Resolving(request, folder, progress)
     port = next((port for port in resolving.ports if port.feature.id == id_), None)
     if port is not None:
@@ -291,13 +289,11 @@ def skip(
 
     :raises UsageError: if the session does not wait for it.
     """
-    from overlay.authoring.port_session import without
-
     resolving = Resolving(request, folder, progress)
     return _left(resolving, without(resolving.session, id_))
 
 
-def _left(resolving: Resolving, session: PortSession) -> PortReport:
+def _left(resolving: Resolving, session: Session) -> PortReport:
     if not session.waiting:
         return PortReport(ended(session.folder, (), emptied=not session.folder.exists()))
     resolving.session = session
@@ -310,11 +306,8 @@ def abort(folder: str | None) -> PortReport:
 
     :raises UsageError: if there is no such session.
     """
-    from overlay.authoring import disk
-    from overlay.authoring.port_session import find, load
-
-    session = load(find(folder))
-    disk.vanish(session.folder)
+    session = read(find(folder), Kind.PORT)
+    sessions.abort(session)
     return PortReport(ended(session.folder, ()))
 
 
@@ -361,5 +354,5 @@ def _settled(resolving: Resolving, entry: Waiting, key: Key) -> bool:
     if key is Key.UPSTREAM:
         return resolving.take_upstream(entry)
     if key in (Key.EDITED, Key.KEEP):
-        return not resolving.open_file(entry).marked
+        return not resolving.open_file(entry).markers
     return True

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from packaging.version import Version
 
 from overlay.authoring import releases as package_releases
-from overlay.authoring.reports.pruned import PruneEntry, PruneReport, concluded
+from overlay.authoring.disk import NewFolder, replace_features, settle
+from overlay.authoring.pruning import Proposal, Pruner, Served
 from overlay.commands.request import Request
 from overlay.errors import OverlayError, UsageError
 from overlay.features.model import of_package, packages_of
 from overlay.features.sources import entries, left_behind, stray
 from overlay.package import VLLM, Package
+from overlay.planning.scope_cache import Memo
+from overlay.report.base import Report
+from overlay.report.codes import Code, Verdict
+from overlay.report.lines import Line, Span, labelled
+from overlay.report.words import count
+from overlay.results.invocation import command
+from overlay.targets.resolution import release_named
 from overlay.untrusted import read_regular
 
 if TYPE_CHECKING:
-    from overlay.authoring.pruning import Proposal, Served
     from overlay.features.model import Feature
     from overlay.targets.target import Progress
 
@@ -43,10 +51,6 @@ def prune(
     :raises OverlayError: if the features or a release cannot be read, the folder not be written, or
         it was changed while the proposals were made.
     """
-    from overlay.authoring.disk import settle
-    from overlay.authoring.pruning import Pruner
-    from overlay.planning.scope_cache import Memo
-
     if not request.patches:
         raise UsageError(
             "expected a folder of patches to prune, found none: name one with --patches DIR, or in "
@@ -74,8 +78,8 @@ def prune(
         concluded(shown, folder, oldest, written=write),
         folder=folder,
         releases=", ".join(_span(package, names) for package, names in spans.items()),
-        entries=shown,
         written=write and bool(shown),
+        proposals=shown,
     )
 
 
@@ -111,8 +115,6 @@ def _first(oldest: str, package: Package) -> tuple[Package, Version]:
 
     :raises UsageError: if it is not a release.
     """
-    from overlay.targets.resolution import release_named
-
     named = release_named(oldest, package)
     if named is None:
         raise UsageError(f"--oldest: {oldest!r} is not a release number, such as 0.26.0")
@@ -132,8 +134,6 @@ def _lies_in(feature: Feature, folder: Path) -> bool:
 
 def _with_files(feature: Feature, folder: Path) -> Served:
     """A feature with the files of its folder, if that is the one to be pruned."""
-    from overlay.authoring.pruning import Served
-
     if not _lies_in(feature, folder):
         return Served(feature)
     place = entries(folder)[feature.id]
@@ -149,8 +149,6 @@ def _with_files(feature: Feature, folder: Path) -> Served:
 
 def _carry_out(folder: Path, proposals: Sequence[Proposal]) -> None:
     """Carry out proposals by one switch of the folder."""
-    from overlay.authoring.disk import NewFolder, replace_features
-
     changed: dict[str, dict[str, bytes | None]] = {}
     gone: list[str] = []
     for proposal in proposals:
@@ -161,3 +159,58 @@ def _carry_out(folder: Path, proposals: Sequence[Proposal]) -> None:
             changed.setdefault(proposal.feature, {}).update(proposal.files)
     new = [NewFolder(id_, files, whole=False) for id_, files in changed.items()]
     replace_features(folder, new, gone)
+
+
+# The report
+
+
+class PruneEntry(NamedTuple):
+    """One proposal.
+
+    :ivar kind: what it does, as one of a few fixed texts; :ivar text: the same in full.
+    """
+
+    feature: str
+    kind: str
+    text: str
+    evidence: str
+
+
+@dataclass(frozen=True)
+class PruneReport(Report):
+    """What ``prune`` proposes, or did.
+
+    :ivar folder: the folder of patches; :ivar releases: the range that is still served.
+    :ivar written: whether it was carried out.
+    """
+
+    _command: ClassVar[str] = "prune"
+    _key: ClassVar[str] = "prune"
+    folder: Path
+    releases: str
+    written: bool
+    proposals: tuple[PruneEntry, ...]
+
+    def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
+        """The text of the report."""
+        yield labelled(0, "serves:   ", f"{self.releases}; {self.folder}")
+        for entry in self.proposals:
+            yield Line((Span(f"{entry.feature}  ", "heading"),), (Span(entry.text),))
+            yield labelled(2, "evidence: ", entry.evidence)
+
+
+def concluded(
+    entries: Sequence[PruneEntry], folder: Path, oldest: str | None, *, written: bool
+) -> Verdict:
+    """The verdict of ``prune``.
+
+    :param oldest: the oldest release that is served, as the user named it.
+    """
+    if not entries:
+        return Verdict(Code.NOTHING_TO_PRUNE, f"Nothing to prune in {folder}.")
+    number = count(len(entries), "proposal")
+    if written:
+        return Verdict(Code.PRUNED, f"Carried out {number} in {folder}.")
+    step = command("prune", "--write", *(() if oldest is None else ("--oldest", oldest)))
+    text = f"Nothing was written: {number}, which {step} carries out."
+    return Verdict(Code.CAN_BE_PRUNED, text)

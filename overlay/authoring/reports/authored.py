@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
-from overlay.authoring.reports.imported import landings, on_disk_only
+from overlay.authoring.landing import landings, on_disk_only
+from overlay.authoring.triage import FileFate
+from overlay.features.model import Hunk
+from overlay.on_disk.beside import Beside
 from overlay.report.base import Report
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import Line, Span, labelled
@@ -41,39 +44,61 @@ class AuthoredFile(NamedTuple):
 
 
 @dataclass(frozen=True)
-class NewReport(Report):
-    """What ``new --from-edits`` made of the edits of an installed vLLM.
+class _Authored(Report):
+    """What editing made of a feature.
 
-    :ivar target: what the user named; :ivar release: of the vLLM there.
-    :ivar outcomes: release and how the whole change lands there, oldest first.
-    :ivar releases: the range that the new variants serve; ``None`` where nothing was written.
+    :ivar release: of the files that were edited.
+    :ivar releases: the range that gets the edit; ``None`` where nothing was written.
     :ivar merged: the first release that has the change itself.
     :ivar unread: releases that could not be tried, with the reason.
-    :ivar folder: the new feature; ``None`` where nothing was written.
-    :ivar beside: path of what was changed and is no module, which no feature carries, and what was
-        done to it.
+    :ivar folder: the feature; ``None`` where nothing was written.
     """
 
-    _command: ClassVar[str] = "new"
     feature: str
-    target: str
     release: str
-    files: tuple[AuthoredFile, ...]
-    outcomes: tuple[tuple[str, Outcome], ...] = ()
+    files: tuple[AuthoredFile, ...] = ()
     releases: str | None = None
     merged: str | None = None
-    unread: tuple[tuple[str, str], ...] = ()
+    unread: Mapping[str, str] = field(default_factory=dict)
     folder: Path | None = None
-    beside: tuple[tuple[str, str], ...] = ()
 
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
         """The text of the report."""
-        return lines(self)
+        width = max((len(file.path) for file in self.files), default=0)
+        for file in self.files:
+            if file.problem is not None:
+                yield Line((Span("! ", "bad"),), (Span(file.problem),))
+            else:
+                yield Line((Span(f"{file.path:<{width}}  "),), (Span(_in_words(file)),))
+        yield from self._further_lines()
+        for release, why in self.unread.items():
+            yield labelled(0, f"{release} was not tried: ", why, "warning")
 
-    def own_data(self) -> dict[str, Any]:
-        """The report's own part of the JSON."""
-        others = [{"path": path, "what": what} for path, what in self.beside]
-        return {"new": {**data(self), "beside": others}}
+    def _further_lines(self) -> Iterator[Line]:
+        """What is said between the files and the releases that were not tried."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewReport(_Authored):
+    """What ``new --from-edits`` made of the edits of an installed vLLM.
+
+    :ivar target: what the user named.
+    :ivar outcomes: release -> how the whole change lands there, oldest first.
+    :ivar beside: what was changed and is no module, which no feature carries.
+    """
+
+    _command: ClassVar[str] = "new"
+    _key: ClassVar[str] = "new"
+    target: str
+    outcomes: Mapping[str, Outcome] = field(default_factory=dict)
+    beside: tuple[Beside, ...] = ()
+
+    def _further_lines(self) -> Iterator[Line]:
+        yield from beside_lines(self.beside)
+        yield from landings(self.outcomes)
+        paths = [file.path for file in self.files if file.fate is Fate.EDITED]
+        yield from on_disk_only(paths, self.releases)
 
 
 class EditAction(Enum):
@@ -86,41 +111,63 @@ class EditAction(Enum):
     ABORTED = "aborted"
 
 
-@dataclass(frozen=True)
-class EditReport(Report):
-    """What ``edit`` did.
+@dataclass(frozen=True, kw_only=True)
+class EditReport(_Authored):
+    """What ``edit`` did; releases from ``merged`` on get nothing of the edit.
 
-    :ivar release: the release whose files the session holds; :ivar session: its folder.
-    :ivar releases: the range that got the edit; ``None`` where nothing was written.
+    :ivar session: its folder.
     :ivar left: releases of the feature that keep what they had, because the edit does not land
         there or they could not be read.
-    :ivar folder: the feature; ``None`` where nothing was written.
-    :ivar merged: the first release that has the feature by its ``feature.toml``, once that is
-        written: releases from it on get nothing of the edit.
     :ivar without: ids of features before it that the session's files do not have applied, since
         they do not fit the release, or not beside it.
     """
 
     _command: ClassVar[str] = "edit"
-    feature: str
+    _key: ClassVar[str] = "edit"
     action: EditAction
-    release: str
     session: Path
-    files: tuple[AuthoredFile, ...] = ()
-    releases: str | None = None
     left: tuple[str, ...] = ()
-    unread: tuple[tuple[str, str], ...] = ()
-    folder: Path | None = None
-    merged: str | None = None
     without: tuple[str, ...] = ()
 
-    def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
-        """The text of the report."""
-        return lines(self)
+    def _further_lines(self) -> Iterator[Line]:
+        if self.without:
+            which = enumeration(list(self.without))
+            text = f"these files are without {which}, which changes the same lines or does not fit"
+            yield labelled(0, "warning: ", text, "warning")
+        elif self.merged is not None:
+            text = (
+                f"releases from {self.merged} on get nothing of this edit, since they have the "
+                "feature (merged in feature.toml); what they lack of it goes into a feature of its "
+                "own"
+            )
+            yield labelled(0, "note: ", text)
 
-    def own_data(self) -> dict[str, Any]:
-        """The report's own part of the JSON."""
-        return {"edit": data(self)}
+
+def _in_words(file: AuthoredFile) -> str:
+    """What was made of a file, in a few words."""
+    if not file.hunks:
+        return "added module" if file.fate is Fate.ADDED else file.fate.value
+    parts = [f"{count(each.number, 'hunk')} in {each.scope}" for each in file.hunks]
+    stacked = f", on top of {enumeration(list(file.stacks_on))}" if file.stacks_on else ""
+    return f"{', '.join(parts)}{stacked}"
+
+
+def authored(
+    fates: Iterable[FileFate],
+    hunks: Mapping[str, Sequence[Hunk]],
+    stacks: Mapping[str, tuple[str, ...]] | None = None,
+) -> tuple[AuthoredFile, ...]:
+    """The files of a feature, by path.
+
+    :param hunks: path -> those of the file; :param stacks: path -> ids of the features below.
+    """
+    files = []
+    for fate in fates:
+        scopes = [hunk.scope for hunk in hunks.get(fate.path, ())]
+        counts = tuple(AuthoredHunks(each, scopes.count(each)) for each in dict.fromkeys(scopes))
+        below = (stacks or {}).get(fate.path, ())
+        files.append(AuthoredFile(fate.path, fate.fate, counts, below, fate.problem))
+    return tuple(sorted(files, key=lambda file: file.path))
 
 
 # Verdicts
@@ -131,11 +178,11 @@ def made_new(
     files: Sequence[AuthoredFile],
     folder: Path | None,
     releases: str | None,
-    beside: Sequence[tuple[str, str]] = (),
+    beside: Sequence[Beside] = (),
 ) -> Verdict:
     """The verdict of ``new --from-edits``.
 
-    :param beside: path and change of each file that is not a module.
+    :param beside: the files that are not modules.
     """
     problems = sum(file.problem is not None for file in files)
     if problems:
@@ -158,9 +205,9 @@ def made_new(
     return Verdict(Code.MADE, text)
 
 
-def not_carried(beside: Sequence[tuple[str, str]]) -> str:
+def not_carried(beside: Sequence[Beside]) -> str:
     """Which changed files are not modules, in a sentence."""
-    return enumeration([f"{path} ({what})" for path, what in beside])
+    return enumeration(list(map(str, beside)))
 
 
 def edited(
@@ -198,77 +245,3 @@ def edited(
         )
         return Verdict(Code.COMMITTED_IN_PART, text)
     return Verdict(Code.COMMITTED, f"Committed {feature} for {releases}.{rest}")
-
-
-# Text
-
-
-def lines(report: NewReport | EditReport) -> Iterator[Line]:
-    """The report for people, the verdict aside."""
-    width = max((len(file.path) for file in report.files), default=0)
-    for file in report.files:
-        if file.problem is not None:
-            yield Line((Span("! ", "bad"),), (Span(file.problem),))
-            continue
-        yield Line((Span(f"{file.path:<{width}}  "),), (Span(_said(file)),))
-    if isinstance(report, NewReport):
-        yield from beside_lines(report.beside)
-        yield from landings(report.outcomes)
-        edited = [file.path for file in report.files if file.fate is Fate.EDITED]
-        yield from on_disk_only(edited, report.releases)
-    elif report.without:
-        which = enumeration(list(report.without))
-        text = f"these files are without {which}, which changes the same lines or does not fit"
-        yield labelled(0, "warning: ", text, "warning")
-    elif report.merged is not None:
-        text = (
-            f"releases from {report.merged} on get nothing of this edit, since they have the "
-            "feature (merged in feature.toml); what they lack of it goes into a feature of its own"
-        )
-        yield labelled(0, "note: ", text)
-    for release, why in report.unread:
-        yield labelled(0, f"{release} was not tried: ", why, "warning")
-
-
-def _said(file: AuthoredFile) -> str:
-    """What was made of a file, in a few words."""
-    if not file.hunks:
-        return "added module" if file.fate is Fate.ADDED else file.fate.value
-    parts = [f"{count(each.number, 'hunk')} in {each.scope}" for each in file.hunks]
-    stacked = f", on top of {enumeration(list(file.stacks_on))}" if file.stacks_on else ""
-    return f"{', '.join(parts)}{stacked}"
-
-
-# JSON
-
-
-def data(report: NewReport | EditReport) -> dict[str, Any]:
-    """The report's part of the JSON."""
-    shared = {
-        "feature": report.feature,
-        "release": report.release,
-        "files": [
-            {
-                "path": file.path,
-                "fate": file.fate.value,
-                "hunks": [each._asdict() for each in file.hunks],
-                "stacks_on": list(file.stacks_on),
-                "problem": file.problem,
-            }
-            for file in report.files
-        ],
-        "releases": report.releases,
-        "merged": report.merged,
-        "unread": dict(report.unread),
-        "folder": None if report.folder is None else str(report.folder),
-    }
-    if isinstance(report, NewReport):
-        outcomes = {release: outcome.value for release, outcome in report.outcomes}
-        return {**shared, "target": report.target, "outcomes": outcomes}
-    return {
-        **shared,
-        "action": report.action.value,
-        "session": str(report.session),
-        "left": list(report.left),
-        "without": list(report.without),
-    }

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
+from overlay.authoring.ports import FeaturePort
 from overlay.report.base import Report
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, Line, Span, labelled
@@ -17,64 +17,22 @@ from overlay.results import Outcome
 from overlay.results.invocation import Command, absolute, command
 
 
-class PortedHunk(NamedTuple):
-    """One hunk that wants a person: merged, moved or in conflict.
+class ScopeViews(NamedTuple):
+    """One scope of a file that waits.
 
-    :ivar line: 1-based first line of the scope in the release; ``None`` where it is not known.
+    :ivar yours: the hunk; :ivar upstream: what upstream changed there.
     """
 
-    topic: str
-    path: str
     scope: str
-    outcome: Outcome
-    line: int | None = None
+    yours: tuple[str, ...]
+    upstream: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class PortedFeature:
-    """One feature carried to one release.
-
-    :ivar base: the releases of the texts that it was carried from.
-    :ivar counts: how many hunks have each outcome.
-    :ivar hunks: those that a person has to look at.
-    :ivar shown: what shows that the release has the feature; empty where it does not.
-    :ivar obsolete: what the release has no more that the feature is for; empty where it is there.
-    :ivar covered: whether the release was in its range before.
-    :ivar written: whether its folder serves the release now.
-    """
-
-    feature: str
-    release: str
-    outcome: Outcome
-    base: tuple[str, ...] = ()
-    counts: tuple[tuple[Outcome, int], ...] = ()
-    hunks: tuple[PortedHunk, ...] = ()
-    warnings: tuple[str, ...] = ()
-    shown: str = ""
-    obsolete: str = ""
-    covered: bool = False
-    review: bool = False
-    problem: str | None = None
-    written: bool = False
-
-    @property
-    def conflicts(self) -> bool:
-        """Whether somebody has to resolve something."""
-        return self.outcome in (Outcome.CONFLICT, Outcome.MISSING)
-
-    @property
-    def settled(self) -> bool:
-        """Whether nothing is left to do: it is served, or the release has it."""
-        return self.written or self.covered or self.outcome is Outcome.UPSTREAM
-
-
-@dataclass(frozen=True)
-class OpenFile:
+class OpenFile(NamedTuple):
     """A file of a session that waits for a person.
 
-    :ivar place: the file to edit; ``None`` where the release has no such file.
-    :ivar marked: 1-based lines of markers that are left in it.
-    :ivar views: for each scope its name, the hunk, and what upstream changed there.
+    :ivar file: the file to edit; ``None`` where the release has no such file.
+    :ivar markers: 1-based lines of markers that are left in it.
     :ivar merge: the regions between markers.
     """
 
@@ -82,9 +40,9 @@ class OpenFile:
     topic: str
     path: str
     base: str
-    place: Path | None
-    marked: tuple[int, ...] = ()
-    views: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = ()
+    file: Path | None
+    markers: tuple[int, ...] = ()
+    scopes: tuple[ScopeViews, ...] = ()
     merge: tuple[str, ...] = ()
 
 
@@ -98,21 +56,38 @@ class PortReport(Report):
     """
 
     _command: ClassVar[str] = "port"
-    features: tuple[PortedFeature, ...] = ()
+    _key: ClassVar[str] = "port"
+    features: tuple[FeaturePort, ...] = ()
     session: Path | None = None
     open: tuple[OpenFile, ...] = ()
 
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
         """The text of the report."""
-        return lines(self)
-
-    def own_data(self) -> dict[str, Any]:
-        """The report's own part of the JSON."""
-        return {"port": data(self)}
+        several = len({entry.release for entry in self.features}) > 1
+        width = max((len(entry.feature.id) for entry in self.features), default=0)
+        for _, group in groupby(self.features, key=_alike):
+            entries = list(group)
+            entry = entries[0]
+            label = f"{entry.feature.id:<{width}}  "
+            if several:
+                last = f"..{entries[-1].release}" if len(entries) > 1 else ""
+                label += f"{entry.release + last:<16}  "
+            head = Span(f"{_word(entry):<16}", _STYLES[entry.outcome])
+            yield Line((Span(label, "heading"), head), (Span(_told(entry)),))
+            for topic, hunk in entry.to_look_at:
+                place = f"{topic.path} {hunk.scope}" + (f", line {hunk.line}" if hunk.line else "")
+                yield labelled(4, f"{hunk.outcome.value}  ", f"{place} ({topic.topic})")
+            if entry.why is not None:
+                yield labelled(4, "why  ", entry.why)
+            for warning in entry.warnings:
+                yield labelled(4, "look at  ", warning, "warning")
+        for file in self.open:
+            yield BLANK
+            yield from open_lines(file)
 
 
 def concluded(
-    features: tuple[PortedFeature, ...],
+    features: tuple[FeaturePort, ...],
     asked: Sequence[str],
     session: Path | None,
     *,
@@ -140,16 +115,16 @@ def concluded(
     waiting = [entry for entry in features if not entry.settled and entry.release in asked]
     written = [entry for entry in features if entry.written]
     if (waiting or notable) and not write:
-        names = enumeration(list(dict.fromkeys(entry.feature for entry in waiting)))
+        names = enumeration(list(dict.fromkeys(entry.feature.id for entry in waiting)))
         told = [f"{names} can be ported"] * bool(waiting)
         told += [f"upstream has {enumeration(list(notable))}"] * bool(notable)
         text = f"Nothing needs you: {' and '.join(told)}; `--write` writes that."
         return Verdict(Code.CAN_BE_PORTED, text)
     if written:
-        names = enumeration(list(dict.fromkeys(entry.feature for entry in written)))
+        names = enumeration(list(dict.fromkeys(entry.feature.id for entry in written)))
         releases = enumeration(list(dict.fromkeys(entry.release for entry in written)))
         left = [
-            (entry.feature, entry.release)
+            (entry.feature.id, entry.release)
             for entry in features
             if not entry.settled and entry.release not in asked
         ]
@@ -162,14 +137,14 @@ def concluded(
 
 def waiting(session: Path, files: tuple[OpenFile, ...]) -> Verdict:
     """The verdict of ``port --show`` and of what leaves a session open."""
-    marked = sum(bool(entry.marked) for entry in files)
+    marked = sum(bool(entry.markers) for entry in files)
     if marked:
         return Verdict(
             Code.PORT_CONFLICTS,
             f"Action needed: {count(marked, 'file')} with conflicts in {session}: edit, then "
             f"{_on(session, '--continue')}.",
         )
-    if gone := [entry for entry in files if entry.place is None]:
+    if gone := [entry for entry in files if entry.file is None]:
         ids = enumeration(list(dict.fromkeys(entry.feature for entry in gone)))
         return Verdict(
             Code.PORT_CONFLICTS,
@@ -190,7 +165,7 @@ def _on(session: Path, *options: str) -> Command:
 
 def ended(
     session: Path,
-    features: tuple[PortedFeature, ...],
+    features: tuple[FeaturePort, ...],
     holes: Sequence[tuple[str, str]] = (),
     *,
     emptied: bool = True,
@@ -204,7 +179,7 @@ def ended(
     if not features:
         removed = f"removed {session}." if emptied else f"the session is over.{rest}"
         return Verdict(Code.PORT_ENDED, f"Nothing waits any more; {removed}")
-    names = enumeration([entry.feature for entry in features])
+    names = enumeration([entry.feature.id for entry in features])
     verdict = _ported(names, features[0].release, holes, features)
     return Verdict(verdict.code, f"{verdict.text}{rest}")
 
@@ -213,7 +188,7 @@ def _ported(
     names: str,
     releases: str,
     holes: Sequence[tuple[str, str]],
-    features: Sequence[PortedFeature],
+    features: Sequence[FeaturePort],
 ) -> Verdict:
     """The verdict of what was written, with what it left between."""
     if not holes and all(entry.outcome is Outcome.UPSTREAM for entry in features):
@@ -241,38 +216,13 @@ _STYLES = {
 }
 
 
-def lines(report: PortReport) -> Iterator[Line]:
-    """The report for people, the verdict aside."""
-    several = len({entry.release for entry in report.features}) > 1
-    width = max((len(entry.feature) for entry in report.features), default=0)
-    for _, group in groupby(report.features, key=_alike):
-        entries = list(group)
-        entry = entries[0]
-        label = f"{entry.feature:<{width}}  "
-        if several:
-            last = f"..{entries[-1].release}" if len(entries) > 1 else ""
-            label += f"{entry.release + last:<16}  "
-        head = Span(f"{_word(entry):<16}", _STYLES[entry.outcome])
-        yield Line((Span(label, "heading"), head), (Span(_told(entry)),))
-        for hunk in entry.hunks:
-            place = f"{hunk.path} {hunk.scope}" + (f", line {hunk.line}" if hunk.line else "")
-            yield labelled(4, f"{hunk.outcome.value}  ", f"{place} ({hunk.topic})")
-        if entry.problem is not None:
-            yield labelled(4, "why  ", entry.problem)
-        for warning in entry.warnings:
-            yield labelled(4, "look at  ", warning, "warning")
-    for file in report.open:
-        yield BLANK
-        yield from open_lines(file)
-
-
-def _alike(entry: PortedFeature) -> tuple[object, ...]:
+def _alike(entry: FeaturePort) -> tuple[object, ...]:
     """What releases have in common that are shown in one line; lines differ everywhere."""
-    hunks = tuple(hunk._replace(line=None) for hunk in entry.hunks)
-    return entry.feature, _word(entry), _told(entry), hunks, entry.warnings, entry.problem
+    hunks = tuple((t.topic, t.path, h.scope, h.outcome) for t, h in entry.to_look_at)
+    return entry.feature.id, _word(entry), _told(entry), hunks, entry.warnings, entry.why
 
 
-def _word(entry: PortedFeature) -> str:
+def _word(entry: FeaturePort) -> str:
     if entry.obsolete:
         return "nothing to do"
     if entry.covered and entry.outcome is not Outcome.UPSTREAM:
@@ -280,25 +230,25 @@ def _word(entry: PortedFeature) -> str:
     return entry.outcome.value
 
 
-def _told(entry: PortedFeature) -> str:
+def _told(entry: FeaturePort) -> str:
     if entry.shown or entry.obsolete:
         return entry.shown or entry.obsolete
     if entry.covered:
         return ""
-    total = sum(number for _, number in entry.counts)
-    parts = [f"{number} {outcome.value}" for outcome, number in entry.counts]
+    total = sum(entry.counts.values())
+    parts = [f"{number} {outcome.value}" for outcome, number in entry.counts.items()]
     said = f"{total} of {total} hunks" if len(parts) == 1 else f"{enumeration(parts)} of {total}"
     if not total:
         said = "added modules only"
-    base = f", from {enumeration(list(entry.base))}" if entry.base else ""
+    base = f", from {enumeration(list(entry.bases))}" if entry.bases else ""
     return f"{said}{base}{'; written' if entry.written else ''}"
 
 
 def open_lines(file: OpenFile) -> Iterator[Line]:
     """What waits in one file, for people."""
-    place = "the release has no such file" if file.place is None else str(file.place)
+    place = "the release has no such file" if file.file is None else str(file.file)
     yield Line((Span(f"{file.feature}  {file.path}  ", "heading"),), (Span(place),))
-    for scope, yours, upstream in file.views:
+    for scope, yours, upstream in file.scopes:
         yield labelled(2, "scope     ", f"{scope}, base {file.base}")
         yield from _block("upstream  ", upstream or ("nothing changed there",))
         yield from _block("yours     ", yours)
@@ -309,51 +259,3 @@ def open_lines(file: OpenFile) -> Iterator[Line]:
 def _block(label: str, texts: tuple[str, ...]) -> Iterator[Line]:
     for number, text in enumerate(texts):
         yield labelled(2, label if number == 0 else " " * len(label), text)
-
-
-def data(report: PortReport) -> dict[str, Any]:
-    """The report's part of the JSON."""
-    return {
-        "features": [_feature(entry) for entry in report.features],
-        "session": None if report.session is None else str(report.session),
-        "open": [
-            {
-                "feature": file.feature,
-                "topic": file.topic,
-                "path": file.path,
-                "base": file.base,
-                "file": None if file.place is None else str(file.place),
-                "markers": list(file.marked),
-                "scopes": [
-                    {"scope": scope, "yours": list(yours), "upstream": list(upstream)}
-                    for scope, yours, upstream in file.views
-                ],
-                "merge": list(file.merge),
-            }
-            for file in report.open
-        ],
-    }
-
-
-def _feature(entry: PortedFeature) -> dict[str, Any]:
-    return {
-        "feature": entry.feature,
-        "release": entry.release,
-        "outcome": entry.outcome.value,
-        "base": list(entry.base),
-        "counts": {outcome.value: number for outcome, number in entry.counts},
-        "hunks": [{**hunk._asdict(), "outcome": hunk.outcome.value} for hunk in entry.hunks],
-        "warnings": list(entry.warnings),
-        "shown": entry.shown,
-        "obsolete": entry.obsolete,
-        "covered": entry.covered,
-        "review": entry.review,
-        "problem": entry.problem,
-        "written": entry.written,
-    }
-
-
-def counted(outcomes: Iterator[Outcome]) -> tuple[tuple[Outcome, int], ...]:
-    """How often each outcome occurs, from best to worst."""
-    tally = Counter(outcomes)
-    return tuple((outcome, tally[outcome]) for outcome in Outcome if tally[outcome])

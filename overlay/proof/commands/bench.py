@@ -1,6 +1,6 @@
 """``overlay bench``: stock V1, the overlay and V2 in turn, on one GPU: step times and serving.
 
-Arguments are checked here; ``bench_engines`` runs the engines, and ``report.benched`` says what
+Arguments are checked here; ``engines`` runs the engines, and ``report.benched`` says what
 the repeats show.
 """
 
@@ -8,37 +8,34 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from overlay.commands.output import write_output
-from overlay.commands.request import Request
-from overlay.commands.scene import resolve
 from overlay.errors import OverlayError, UsageError
 from overlay.proof.commands.budget import Budget, Schedule
 from overlay.proof.commands.device import device_of, expect_device
-from overlay.proof.commands.engines import Measured, Stage
+from overlay.proof.commands.engines import Stage
+from overlay.proof.commands.installation import interpreter, make_stock_copy, root_of
+from overlay.proof.commands.launch import Launch
 from overlay.proof.commands.question import Question
-from overlay.proof.commands.sharing import free_memory, sharing
-from overlay.proof.commands.stock_copy import make_stock_copy
-from overlay.proof.commands.verify import interpreter, refuse_unknown_models
+from overlay.proof.commands.verify import refuse_unknown_models
 from overlay.proof.engine_launch import link_packages
 from overlay.proof.reports.benched import BenchReport, benched
+from overlay.report.words import count
 from overlay.results.invocation import command
 from overlay.untrusted import parse_json
 
 
 def bench(
     question: Question,
-    told: Callable[[str, float | None], None],
-    planned: Callable[[Schedule], None],
-    said: Callable[[str], None] = lambda _: None,
+    on_engine: Callable[[str, float | None], None],
+    on_plan: Callable[[Schedule], None],
 ) -> BenchReport:
     """Run the engines and compare their repeats.
 
-    :param told: is called with the title of an engine, and ``None`` or the seconds it took.
-    :param planned: is called once, before the first engine starts.
-    :param said: is called with what else is going on, in words.
+    :param on_engine: is called with the title of an engine, and ``None`` or the seconds it took.
+    :param on_plan: is called once, before the first engine starts.
     :raises UsageError: if the arguments do not go together, or name models that are not there.
     :raises OverlayError: if vLLM is not patched on disk, or the question's reference or the overlay
         does not serve; then the logs of the engines are kept and named.
@@ -46,38 +43,34 @@ def bench(
     budget = Budget(question.budget)
     check_question(question)
     expect_device(device_of(question.python, (*question.arguments, question.engine)), "bench")
-    shared = sharing(question, free_memory())
     python = interpreter(question.python)
-    root = resolve(Request(python=None if question.python is None else str(python))).root
-    assert root is not None, "an environment's vLLM is in a folder"
+    root = root_of(None if question.python is None else str(python))
     with tempfile.TemporaryDirectory(prefix="overlay-bench-") as folder:
         work = Path(folder)
         (work / "stock").mkdir()
-        if make_stock_copy(root, work / "stock") is None:
+        if not make_stock_copy(root, work / "stock"):
             raise OverlayError(
                 f"expected a vLLM that is patched on disk, found none in {root}: run "
                 f"{command('apply')}; bench compares it with a copy of the release's own files"
             )
-        planned(question.schedule._replace(sharing=shared))
-        stage = Stage(question, python, work, work / "code", work, told, budget)
-        stage.sharing, stage.said = shared, said
-        measured = _measured(stage)
-    report = BenchReport(
+        on_plan(question.schedule)
+        with _logs(question.logs) as logs:
+            code = link_packages(work / "code")
+            launch = Launch(question, python, work, code, logs, budget)
+            measured = Stage(launch, on_engine).measure()
+    return BenchReport(
         benched(measured.timed, measured.served, measured.gaps),
         question.model or question.shape,
         question.k,
         measured.timed,
         measured.left,
         measured.served,
-        (shared.text(question.rounds), *measured.notes),
+        (f"engines started in each of {count(question.rounds, 'round')}", *measured.notes),
         measured.gaps,
         dummy=question.model is None,
         budget=question.budget,
-        side_by_side=shared.side_by_side,
         rounds=question.rounds,
     )
-    _write_pages(question, report)
-    return report
 
 
 def check_question(question: Question) -> None:
@@ -106,31 +99,20 @@ def check_question(question: Question) -> None:
             raise UsageError(f"{option} {place}: expected a file in a folder, there is no folder")
 
 
-def _measured(stage: Stage) -> Measured:
-    """Run the engines; where one fails, their logs are kept, and the error names them.
+@contextmanager
+def _logs(folder: Path | None) -> Iterator[Path]:
+    """The folder for what engines print; where one fails, it is kept, and the error names it.
 
-    :param stage: its logs are where the user wants them, or in a folder of their own.
+    :param folder: the user's own, which is kept in any case; ``None``: one that is made.
     """
-    logs = stage.question.logs
-    if logs is None:
-        logs = Path(tempfile.mkdtemp(prefix="overlay-bench-logs-"))
+    logs = folder or Path(tempfile.mkdtemp(prefix="overlay-bench-logs-"))
     logs.mkdir(parents=True, exist_ok=True)
-    keep = stage.question.logs is not None
-    stage.logs, stage.code = logs.resolve(), link_packages(stage.code)
+    keep = folder is not None
     try:
-        return stage.measure()
+        yield logs.resolve()
     except OverlayError as error:
         keep = True
         raise OverlayError(f"{error}\nwhat the engines printed is in {logs}") from error
     finally:
         if not keep:
             shutil.rmtree(logs)
-
-
-def _write_pages(question: Question, report: BenchReport) -> None:
-    from overlay.proof.reports import bench_page
-
-    if question.page is not None:
-        write_output("--html", question.page, bench_page.page(report).encode())
-    if question.plot is not None:
-        write_output("--svg", question.plot, bench_page.plot_file(report).encode())

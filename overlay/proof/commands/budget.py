@@ -48,44 +48,17 @@ class Start(NamedTuple):
     number: int
 
 
-class Sharing(NamedTuple):
-    """How the engines share the GPU.
-
-    :ivar side_by_side: whether they start together and measure in turn.
-    :ivar why: in words.
-    """
-
-    side_by_side: bool
-    why: str
-
-    def text(self, rounds: int) -> str:
-        """How they do, in one line of a report.
-
-        :param rounds: how many were asked for.
-        """
-        if self.side_by_side:
-            how = f"side by side: started once, measured in turn, {count(rounds, 'round')}"
-        else:
-            how = f"one by one: started in each of {count(rounds, 'round')}"
-        return f"{how} ({self.why})"
-
-
-#: What is meant where nothing else is said.
-ONE_BY_ONE = Sharing(side_by_side=False, why="")
-
-
 class Schedule(NamedTuple):
     """The engines that ``bench`` means to start.
 
     :ivar parts: in the order in which they are measured; :ivar rounds: how many there are.
-    :ivar budget: seconds for all of them; :ivar sharing: how they share the GPU.
+    :ivar budget: seconds for all of them.
     :ivar engines: in the order of the first round.
     """
 
     parts: tuple[Part, ...]
     rounds: int
     budget: float
-    sharing: Sharing = ONE_BY_ONE
     engines: tuple[str, ...] = ENGINES
 
     def round(self, number: int) -> tuple[Start, ...]:
@@ -96,23 +69,11 @@ class Schedule(NamedTuple):
     @property
     def text(self) -> str:
         """The schedule as one sentence, for whoever waits."""
-        if self.sharing.side_by_side:
-            return self._side_by_side
         rounds, starts = count(self.rounds, "round"), count(len(self.round(0)), "engine start")
         each = (f"{part.words} of {enumeration(self.engines)}" for part in self.parts)
         return (
             f"bench: at most {rounds} of {starts}, first {', then '.join(each)}; what does not fit "
             f"into --budget {self.budget:g} s is left out"
-        )
-
-    @property
-    def _side_by_side(self) -> str:
-        starts = f"{count(len(self.engines), 'engine start')} side by side"
-        turns = f"{count(self.rounds, 'round')} in turn"
-        each = (f"{part.words} of {enumeration(self.engines)}" for part in self.parts)
-        return (
-            f"bench: {starts}, then {turns}, first for {', then again for '.join(each)} "
-            f"({self.sharing.why}); what does not fit into --budget {self.budget:g} s is left out"
         )
 
 

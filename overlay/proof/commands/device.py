@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from overlay.errors import OverlayError
+from overlay.proof.commands.installation import torch_build
 
 #: What torch can be built for -> the places of the kernel that show a device for it.  A torch for
 #: CPUs also serves accelerators of vLLM's plugins.
@@ -61,10 +62,10 @@ def device_of(
     :param arguments: of vLLM's engine: with Ray, the devices may be on other nodes.
     :param root: of the kernel's files.
     """
-    built = _built_for(python)
-    if built is None or any(map(_RAY.search, arguments)):
+    built = torch_build(python)
+    kind = "" if built is None else built.partition(" ")[0]
+    if kind not in _PLACES or any(map(_RAY.search, arguments)):
         return Device(Place.DEVICE)
-    kind = built.partition(" ")[0]
     hidden = environment.get("CUDA_VISIBLE_DEVICES")
     if kind == "cuda" and hidden in _HIDDEN:
         return Device(Place.NOWHERE, f"CUDA_VISIBLE_DEVICES={hidden} hides every GPU")
@@ -75,25 +76,6 @@ def device_of(
     return Device(
         Place.NOWHERE, f"its torch is built for {built}, and this machine shows no device"
     )
-
-
-def _built_for(python: str | None) -> str | None:
-    """``cuda 13.0``, ``cpu`` and the like; ``None`` where it is not known."""
-    from overlay.commands import diagnosis
-
-    if python is None:
-        built = diagnosis.torch().built_for
-    else:
-        from overlay.commands.request import Request
-        from overlay.commands.scene import resolve
-
-        try:
-            target = resolve(Request(python=python))
-        except OverlayError:
-            return None  # who starts the engines says what is missing
-        built = None if target.root is None else diagnosis.torch_built_for(target.root / "torch")
-    known = built is not None and built.partition(" ")[0] in _PLACES
-    return built if known else None
 
 
 def expect_device(

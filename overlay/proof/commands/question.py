@@ -8,7 +8,7 @@ from typing import Any
 
 from overlay.proof.commands.budget import AGAINST, ENGINES, Part, Schedule
 from overlay.proof.reports.benched import OVERLAY
-from overlay.proof.shapes import DRAFTERS
+from overlay.proof.shapes import EAGLE3
 from overlay.untrusted import parse_json, read_regular
 
 
@@ -26,12 +26,10 @@ class Question:
     :ivar prompt: tokens of a prompt; :ivar answer: of an answer; both of a server's requests.
     :ivar rate: requests a second while the time to first token is taken; see ``ServingSpec``.
     :ivar rounds: how often each engine is measured; :ivar repeats: of each batch and round.
-    :ivar budget: seconds for all engines together; see ``bench_budget``.
+    :ivar budget: seconds for all engines together; see ``budget``.
     :ivar accept: the mean number of tokens a step, by synthetic acceptance; 0: what the models
         accept; ``None``: 2.5 for a shape, 0 for models.
-    :ivar together: whether the engines start side by side and measure in turn; ``None``: where
-        they surely fit on the GPU together (``bench_sharing``).
-    :ivar port: of the server; side by side each has the next one; ``None`` for free ones.
+    :ivar port: of the server; ``None`` for a free one.
     :ivar only: the one part that is measured; ``None`` for both.
     :ivar against: the one engine beside the overlay, a key of ``AGAINST``; ``None`` for both.
     :ivar page: a file for the page of HTML; :ivar plot: one for the plots as SVG.
@@ -58,7 +56,6 @@ class Question:
     mode: str = "FULL_AND_PIECEWISE"
     only: Part | None = None
     against: str | None = None
-    together: bool | None = None
     python: str | None = None
     deadline: float = 600.0
     page: Path | None = None
@@ -99,7 +96,7 @@ class Question:
             return None
         made: dict[str, Any] = {"num_speculative_tokens": self.k}
         if self.model is None:
-            made |= DRAFTERS["eagle3"].speculative
+            made |= EAGLE3.speculative
         else:
             made["model"] = self.draft
             method = self.method or method_of(Path(str(self.draft)))

@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
-from overlay.errors import OverlayError, TargetError, UsageError
+from overlay.errors import OverlayError, UsageError
 from overlay.proof.commands.device import Place, device_of, expect_device
+from overlay.proof.commands.installation import interpreter
 from overlay.proof.commands.verify_failures import raised_by, usable
+from overlay.proof.commands.verify_tiny import ModelSet, tiny_sets
 from overlay.proof.engine_compat import runner_environment
 from overlay.proof.engine_launch import append_path, link_packages
 from overlay.proof.engine_pool import Ended, Job, run_jobs
-from overlay.proof.engine_spec import Request
-from overlay.proof.oracle import Rule
 from overlay.proof.prompts import TEXTS
 from overlay.proof.reports.verified import VerifyReport, verified
 from overlay.proof.verification import (
@@ -42,12 +38,8 @@ from overlay.untrusted import read_regular
 
 _ELSEWHERE = "run it where vLLM has a GPU"
 
-#: Told of each engine: its title, and ``None`` when it starts or the seconds it took.
-Told = Callable[[str, float | None], None]
-
-
-def _silent(title: str, seconds: float | None) -> None:
-    """Tell nobody."""
+#: Takes the title of each engine, and ``None`` when it starts or the seconds it took.
+OnEngine = Callable[[str, float | None], None]
 
 
 @dataclass(frozen=True)
@@ -82,21 +74,7 @@ class Question:
     logs: Path | None = None
 
 
-class ModelSet(NamedTuple):
-    """Models that are served in several modes.
-
-    :ivar name: empty where there is one set.
-    :ivar answer: the rule and the requests where the answer is known beforehand.
-    :ivar modes: those with graphs; empty: the engine without graphs tells.
-    """
-
-    name: str
-    spec: VerifySpec
-    answer: tuple[Rule, Sequence[Request]] | None = None
-    modes: tuple[Mode, ...] = ()
-
-
-def verify(question: Question, told: Told = _silent) -> VerifyReport:
+def verify(question: Question, on_engine: OnEngine) -> VerifyReport:
     """Run the engines and compare what they served.
 
     :raises UsageError: if the arguments do not go together, or name models that are not there.
@@ -112,20 +90,21 @@ def verify(question: Question, told: Told = _silent) -> VerifyReport:
         expect_device(device, "verify", otherwise=f"{_ELSEWHERE}{instead}")
     elif question.modes:
         expect_device(device, "verify", otherwise="omit --mode: there are no draft graphs on a CPU")
-    with _folder() as work:
-        sets = (
-            _tiny_sets(question, python, work, on_cpu=on_cpu)
-            if question.tiny
-            else [_own_set(question)]
-        )
+    with tempfile.TemporaryDirectory(prefix="overlay-verify-") as folder:
+        work = Path(folder)
+        if question.tiny:
+            chosen = (question.arguments, question.modes, question.draft)
+            sets = tiny_sets(python, work / "models", *chosen, on_cpu=on_cpu)
+        else:
+            sets = [_own_set(question)]
         code = link_packages(work / "code")
-        stage = Stage(question, python, work, code, told)
+        stage = Stage(question, python, work, code, on_engine)
         results = [result for models in _in_order(stage, sets, on_cpu=on_cpu) for result in models]
     if on_cpu:
         results = [without_graphs(result) for result in results]
     verdict = verified(results, question.modes)
     runner = ModelRunner.V1 if _runner(question, os.environ) else None
-    return VerifyReport(verdict, tuple(results), check=question.check, runner=runner)
+    return VerifyReport(verdict, question.check, runner, tuple(results))
 
 
 def check_question(question: Question) -> None:
@@ -202,34 +181,6 @@ def _is_path(place: str) -> bool:
     return place.startswith((os.sep, ".", "~")) or place.count(os.sep) > 1
 
 
-def interpreter(given: str | None) -> Path:
-    """The program that runs the engines.
-
-    :param given: an interpreter or a virtual environment; ``None`` for the one that runs this.
-    :raises TargetError: if there is none.
-    """
-    if given is None:
-        return Path(sys.executable)
-    place = Path(os.path.expanduser(given))
-    if os.sep not in given and not place.exists():
-        place = Path(shutil.which(given) or given)
-    if place.is_dir():
-        place = place / "bin" / "python"
-    if not os.access(place, os.X_OK):
-        raise TargetError(
-            f"--python {given}: expected an interpreter or a virtual environment that has one, "
-            f"found no program at {place}"
-        )
-    # Not resolved: the link in a virtual environment is what makes Python find its packages.
-    return Path(os.path.abspath(place))
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="overlay-verify-") as folder:
-        yield Path(folder)
-
-
 def _own_set(question: Question) -> ModelSet:
     """The user's own models."""
     arguments = ["--model", str(question.model)]
@@ -264,20 +215,6 @@ def _text_of(prompts: Path) -> str:
         ) from error
 
 
-def _tiny_sets(
-    question: Question, python: Path, work: Path, *, on_cpu: bool = False
-) -> list[ModelSet]:
-    """The models that are made for this; see ``proof.tiny_models``."""
-    from overlay.proof.commands.verify_tiny import tiny_sets
-
-    return [
-        ModelSet(each.name, each.spec, (each.rule, each.spec.requests), each.modes)
-        for each in tiny_sets(
-            python, work / "models", question.arguments, question.modes, question.draft, on_cpu
-        )
-    ]
-
-
 @dataclass(frozen=True)
 class Stage:
     """The place where the engines of one verification run.
@@ -289,7 +226,7 @@ class Stage:
     python: Path
     work: Path
     code: Path
-    told: Told
+    on_engine: OnEngine
 
     def run(self, wanted: Sequence[tuple[ModelSet, Mode]], at_a_time: int) -> dict[str, Ended]:
         """Run an engine for each set and mode; how each ended, by its title.
@@ -299,12 +236,13 @@ class Stage:
         jobs = [self._job(models, mode) for models, mode in wanted]
         modes = {title(models, mode): mode for models, mode in wanted}
 
-        def told(job: Job, ended: Ended | None) -> None:
-            self.told(job.name, None if ended is None else ended.seconds)
+        def on_engine(job: Job, ended: Ended | None) -> None:
+            self.on_engine(job.name, None if ended is None else ended.seconds)
             if ended is not None:  # one that cannot be compared at all ends the others at once
                 _failure(job.name, modes[job.name], ended)
 
-        return run_jobs(jobs, at_a_time=at_a_time, deadline=self.question.deadline, told=told)
+        deadline = self.question.deadline
+        return run_jobs(jobs, at_a_time=at_a_time, deadline=deadline, on_engine=on_engine)
 
     def _job(self, models: ModelSet, mode: Mode) -> Job:
         name = title(models, mode)
@@ -391,9 +329,7 @@ def _with_second_reference(
     if unsteady is None:
         return results
     return [
-        ModeResult(
-            result.models, result.mode, Outcome.UNSTEADY, result.run, unsteady, result.against
-        )
+        replace(result, outcome=Outcome.UNSTEADY, difference=unsteady)
         if result.outcome is Outcome.DIFFERS
         else result
         for result in results

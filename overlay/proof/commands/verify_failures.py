@@ -48,7 +48,7 @@ def usable(ended: Ended) -> EngineRun:
     """
     if ended.result is not None and "problem" not in ended.result:
         return EngineRun.read(ended.result)
-    raise OverlayError(told_of(ended))
+    raise OverlayError(failure_text(ended))
 
 
 def raised_by(ended: Ended, *, with_graphs: bool) -> str | None:
@@ -60,8 +60,8 @@ def raised_by(ended: Ended, *, with_graphs: bool) -> str | None:
         return None
     kind = None if ended.result is None else str(ended.result["problem"])
     if with_graphs and (kind is None or kind == verify_engine.RAISED):
-        return told_of(ended)
-    raise OverlayError(told_of(ended))
+        return failure_text(ended)
+    raise OverlayError(failure_text(ended))
 
 
 def _fixed_help(kind: str) -> str | None:
@@ -70,7 +70,7 @@ def _fixed_help(kind: str) -> str | None:
     return _FIXED_HELP.get(kind)
 
 
-def told_of(ended: Ended) -> str:
+def failure_text(ended: Ended) -> str:
     """What an engine that did not serve said, and what the user can do."""
     last = "\n".join(ended.log.rstrip().splitlines()[-_LINES:])
     cause = _cause(ended.log)
@@ -81,9 +81,7 @@ def told_of(ended: Ended) -> str:
         if kind == verify_engine.NOT_SERVED:
             text = "\n".join(filter(None, (text, "" if cause in last else cause, last)))
         return printable(f"{text}{'; ' + help_ if help_ else ''}", lines=True)
-    if ended.killed:
-        how = ended.killed
-    elif ended.status is None:
+    if ended.status is None:
         how = f"did not end within {ended.seconds:.0f} s and was killed (--deadline)"
     elif ended.status < 0:
         how = f"was ended by signal {-ended.status}"

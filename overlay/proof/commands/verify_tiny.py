@@ -1,4 +1,4 @@
-"""The models with a known answer that ``overlay verify --tiny`` makes and serves."""
+"""The models that ``overlay verify`` serves, and those with a known answer that it makes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from overlay.errors import OverlayError, UsageError
 from overlay.proof.engine_launch import WriterFailed, write_models
 from overlay.proof.oracle import Rule, make_rule
-from overlay.proof.prompts import LIVE, tiny_requests
+from overlay.proof.prompts import LIVE, Request, tiny_requests
 from overlay.proof.tiny_drafters import LEAST_PROMPT, VOTERS, following, voters_rule
 from overlay.proof.verification import Mode
 from overlay.proof.verify_engine import VerifySpec
@@ -43,13 +43,18 @@ _CPU_ARGUMENTS: dict[str, str | int | float | None] = {
 }
 
 
-class TinySet(NamedTuple):
-    """Tiny models, what they serve, and the rule that gives the answer."""
+class ModelSet(NamedTuple):
+    """Models that are served in several modes.
+
+    :ivar name: empty where there is one set.
+    :ivar answer: the rule and the requests where the answer is known beforehand.
+    :ivar modes: those with graphs; empty: the engine without graphs tells.
+    """
 
     name: str
     spec: VerifySpec
-    rule: Rule
-    modes: tuple[Mode, ...]
+    answer: tuple[Rule, Sequence[Request]] | None = None
+    modes: tuple[Mode, ...] = ()
 
 
 class _Draft(NamedTuple):
@@ -98,7 +103,7 @@ def tiny_sets(
     modes: Sequence[Mode],
     only: str | None = None,
     on_cpu: bool = False,
-) -> list[TinySet]:
+) -> list[ModelSet]:
     """Make the models; the sets that have any of the modes with graphs.
 
     :param python: an interpreter with PyTorch.
@@ -124,7 +129,7 @@ def tiny_sets(
         if draft.one_pass:
             requests = following(rule, tiny_requests(VOTERS, LEAST_PROMPT))
         spec = replace(_spec(folder, draft, arguments, on_cpu=on_cpu), requests=requests)
-        sets.append(TinySet(name, spec, rule, wanted))
+        sets.append(ModelSet(name, spec, (rule, requests), wanted))
     if not sets:
         served = f"on a CPU one of the drafts {', '.join(_ON_CPU)}"
         if not on_cpu:
@@ -153,7 +158,7 @@ def _spec(
 
 def _write(python: Path, folder: Path, writer: str) -> None:
     try:
-        write_models(python, folder, writer, os.environ)
+        write_models(python, folder, f"overlay.proof.{writer}", os.environ)
     except WriterFailed as error:
         printed = [line for line in error.output.splitlines() if line.strip()]
         last = f" ({printable(printed[-1].strip())})" if printed else ""

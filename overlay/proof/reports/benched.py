@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from overlay.proof.repeats import Gap, Quantity
-from overlay.report.base import Report
+from overlay.report.base import Report, by_fields, plain
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, Line, Span, aligned, labelled
 from overlay.report.words import count, enumeration
@@ -170,11 +170,10 @@ class BenchReport(Report):
 
     :ivar shape: the name of the shape, or of the model.
     :ivar left: why an engine was left out, by name.
-    :ivar notes: how the engines shared the GPU, and which rounds were left out.
+    :ivar notes: how often the engines started, and which rounds were left out.
     :ivar gaps: what was not measured, because the budget was spent.
     :ivar dummy: whether the weights are dummies.
     :ivar budget: seconds that all engines together could take.
-    :ivar side_by_side: whether the engines were started together and measured in turn.
     :ivar rounds: how often each engine was to be measured.
     """
 
@@ -188,7 +187,6 @@ class BenchReport(Report):
     gaps: tuple[Gap, ...] = ()
     dummy: bool = True
     budget: float = 0.0
-    side_by_side: bool = False
     rounds: int = 1
 
     @property
@@ -262,27 +260,15 @@ class BenchReport(Report):
                 "shape": self.shape,
                 "dummy_weights": self.dummy,
                 "k": self.k,
-                "side_by_side": self.side_by_side,
                 "rounds": self.rounds,
                 "engines": [_timed_data(each) for each in self.timed],
-                "comparisons": [each._asdict() for each in comparisons(self.timed)],
+                "comparisons": plain(comparisons(self.timed)),
                 "serving": [_served_data(each) for each in self.served],
-                "serving_comparisons": [
-                    each._asdict()
-                    for each in (throughput_table(self.served).comparisons if self.served else ())
-                ],
+                "serving_comparisons": plain(_serving_comparisons(self.served)),
                 "first_token_comparisons": [
-                    {name: value for name, value in each._asdict().items() if name != "batch"}
-                    for each in _first_token_comparisons(self.served)
+                    by_fields(each, "batch") for each in _first_token_comparisons(self.served)
                 ],
-                "not_measured": [
-                    {
-                        "engine": gap.engine,
-                        "what": gap.quantity.value,
-                        "requests": list(gap.requests),
-                    }
-                    for gap in self.gaps
-                ],
+                "not_measured": plain(self.gaps),
                 "left": dict(self.left),
                 "notes": list(self.remarks),
             }
@@ -295,7 +281,7 @@ def _gap_text(gap: Gap) -> str:
         Quantity.STEP_TIME: f"{gap.engine}'s step time with {sizes} requests",
         Quantity.THROUGHPUT: f"{gap.engine}'s server with {sizes} requests at a time",
         Quantity.FIRST_TOKEN: f"{gap.engine}'s time to the first token",
-    }[gap.quantity]
+    }[gap.what]
 
 
 def _starts_text(engine: str, starts: Sequence[float]) -> str:
@@ -346,6 +332,10 @@ def comparisons(timed: Sequence[Timed]) -> tuple[Comparison, ...]:
     return step_table(timed).comparisons if timed else ()
 
 
+def _serving_comparisons(served: Sequence[Served]) -> tuple[Comparison, ...]:
+    return throughput_table(served).comparisons if served else ()
+
+
 def _first_token_comparisons(served: Sequence[Served]) -> tuple[Comparison, ...]:
     table = first_token_table(served)
     return () if table is None else table.comparisons
@@ -394,7 +384,7 @@ def _against(
 ) -> list[tuple[str, Comparison]]:
     """Each comparison with that engine, and its cell as a phrase."""
     steps = [(f"with {count(each.batch, 'request')}", each) for each in comparisons(timed)]
-    serving = throughput_table(served).comparisons if served else ()
+    serving = _serving_comparisons(served)
     throughput = [(f"serving {count(each.batch, 'request')}", each) for each in serving]
     first = [("to the first token", each) for each in _first_token_comparisons(served)]
     return [cell for cell in (*steps, *throughput, *first) if cell[1].other == other]

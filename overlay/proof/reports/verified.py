@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from overlay.proof.verification import Outcome
 from overlay.report.base import Report
@@ -23,38 +23,33 @@ _HEAD = ("mode", "result", "accepted by position", "captured", "replayed", "star
 class VerifyReport(Report):
     """What became of each mode.
 
-    :ivar results: in the order in which they were compared.
     :ivar check: whether the address check was on.
-    :ivar runner: the model runner that the command asked vLLM for; ``None`` where it did not.
+    :ivar model_runner: the one that the command asked vLLM for; ``None`` where it did not.
+    :ivar modes: in the order in which they were compared.
     """
 
     _command: ClassVar[str] = "verify"
-    results: tuple[ModeResult, ...]
-    check: bool = False
-    runner: ModelRunner | None = None
+    _key = "verify"
+    check: bool
+    model_runner: ModelRunner | None
+    modes: tuple[ModeResult, ...]
 
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:
         """A table, and below it what was left to upstream and what differs."""
-        run = next((result.run for result in self.results if result.run is not None), None)
+        run = next((result.run for result in self.modes if result.run is not None), None)
         if run is not None:
             checked = ", address check on" if self.check else ""
             yield Line((Span(f"vLLM {run.vllm}", "heading"), Span(f" in {run.root}")))
             requests, tokens = len(run.served), sum(len(each.tokens) for each in run.served)
             text = f"{run.device}; {count(requests, 'request')}, {count(tokens, 'token')}{checked}"
             yield labelled(2, "", text)
-            if self.runner is not None:
-                text = f"model runner {self.runner.name}, which this command asked vLLM for"
+            if self.model_runner is not None:
+                text = f"model runner {self.model_runner.name}, which this command asked vLLM for"
                 yield labelled(2, "", f"{text}; draft graphs do nothing where yours is another")
             yield BLANK
-        yield from _table(self.results)
-        for result in self.results:
+        yield from _table(self.modes)
+        for result in self.modes:
             yield from _explained(result, verbose=verbose)
-
-    def own_data(self) -> dict[str, Any]:
-        """The results under ``verify``."""
-        runner = None if self.runner is None else self.runner.value
-        modes = [_data(each) for each in self.results]
-        return {"verify": {"check": self.check, "model_runner": runner, "modes": modes}}
 
 
 def verified(results: Sequence[ModeResult], asked: Collection[Mode] = ()) -> Verdict:
@@ -176,43 +171,3 @@ def _rank_lines(result: ModeResult, rank: RankFacts, *, verbose: bool) -> Iterat
     yield labelled(0, f"{name}: ", f"{state}{': ' if rank.text else ''}{rank.text}")
     for text, number in rank.left.items():
         yield labelled(2, f"{number} ", text)
-
-
-def _data(result: ModeResult) -> dict[str, Any]:
-    run, difference = result.run, result.difference
-    return {
-        "models": result.models,
-        "mode": result.mode.value,
-        "outcome": result.outcome.value,
-        "against": result.against or None,
-        "difference": None
-        if difference is None
-        else {**difference._asdict(), "kind": difference.kind.value},
-        "failure": result.failure or None,
-        "run": None if run is None else _run_data(run),
-    }
-
-
-def _run_data(run: EngineRun) -> dict[str, Any]:
-    return {
-        "vllm": run.vllm,
-        "root": run.root,
-        "device": run.device,
-        "k": run.k,
-        "requests": len(run.served),
-        "tokens": sum(len(each.tokens) for each in run.served),
-        "accepted": [round(share, 4) for share in run.accepted],
-        "ranks": [
-            {
-                "rank": rank.rank,
-                "state": rank.state,
-                "text": rank.text,
-                "captured": dict(rank.captured),
-                "replayed": dict(rank.replayed),
-                "left": dict(rank.left),
-            }
-            for rank in run.ranks
-        ],
-        "start_s": run.start_s,
-        "serve_s": run.serve_s,
-    }

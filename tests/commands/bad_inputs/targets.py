@@ -170,13 +170,13 @@ def _lying_bomb(w: World) -> Arguments:
 
 @row("A wheel of more members than a build makes", 2, "members")
 def _many_members(w: World) -> Arguments:
-    w.patch.setattr("overlay.targets.wheel.MAX_MEMBERS", 500)
+    w.patch.setattr("overlay.targets.archives.MAX_MEMBERS", 500)
     return ["check", _wheel(w, {**_INSIDE, **{f"vllm/m{n}.py": b"" for n in range(501)}})]
 
 
 @row("A sdist that unpacks to a thousand times its size", 2, "times its size")
 def _tar_bomb(w: World) -> Arguments:
-    w.patch.setattr("overlay.targets.sdist.RATIO_FREE_BYTES", 1 << 20)
+    w.patch.setattr("overlay.targets.archives.RATIO_FREE_BYTES", 1 << 20)
     zeros = bytes(16 << 20)
     return ["check", _sdist(w, lambda archive: _member(archive, "vllm-0.26.0/data.bin", zeros))]
 

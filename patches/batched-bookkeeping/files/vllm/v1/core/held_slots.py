@@ -11,12 +11,12 @@ appended together, where none can stop the request; whatever else comes is left 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 from vllm.v1.overlay_effects import count
-from vllm.v1.worker.batched_bookkeeping import FEATURE, VARIABLE, wanted
+from vllm.v1.overlay_switches import is_on
+from vllm.v1.worker.batched_bookkeeping import FEATURE, VARIABLE
 
 
 def hold_slots(scheduler: Any) -> None:
@@ -45,7 +45,7 @@ def _reason_against(scheduler: Any, manager: Any) -> str | None:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
-    if not wanted(os.environ):
+    if not is_on(VARIABLE):
         return f"{VARIABLE}=off"
     if scheduler.use_v2_model_runner:
         return "model runner V2"

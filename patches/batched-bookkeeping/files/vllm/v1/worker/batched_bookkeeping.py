@@ -12,7 +12,6 @@ loop, before anything was written, or what upstream would have written by then (
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from vllm.v1.overlay_effects import active, count, idle
+from vllm.v1.overlay_switches import is_on
 
 #: The feature's name in `vllm.v1.overlay_effects`.
 FEATURE = "batched-bookkeeping"
@@ -33,23 +33,12 @@ FEWEST_ROWS = 16
 FEWEST_GOING_ON = 32
 
 
-def wanted(environ: Mapping[str, str]) -> bool:
-    """Whether the environment asks for it; it does where the variable is unset or empty.
-
-    Raises ValueError for anything but on and off.
-    """
-    value = environ.get(VARIABLE) or "on"
-    if value not in ("on", "off"):
-        raise ValueError(f"{VARIABLE} is {value!r}; set it to on or off")
-    return value == "on"
-
-
 def report_effect(runner: Any) -> None:
     """Report the feature's effect in the process of a GPUModelRunner that is being made.
 
-    Raises ValueError as `wanted` does.
+    Raises ValueError if the switch is neither on nor off.
     """
-    if not wanted(os.environ):
+    if not is_on(VARIABLE):
         idle(FEATURE, f"{VARIABLE}=off")
     elif runner.use_async_scheduling or runner.speculative_config is not None:
         active(FEATURE, f"the bookkeeping of at least {FEWEST_ROWS} requests is done together")
@@ -61,7 +50,7 @@ def _together(runner: Any, requests: int) -> bool:
     """Whether so many requests that go on, or corrections of them, are done together."""
     speculative = runner.speculative_config
     by_ngram = speculative is not None and speculative.use_ngram_gpu()
-    return requests >= FEWEST_GOING_ON and not by_ngram and wanted(os.environ)
+    return requests >= FEWEST_GOING_ON and not by_ngram and is_on(VARIABLE)
 
 
 def continue_requests(
@@ -216,7 +205,7 @@ def last_tokens(batch: Any, requests: Mapping[str, Any]) -> list[int] | None:
     Returns None, for upstream to do it, where there are few rows.
     Raises ValueError as `CachedRequestState.get_token_id` does.
     """
-    if batch.num_reqs < FEWEST_ROWS or not wanted(os.environ):
+    if batch.num_reqs < FEWEST_ROWS or not is_on(VARIABLE):
         return None
     found = []
     places = (batch.num_tokens_no_spec[: batch.num_reqs] - 1).tolist()
@@ -246,7 +235,7 @@ def fill_input_ids(
     Returns whether it was done. It is not, and nothing was written, where there are few requests,
     prompts are given as embeddings, or drafts are not on the device.
     """
-    if len(before) < FEWEST_ROWS or runner.enable_prompt_embeds or not wanted(os.environ):
+    if len(before) < FEWEST_ROWS or runner.enable_prompt_embeds or not is_on(VARIABLE):
         return False
     names, drafted = runner.input_batch.req_ids, runner._draft_token_ids
     rows = np.flatnonzero(before >= 0)
@@ -322,7 +311,7 @@ def count_drafts(
     or one is not in the batch, at which upstream raises its error.
     """
     number = len(scheduled)
-    if number < FEWEST_GOING_ON or not wanted(os.environ):
+    if number < FEWEST_GOING_ON or not is_on(VARIABLE):
         return False
     try:
         rows = np.fromiter(map(batch.req_id_to_index.__getitem__, scheduled), np.intp, number)
@@ -349,7 +338,7 @@ def append_placeholders(runner: Any, rows: int, invalid: set[int]) -> bool:
     Returns whether it was done. It is not, and nothing was written, where there are few rows or
     one of them is full: upstream's loop raises its error at that row.
     """
-    if rows < FEWEST_ROWS or not wanted(os.environ):
+    if rows < FEWEST_ROWS or not is_on(VARIABLE):
         return False
     batch, requests = runner.input_batch, runner.requests
     if invalid:
@@ -383,7 +372,7 @@ def accepted_tokens(tokens: Any, valid: Any) -> list[list[int]] | None:
     Returns None, for upstream to do it, where there are few rows or the valid tokens of a row are
     not its first ones (the vocabulary cuts one out).
     """
-    if len(tokens) < FEWEST_ROWS or not wanted(os.environ):
+    if len(tokens) < FEWEST_ROWS or not is_on(VARIABLE):
         return None
     if (valid[:, 1:] > valid[:, :-1]).any():
         count(FEATURE, "outputs with a gap left to upstream")

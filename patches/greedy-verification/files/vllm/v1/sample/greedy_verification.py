@@ -8,13 +8,12 @@ of the rows as they are: float32 holds every bfloat16 and float16 exactly.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from vllm.v1.overlay_effects import active, count, idle
+from vllm.v1.overlay_switches import is_on
 from vllm.v1.sample.split_argmax import first_largest
 
 #: The feature's name in `vllm.v1.overlay_effects`.
@@ -25,23 +24,13 @@ VARIABLE = "OVERLAY_GREEDY_VERIFICATION"
 _IDLE_WHILE_EMPTY = {"LogitBiasLogitsProcessor": "biases", "MinTokensLogitsProcessor": "min_toks"}
 
 
-def wanted(environ: Mapping[str, str]) -> bool:
-    """Whether the environment asks for it; it does where the variable is unset or empty.
-
-    Raises ValueError for anything but on and off.
-    """
-    value = environ.get(VARIABLE) or "on"
-    if value not in ("on", "off"):
-        raise ValueError(f"{VARIABLE} is {value!r}; set it to on or off")
-    return value == "on"
-
-
 def switched_on() -> bool:
     """Whether this process's environment asks for it; a RejectionSampler asks once and keeps it.
 
-    Reports the answer as the feature's effect. Raises ValueError as `wanted` does.
+    Reports the answer as the feature's effect. Raises ValueError if the switch is neither on nor
+    off.
     """
-    on = wanted(os.environ)
+    on = is_on(VARIABLE)
     if on:
         active(FEATURE, "batches of plain greedy requests are verified from one argmax")
     else:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm.v1.overlay_effects import active, count, idle
+from vllm.v1.overlay_switches import is_on
 from vllm.v1.worker.steady_decode import SteadyDecode, complete_drafts
 
 #: The feature's name in `vllm.v1.overlay_effects`.
@@ -32,17 +33,6 @@ STEADY_BUFFERS = (
     "prev_positions",
     "prev_num_draft_tokens",
 )
-
-
-def wanted(environ: Mapping[str, str]) -> bool:
-    """Whether the environment asks for steady inputs; it does where it is unset.
-
-    Raises ValueError for anything but on, off and untried.
-    """
-    value = environ.get(VARIABLE) or "on"
-    if value not in ("on", "off", "untried"):
-        raise ValueError(f"{VARIABLE} is {value!r}; set it to on or off, or to untried")
-    return value != "off"
 
 
 def unproven(device: Any, untried: bool) -> str | None:
@@ -209,7 +199,7 @@ def create_steady_inputs(runner: Any) -> SteadyInputs | None:
     platform where no test has run. Reports the feature's effect. Raises ValueError for an unknown
     value of OVERLAY_STEADY_INPUTS.
     """
-    if not wanted(os.environ):
+    if not is_on(VARIABLE, further="untried"):
         idle(FEATURE, f"{VARIABLE}=off")
         return None
     if runner.speculative_config is None:

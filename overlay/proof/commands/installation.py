@@ -1,0 +1,95 @@
+"""The installed vLLM that engines run: its interpreter, its torch, and a copy as the release is.
+
+Here the proof asks the rest of the overlay; nothing else of it does, but for its command line.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from overlay.commands import diagnosis
+from overlay.commands.request import Request
+from overlay.commands.scene import resolve
+from overlay.errors import OverlayError, TargetError
+from overlay.on_disk import ledger as ledgers
+
+
+def interpreter(given: str | None) -> Path:
+    """The program that runs the engines.
+
+    :param given: an interpreter or a virtual environment; ``None`` for the one that runs this.
+    :raises TargetError: if there is none.
+    """
+    if given is None:
+        return Path(sys.executable)
+    place = Path(os.path.expanduser(given))
+    if os.sep not in given and not place.exists():
+        place = Path(shutil.which(given) or given)
+    if place.is_dir():
+        place = place / "bin" / "python"
+    if not os.access(place, os.X_OK):
+        raise TargetError(
+            f"--python {given}: expected an interpreter or a virtual environment that has one, "
+            f"found no program at {place}"
+        )
+    # Not resolved: the link in a virtual environment is what makes Python find its packages.
+    return Path(os.path.abspath(place))
+
+
+def root_of(python: str | None) -> Path:
+    """The folder that holds the vLLM of an interpreter.
+
+    :param python: ``None`` for the one that runs this.
+    :raises TargetError: if it has none.
+    """
+    root = resolve(Request(python=python)).root
+    assert root is not None, "an environment's vLLM is in a folder"
+    return root
+
+
+def torch_build(python: str | None) -> str | None:
+    """What an interpreter's torch is built for, as ``cuda 13.0`` or ``cpu``; ``None``: unknown."""
+    if python is None:
+        return diagnosis.torch().built_for
+    try:
+        root = root_of(python)
+    except OverlayError:
+        return None  # who starts the engines says what is missing
+    return diagnosis.torch_built_for(root / "torch")
+
+
+def make_stock_copy(root: Path, folder: Path) -> bool:
+    """Make ``folder/vllm``: links to the files below ``root``, the release's own for patched ones.
+
+    Nothing of the installation changes. Bytecode is linked as well, but for the files that differ.
+
+    :param root: the folder that holds the installed package.
+    :param folder: an existing one, for the front of an import path.
+    :returns: whether anything is applied on disk.
+    :raises OverlayError: if the ledger or a pristine copy cannot be read.
+    """
+    ledger = ledgers.load(root)
+    entries = {} if ledger is None else {entry.path: entry for entry in ledger.entries}
+    pristine = ledgers.copies(root)
+    for place, _, names in os.walk(root / "vllm"):
+        inside = Path(place).relative_to(root)
+        for name in names:
+            path = (inside / name).as_posix()
+            if path not in entries and _source(path) not in entries:
+                # A folder without files of the release would be a package, too.
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                (folder / path).symlink_to(root / path)
+    for path, entry in entries.items():
+        if entry.before is not None:
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(pristine(entry.before))
+    return ledger is not None
+
+
+def _source(path: str) -> str:
+    """The source of a file of bytecode, ``a/__pycache__/b.cpython-312.pyc``."""
+    folder, _, name = path.rpartition("/")
+    return f"{folder.removesuffix('/__pycache__')}/{name.partition('.')[0]}.py"

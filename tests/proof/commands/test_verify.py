@@ -1,0 +1,297 @@
+"""``overlay verify`` with engines that do what a test says: answers, exit codes, nothing left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from overlay.cli.run import run
+from tests.proof.support.fake_engine import behaving, write_fake_python
+from tests.report.test_schema import DOCUMENT
+
+ROOT = Path(__file__).resolve().parents[3]
+TINY = ("--tiny", "--draft", "eagle3hid")
+OWN = ("--model", "a/target", "--draft", "a/draft")
+RIGHT = {"off": "right", "step": "right", "loop": "right", "whole": "right", "again": "right"}
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Path:
+    return write_fake_python(tmp_path)
+
+
+class Told:
+    """What the command answered."""
+
+    def __init__(self, status: int, out: str, err: str) -> None:
+        self.status, self.out, self.err = status, out, err
+
+    @property
+    def json(self) -> Any:
+        told = json.loads(self.out)
+        jsonschema.validate(told, DOCUMENT)
+        assert told["exit"] == self.status
+        return told
+
+
+@pytest.fixture
+def verify(python: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Any:
+    def call(words: dict[str, str], *options: str, as_json: bool = True) -> Told:
+        for name, value in behaving({**RIGHT, **words}).items():
+            monkeypatch.setenv(name, value)
+        json_option = ("--json",) if as_json else ()
+        status = run(["verify", *json_option, "--python", str(python), *options])
+        return Told(status, *capfd.readouterr())
+
+    return call
+
+
+@pytest.mark.parametrize("given", [None, "0", "1"])
+def test_tiny_models_are_served_by_v1_unless_the_user_chooses(
+    verify: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str | None
+) -> None:
+    """vLLM would serve them by V2, where there is nothing to verify."""
+    name, said = "VLLM_USE_V2_MODEL_RUNNER", tmp_path / "said"
+    monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("FAKE_SAID", str(said))
+    if given is not None:
+        monkeypatch.setenv(name, given)
+    told = verify({}, *TINY)
+    assert set(said.read_text().split()) == {f"{name}={given or 0}"}
+    assert told.json["verify"]["model_runner"] == (None if given else "v1")
+    said.unlink()
+    assert verify({}, *OWN).json["verify"]["model_runner"] is None
+    assert set(said.read_text().split()) == {f"{name}={given or ''}"}
+
+
+def test_people_are_told_that_tiny_models_were_served_by_v1(
+    verify: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
+    says = "model runner V1, which this command asked vLLM for"
+    assert says in verify({}, *TINY, as_json=False).out
+    assert says not in verify({}, *OWN, as_json=False).out
+
+
+def test_modes_that_are_right_end_with_0(verify: Any) -> None:
+    told = verify({}, *TINY)
+    assert (told.status, told.json["code"]) == (0, "verified")
+    assert [each["mode"] for each in told.json["verify"]["modes"]] == ["off", "step", "loop"]
+    assert [each["outcome"] for each in told.json["verify"]["modes"]] == [
+        "reference",
+        "same",
+        "same",
+    ]
+
+
+def test_the_users_models_get_the_modes_that_the_configuration_has(verify: Any) -> None:
+    told = verify({}, *OWN)
+    assert [each["mode"] for each in told.json["verify"]["modes"]] == ["off", "step", "loop"]
+    told = verify({"off": "one pass"}, *OWN)
+    assert [each["mode"] for each in told.json["verify"]["modes"]] == ["off", "auto"]
+    assert told.status == 0
+
+
+def test_the_verdict_says_where_a_mode_fell_back_to_another(verify: Any) -> None:
+    told = verify({"loop": "no loop"}, *OWN)
+    assert told.status == 0
+    assert told.json["verdict"].endswith("in step and loop (which replayed no loop graph).")
+    assert "no loop graph" not in verify({}, *OWN).json["verdict"]
+
+
+@pytest.mark.parametrize("mode", ["loop", "whole"])
+def test_a_mode_that_was_asked_for_and_fell_back_is_not_verified(verify: Any, mode: str) -> None:
+    told = verify({"loop": "no loop", "whole": "no loop"}, *OWN, "--mode", mode)
+    assert (told.status, told.json["code"]) == (1, "not-verified")
+    assert f"{mode} was asked for and replayed no {mode} graph" in told.json["verdict"]
+    assert "only first and step" in told.json["verdict"]
+    assert "8 graphs" in told.json["verdict"]
+    assert verify({}, *OWN, "--mode", mode).status == 0
+
+
+@pytest.mark.parametrize("models", [TINY, OWN])
+@pytest.mark.parametrize(
+    ("word", "place"),
+    [
+        ("token", {"request": 2, "position": 4, "kind": "token"}),
+        ("accepted", {"request": 1, "kind": "accepted drafts"}),
+    ],
+)
+def test_the_first_difference_is_named(
+    verify: Any, models: tuple[str, ...], word: str, place: dict[str, Any]
+) -> None:
+    told = verify({"loop": word}, *models)
+    assert (told.status, told.json["code"]) == (1, "drafts-differ")
+    difference = told.json["verify"]["modes"][2]["difference"]
+    assert place.items() <= difference.items()
+    assert f"loop differs from the {'known answer' if models is TINY else 'engine'}" in told.out
+    assert f"request {difference['request']}, position {difference['position']}" in told.out
+
+
+def test_an_engine_that_differs_from_itself_proves_nothing(verify: Any) -> None:
+    told = verify({"off": "random", "loop": "right", "again": "random"}, *OWN)
+    assert (told.status, told.json["code"]) == (1, "not-verified")
+    assert "differs from itself" in told.json["verdict"]
+
+
+def test_a_mode_without_replays_is_not_verified_and_says_why(verify: Any) -> None:
+    told = verify({"step": "idle"}, *TINY)
+    assert (told.status, told.json["code"]) == (1, "not-verified")
+    assert "attention backend X is not known" in told.json["verdict"]
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("problem not patched: no draft-graphs here", "no draft-graphs here; run `overlay apply"),
+        ("problem another model runner: found V2: set VLLM_USE_V2_MODEL_RUNNER=0", "found V2"),
+        ("problem raised: ValueError: No available memory for the cache blocks", "too small"),
+        ("says torch.OutOfMemoryError: CUDA out of memory.", "the GPU is too small"),
+        ("says OSError: [Errno 98] Address already in use", "a port that the engine was told"),
+        ("says RuntimeError: what a day", "ended with status 3 and no result: RuntimeError: what"),
+        ("killed", "was ended by signal 9"),
+        ("malformed", "expected the result of an engine run"),
+    ],
+)
+def test_what_stops_the_engine_without_graphs_ends_with_2(
+    verify: Any, word: str, says: str
+) -> None:
+    for models in (TINY, OWN):
+        told = verify({"off": word}, *models)
+        assert (told.status, told.json["code"]) == (2, "environment")
+        assert says in told.json["error"]
+
+
+@pytest.mark.parametrize("word", ["says RuntimeError: what a day", "killed"])
+def test_an_engine_that_dies_with_graphs_alone_is_a_finding(verify: Any, word: str) -> None:
+    told = verify({"loop": word}, *OWN)
+    assert (told.status, told.json["code"]) == (1, "engine-died")
+    assert told.json["verify"]["modes"][2]["outcome"] == "died"
+
+
+def test_where_nothing_served_no_mode_is_to_blame(verify: Any) -> None:
+    told = verify({"loop": "killed"}, *TINY, "--mode", "loop")
+    assert told.status == 2
+    assert "no engine served in any mode that was run" in told.json["error"]
+
+
+def test_models_that_cannot_be_made_are_an_error(
+    verify: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_WRITER", "1")
+    told = verify({}, *TINY)
+    assert told.status == 2
+    assert "the Python that vLLM is installed in" in told.json["error"]
+    assert "(what a library prints while models are made)" in told.json["error"]
+    assert "what a library prints" not in told.err
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ((), "name them with --model and --draft, or give --tiny"),
+        (("--tiny", "--model", "x"), "--tiny brings models of its own"),
+        (("--tiny", "--draft", "x"), "one of the drafts eagle3hid, eagle3, p-eagle"),
+        (("--tiny", "--mode", "off"), "compares nothing"),
+        (("--model", "x"), "expected a draft"),
+        (("--model", "./nowhere", "--draft", "x"), "--model ./nowhere: expected a folder"),
+        (("--model", "x", "--draft", "./nowhere"), "--draft ./nowhere: expected a folder"),
+        ((*OWN, "--", "--speculative-config", "{}"), "both name a draft"),
+        ((*OWN, "--", "--speculative_config={}"), "both name a draft"),
+        ((*OWN, "--", "--speculative-config.method", "mtp"), "both name a draft"),
+        (("--model", "x", "--k", "2", "--", "-sc", "{}"), "--k would change nothing"),
+        (("--tiny", "--k", "2", "--method", "mtp"), "--method and --k would change nothing"),
+        (("--tiny", "--prompts", __file__), "--prompts would change nothing"),
+        ((*OWN, "--prompts", sys.executable), "expected a text file in UTF-8"),
+        ((*OWN, "--prompts", "nowhere.txt"), "a prompt on each line"),
+        ((*OWN, "--python", "/nowhere/python"), "no program at /nowhere/python"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(verify: Any, options: tuple[str, ...], says: str) -> None:
+    told = verify({}, *options)
+    assert told.status == 2
+    assert says in told.json["error"]
+
+
+def test_prompts_of_a_file_are_served(verify: Any, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("one\n\ntwo\nthree\n")
+    told = verify({}, *OWN, "--prompts", str(prompts), "--tokens", "8")
+    assert told.status == 0
+    assert told.json["verify"]["modes"][0]["run"]["requests"] == 3
+
+
+def test_people_get_a_table_and_programs_the_log(verify: Any, tmp_path: Path) -> None:
+    told = verify({}, *TINY, "--logs", str(tmp_path / "logs"), as_json=False)
+    assert told.out.splitlines()[0] == "vLLM 0.99.0 in /site"
+    assert told.out.splitlines()[-1].startswith("Draft graphs gave the tokens")
+    assert {each.name for each in (tmp_path / "logs").iterdir()} == {
+        f"eagle3hid-{mode}.log" for mode in ("off", "step", "loop")
+    }
+
+
+# ---- nothing is left behind
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and waits for its parent does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def pids_of(file: Path) -> list[int]:
+    """The engine and what it started, as soon as both run."""
+    last = time.monotonic() + 60
+    while not file.is_file() or len(file.read_text().split()) < 2:
+        assert time.monotonic() < last, "the engine did not start"
+        time.sleep(0.05)
+    return [int(pid) for pid in file.read_text().split()]
+
+
+def expect_gone(pids: list[int]) -> None:
+    last = time.monotonic() + 20
+    while any(alive(pid) for pid in pids):
+        assert time.monotonic() < last, "a process was left behind"
+        time.sleep(0.05)
+
+
+def test_an_engine_that_hangs_is_killed_with_all_it_started(
+    verify: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids = tmp_path / "pids"
+    monkeypatch.setenv("FAKE_PIDS", str(pids))
+    told = verify({"off": "hangs"}, *OWN, "--deadline", "2")
+    assert told.status == 2
+    assert "did not end within 2 s" in told.json["error"]
+    expect_gone(pids_of(pids))
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_engines_end_with_the_command_however_that_ends(
+    python: Path, tmp_path: Path, sent: signal.Signals
+) -> None:
+    pids = tmp_path / "pids"
+    environment = {**os.environ, **behaving({**RIGHT, "off": "hangs"}), "FAKE_PIDS": str(pids)}
+    command = subprocess.Popen(
+        [sys.executable, "-m", "overlay", "verify", *OWN, "--python", str(python)],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    found = pids_of(pids)
+    assert all(map(alive, found))
+    command.send_signal(sent)
+    command.wait(20)
+    expect_gone(found)
