@@ -189,7 +189,6 @@ def _package(name: str) -> Package:
 
 def _offered(pre: bool, package: Package) -> tuple[ReleaseEntry, ...]:
     """The releases on the index from the oldest known one on, oldest first."""
-
     from overlay.targets.fetch import offered_releases
 
     known = package.releases
