@@ -11,16 +11,16 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from overlay import settings
-from overlay.features.sources import EFFECTS_MODULE, EFFECTS_PATH
+from overlay._features.sources import EFFECTS_MODULE, EFFECTS_PATH
+from overlay._processes import records
 from overlay.in_memory import log, ranks
 from overlay.in_memory.import_watch import HookError
 from overlay.in_memory.patch_folders import patches_folders
-from overlay.processes import records
 from overlay.results import ANY_MORE, Way
 from overlay.untrusted import sha256
 
 if TYPE_CHECKING:
-    from overlay.features.switches import Declaration
+    from overlay._features.switches import Declaration
     from overlay.in_memory.activation import Activation
     from overlay.in_memory.effects import EffectWatch, Published
     from overlay.in_memory.module_cache import StoredModule
@@ -148,7 +148,7 @@ class RunningProcess:
     def declared(self) -> Mapping[str, Declaration]:
         """What the features that are at hand declare, by id."""
         if self._declared is None:
-            from overlay.features.switches import declarations
+            from overlay._features.switches import declarations
 
             declared = declarations(patches_folders(self.asked))
             self._declared = {declaration.id: declaration for declaration in declared}

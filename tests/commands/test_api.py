@@ -37,7 +37,7 @@ def test_each_function_has_an_example_that_runs(
     cli: Cli, site: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Other vLLMs of this user may run on the machine of the tests.
-    monkeypatch.setattr("overlay.processes.live.processes", lambda: ())
+    monkeypatch.setattr("overlay._processes.live.processes", lambda: ())
     function = getattr(api, name)
     (example,) = doctest.DocTestFinder(recurse=False).find(
         function, name, globs={"overlay": overlay, "site": site}
@@ -65,12 +65,14 @@ def test_a_plain_import_brings_in_nothing_of_the_package() -> None:
     assert done.stdout.split() == ["overlay"]
 
 
-@pytest.mark.parametrize("before", ["", "import overlay.features.model, overlay.processes.records"])
+@pytest.mark.parametrize(
+    "before", ["", "import overlay._features.model, overlay._processes.records"]
+)
 def test_rooms_that_share_a_name_with_a_function_are_both(before: str) -> None:
     code = (
         f"{before}\nimport overlay\nprint(len(overlay.features()), overlay.processes() is None)\n"
     )
-    code += "from overlay.features.model import Feature\nprint(overlay.features.model.Feature)"
+    code += "from overlay._features.model import Feature\nprint(overlay._features.model.Feature)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

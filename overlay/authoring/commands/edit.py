@@ -11,6 +11,8 @@ from typing import Any
 
 from packaging.version import Version
 
+from overlay._features.model import Feature, of_package
+from overlay._features.sources import SHARED, entries, shipped_folder, stray
 from overlay.authoring import disk
 from overlay.authoring import releases as package_releases
 from overlay.authoring import session as sessions
@@ -33,8 +35,6 @@ from overlay.authoring.triage import FileFate
 from overlay.authoring.writing import check_folder, write_folder
 from overlay.commands.request import Request
 from overlay.errors import PackageIndexError, UsageError
-from overlay.features.model import Feature, of_package
-from overlay.features.sources import SHARED, entries, shipped_folder, stray
 from overlay.package import VLLM, Package, package_named, package_problem, path_problem
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from overlay._features.model import Feature
 from overlay.authoring.commands.new import (
     Workshop,
     feature_of,
@@ -20,7 +21,6 @@ from overlay.commands.request import Request
 from overlay.commands.revert import Keep, Kept
 from overlay.commands.scene import root_of
 from overlay.errors import OverlayError, UsageError
-from overlay.features.model import Feature
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.beside import folders_of
 from overlay.on_disk.journal import reading

@@ -14,6 +14,7 @@ from typing import Any
 
 from packaging.version import Version
 
+from overlay._features.model import Feature
 from overlay.authoring import releases as package_releases
 from overlay.authoring.building import Prepared, TwoTexts, Words, build, change_of, texts_with
 from overlay.authoring.free_ids import require_free
@@ -24,7 +25,6 @@ from overlay.authoring.writing import check_folder, write_folder
 from overlay.commands.request import Request
 from overlay.commands.scene import resolve
 from overlay.errors import PackageIndexError, UsageError
-from overlay.features.model import Feature
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.beside import Beside, beside
 from overlay.on_disk.disk_state import conditions, void

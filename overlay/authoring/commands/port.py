@@ -9,6 +9,9 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from overlay._features import sources
+from overlay._features.folder import holes as holes_of
+from overlay._features.model import Feature
 from overlay.authoring import disk
 from overlay.authoring import releases as package_releases
 from overlay.authoring.port_views import conflict
@@ -26,9 +29,6 @@ from overlay.authoring.variants import remembered, with_ports
 from overlay.authoring.writing import Expected, check_files
 from overlay.commands.request import Request
 from overlay.errors import OverlayError, UsageError
-from overlay.features import sources
-from overlay.features.folder import holes as holes_of
-from overlay.features.model import Feature
 from overlay.package import VLLM, Package
 from overlay.planning.scope_cache import Memo
 from overlay.results.invocation import absolute, command

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from overlay._features.folder import holes as holes_of
+from overlay._features.model import Feature
 from overlay.authoring import disk
 from overlay.authoring import session as sessions
 from overlay.authoring.commands.port import (
@@ -50,8 +52,6 @@ from overlay.authoring.session import (
 )
 from overlay.commands.request import Request
 from overlay.errors import UsageError
-from overlay.features.folder import holes as holes_of
-from overlay.features.model import Feature
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
