@@ -11,8 +11,8 @@ along.
 
 The targets are, unless named, the modules that the shipped features patch.
 
-``--table`` writes ``overlay/_features/early-modules.json``: every module that is reached in any kind
-of process, of each known release (fetched where it is not in the cache).
+``--table`` writes ``overlay/_features/early-modules.json``: every module that is reached in any
+kind of process, of each known release (fetched where it is not in the cache).
 """
 
 from __future__ import annotations
