@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from packaging.version import Version
 
+from overlay._features.model import Feature, Hunk
 from overlay.authoring.carry import Carried, carry
 from overlay.authoring.composing import compose
 from overlay.authoring.landing import Summary, modules_on, names_from, names_taken, taken_back
@@ -25,7 +26,6 @@ from overlay.authoring.writing import (
     FeatureText,
     render_patch,
 )
-from overlay.features.model import Feature, Hunk
 from overlay.package import VLLM, Package, ReleaseRange, Tree
 from overlay.planning.planner import plan
 from overlay.planning.scopes import Syntax, find

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from overlay._features.model import Feature
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.port_views import conflict, marker_lines
 from overlay.authoring.ports import FeaturePort, TopicPort, as_patch
@@ -27,7 +28,6 @@ from overlay.authoring.session import (
     from_anywhere,
 )
 from overlay.errors import UsageError
-from overlay.features.model import Feature
 from overlay.package import VLLM, Package
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.scopes import Syntax, UnparsableError

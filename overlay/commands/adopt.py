@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from overlay._features.model import of_package
 from overlay.commands.scene import ended, writable
 from overlay.commands.status import of_files
 from overlay.commands.target_report import only, with_notices
 from overlay.commands.unrecorded import is_changed, prove
-from overlay.features.model import of_package
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.journal import reading
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from overlay._features.model import Feature
     from overlay.commands.request import Request
     from overlay.commands.unrecorded import Unrecorded
-    from overlay.features.model import Feature
     from overlay.report.model import TargetReport
     from overlay.targets.target import Target
 

@@ -13,14 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from overlay._features.model import SHIPPED
 from overlay.errors import OverlayError
-from overlay.features.model import SHIPPED
 from overlay.package import VLLM
 from overlay.report.words import enumeration
 from overlay.results import Notice, State
 
 if TYPE_CHECKING:
-    from overlay.features.model import Feature
+    from overlay._features.model import Feature
     from overlay.report.model import TargetReport
     from overlay.settings import Switches
 
@@ -62,7 +62,7 @@ def _too_early(target: TargetReport, features: tuple[Feature, ...]) -> frozenset
         return frozenset()
     from packaging.version import InvalidVersion, Version
 
-    from overlay.features.early_modules import too_early
+    from overlay._features.early_modules import too_early
 
     try:
         release = None if target.vllm is None else Version(target.vllm)
@@ -73,7 +73,7 @@ def _too_early(target: TargetReport, features: tuple[Feature, ...]) -> frozenset
 
 def with_running(changed: TargetReport) -> TargetReport:
     """A target that was just changed, with the processes that run what was there before."""
-    from overlay.processes.live import processes
+    from overlay._processes.live import processes
 
     root = None if changed.root is None else os.path.realpath(changed.root)
     try:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from overlay._features.model import of_package
 from overlay.commands import wings
 from overlay.commands.scene import ended, refuse_release, root_of, scene_of
 from overlay.commands.status import of_files, with_next_process
@@ -14,7 +15,6 @@ from overlay.commands.take_off import take_off
 from overlay.commands.target_report import notices
 from overlay.commands.unrecorded import is_changed
 from overlay.errors import LedgerError, OverlayError, RevertRefused, UsageError
-from overlay.features.model import of_package
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.disk_state import from_ledger
@@ -35,8 +35,8 @@ from overlay.results import Change, FeatureResult, FileResult, Plan, State
 from overlay.targets.target import public
 
 if TYPE_CHECKING:
+    from overlay._features.model import Feature
     from overlay.commands.request import Request
-    from overlay.features.model import Feature
     from overlay.on_disk.changes import Rebuilt
     from overlay.on_disk.ledger import Ledger
     from overlay.report.base import Report

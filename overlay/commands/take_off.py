@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from overlay._features.model import of_package
 from overlay.commands.assess import absent, needed, until_current
 from overlay.commands.scene import scene_of
 from overlay.commands.status import with_next_process
 from overlay.commands.target_report import notices, report
 from overlay.errors import UsageError
-from overlay.features.model import of_package
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.disk_state import Condition, conditions, keep_edit, pristine_view, void
@@ -37,8 +37,8 @@ from overlay.untrusted import all_unreadable
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from overlay._features.model import Feature
     from overlay.commands.request import Request
-    from overlay.features.model import Feature
     from overlay.on_disk.ledger import Ledger
     from overlay.report.model import TargetReport
     from overlay.targets.target import Target

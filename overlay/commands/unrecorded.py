@@ -20,7 +20,7 @@ from overlay.results.invocation import command
 from overlay.untrusted import sha256
 
 if TYPE_CHECKING:
-    from overlay.features.model import Feature
+    from overlay._features.model import Feature
     from overlay.package import Tree
     from overlay.targets.target import Target
 

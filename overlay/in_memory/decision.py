@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import overlay
+from overlay._features.sources import source_of
 from overlay.errors import OverlayError, TargetError, TransactionError, UsageError
-from overlay.features.sources import source_of
 from overlay.in_memory.activation import HARMLESS, NOT_ASKED, Activation, FeatureDecision, digest
 from overlay.in_memory.packages import running_beside, running_vllm
 from overlay.in_memory.patch_folders import (
@@ -71,7 +71,7 @@ def _checked(switches: Switches) -> tuple[str, ...]:
     """
     if not switches.further:
         return switches.warnings
-    from overlay.features.switches import check_values, declarations
+    from overlay._features.switches import check_values, declarations
 
     checked = check_values(switches.all, declarations(patches_folders(switches)))
     if checked.wrong:

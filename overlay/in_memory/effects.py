@@ -17,17 +17,17 @@ from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from overlay._features.sources import EFFECTS_MODULE
+from overlay._processes.counts import COUNTS_NAME
+from overlay._processes.records import Effect, EffectRecord, Meaning, of_features
 from overlay.errors import OverlayError
-from overlay.features.sources import EFFECTS_MODULE
 from overlay.in_memory import log
 from overlay.in_memory.import_watch import when_imported
-from overlay.processes.counts import COUNTS_NAME
-from overlay.processes.records import Effect, EffectRecord, Meaning, of_features
 from overlay.settings import FORMER_IDS
 from overlay.untrusted import printable
 
 if TYPE_CHECKING:
-    from overlay.features.switches import Declaration
+    from overlay._features.switches import Declaration
     from overlay.results import ModelRunner
 
 _WORKER_MODULE = "vllm.v1.worker.worker_base"

@@ -20,22 +20,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import overlay
+from overlay._features.sources import fingerprint, owner_problem
+from overlay._processes import records
 from overlay.errors import OverlayError
-from overlay.features.sources import fingerprint, owner_problem
 from overlay.in_memory import module_cache as store
 from overlay.in_memory.activation import NOT_ASKED
 from overlay.in_memory.file_hashes import Named, Recording, as_it_stands
 from overlay.in_memory.module_cache import module_name
 from overlay.in_memory.patch_folders import patches_folders
 from overlay.package import VLLM
-from overlay.processes import records
 from overlay.results import State
 from overlay.settings import require_known
 from overlay.untrusted import read_regular, sha256
 
 if TYPE_CHECKING:
-    from overlay.features.folder import Loaded, Malformed
-    from overlay.features.model import Feature
+    from overlay._features.folder import Loaded, Malformed
+    from overlay._features.model import Feature
     from overlay.planning.scopes import Syntax
     from overlay.results import FeatureResult, Plan
     from overlay.settings import Switches
@@ -87,7 +87,7 @@ class Plans:
 
         :raises UsageError: if ``OVERLAY_FEATURES`` names a feature that does not exist.
         """
-        from overlay.features.folder import load_all
+        from overlay._features.folder import load_all
 
         loaded = load_all(patches_folders(self.switches), private=True)
         ids = [feature.id for feature in loaded.features]
@@ -97,7 +97,7 @@ class Plans:
     @cached_property
     def features(self) -> tuple[Feature, ...]:
         """Every feature at hand that is for the package of the target."""
-        from overlay.features.model import of_package
+        from overlay._features.model import of_package
 
         return tuple(of_package(self.loaded.features, self.target.package))
 
@@ -116,7 +116,7 @@ class Plans:
 
         Where the others change nothing, the plan of all of them tells it.
         """
-        from overlay.features.model import paths_of
+        from overlay._features.model import paths_of
 
         ids = {feature.id for feature in chosen}
         idle = (State.UPSTREAMED, State.INAPPLICABLE)

@@ -11,14 +11,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from overlay import settings
+from overlay._processes import records
 from overlay.in_memory import log
 from overlay.in_memory.import_watch import HookError
-from overlay.processes import records
 from overlay.results import ANY_MORE, Way
 from overlay.untrusted import sha256
 
 if TYPE_CHECKING:
-    from overlay.features.switches import Declaration
+    from overlay._features.switches import Declaration
     from overlay.in_memory.activation import Activation
     from overlay.in_memory.effects import EffectWatch, Published
     from overlay.in_memory.module_cache import StoredModule
@@ -146,7 +146,7 @@ class RunningProcess:
     def declared(self) -> Mapping[str, Declaration]:
         """What the features that are at hand declare, by id."""
         if self._declared is None:
-            from overlay.features.switches import declarations
+            from overlay._features.switches import declarations
             from overlay.in_memory.patch_folders import patches_folders
 
             declared = declarations(patches_folders(self.asked))
@@ -230,7 +230,7 @@ class RunningProcess:
 
     def _reports(self) -> bool:
         """Whether any of the patched code reports what it does."""
-        from overlay.features.sources import EFFECTS_MODULE, EFFECTS_PATH
+        from overlay._features.sources import EFFECTS_MODULE, EFFECTS_PATH
 
         there = os.path.exists(os.path.join(self.activation.root, EFFECTS_PATH))
         return there or EFFECTS_MODULE in self.activation.modules

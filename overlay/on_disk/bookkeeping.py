@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import overlay
-from overlay.features.model import Feature
+from overlay._features.model import Feature
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.ledger import Entry, Ledger, LedgerFeature, RecordEntry
 from overlay.on_disk.site import Site

@@ -6,8 +6,8 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from overlay._features.model import Feature
 from overlay.errors import PlanOutdated, RevertRefused, TransactionError
-from overlay.features.model import Feature
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.bookkeeping import new_ledger, record_path, same, state_files
 from overlay.on_disk.disk_state import Condition, condition, conditions, keep_edit, void

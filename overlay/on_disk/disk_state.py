@@ -16,7 +16,7 @@ from overlay.results.invocation import command
 from overlay.untrusted import sha256
 
 if TYPE_CHECKING:
-    from overlay.features.model import Feature
+    from overlay._features.model import Feature
     from overlay.on_disk.ledger import Entry, Ledger, LedgerFeature
     from overlay.package import Package, Tree
     from overlay.results import FeatureResult, FileResult, Plan

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from overlay.features.model import Hunk, Patch
+from overlay._features.model import Hunk, Patch
 from overlay.planning.matching import edits, final_newline_after, match, misplaced, places_of
 from overlay.planning.rescope import rescope
 from overlay.planning.scopes import Scopes, Syntax, UnparsableError

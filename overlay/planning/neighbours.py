@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from overlay.features.model import Hunk
+from overlay._features.model import Hunk
 from overlay.planning.code_lines import key_of, margin_of
 
 #: So many lines of code may have come between a line and its neighbour.

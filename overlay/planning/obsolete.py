@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from packaging.version import Version
 
-from overlay.features.model import Feature
+from overlay._features.model import Feature
 from overlay.results import ANY_MORE, RUNNER_FILES
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from packaging.version import Version
 
-from overlay.features.model import AddedFile, Feature, Hunk, Patch, Topic, Variant
+from overlay._features.model import AddedFile, Feature, Hunk, Patch, Topic, Variant
 from overlay.package import ReleaseRange, Tree, hiding
 from overlay.planning import advice
 from overlay.planning.attempt import Attempt, attempt

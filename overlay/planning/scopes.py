@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from overlay.features.model import MODULE_SCOPE
+from overlay._features.model import MODULE_SCOPE
 
 #: Qualified name to the places of that name, each a range of 0-based line numbers.
 Scopes = Mapping[str, Sequence[range]]

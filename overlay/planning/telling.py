@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from overlay.features.model import Hunk
+from overlay._features.model import Hunk
 from overlay.planning.code_lines import code_lines, key_of, margin_of, written_of
 from overlay.planning.neighbours import (
     Line,

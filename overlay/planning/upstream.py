@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from packaging.version import Version
 
-from overlay.features.model import MODULE_SCOPE, AddedFile, Feature, Hunk, UpstreamTest, Variant
+from overlay._features.model import MODULE_SCOPE, AddedFile, Feature, Hunk, UpstreamTest, Variant
 from overlay.package import hiding
 from overlay.planning.code_lines import code_lines, margin_of
 from overlay.planning.telling import (

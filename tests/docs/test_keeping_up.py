@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
+from overlay._features.folder import load
+from overlay._features.model import of_package, paths_of
+from overlay._features.sources import shipped_folder
 from overlay.cache import cache_folder
-from overlay.features.folder import load
-from overlay.features.model import of_package, paths_of
-from overlay.features.sources import shipped_folder
 from overlay.package import KNOWN_RELEASES, VLLM
 from overlay.targets.resolution import resolve
 from tests.support import fake_vllm

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 from packaging.version import Version
 
-from overlay.features.model_runners import (
+from overlay._features.model_runners import (
     MODELS,
     ONLY_V2,
     SETTINGS,

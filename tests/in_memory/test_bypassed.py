@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from overlay._processes import live, records
 from overlay.in_memory.import_hook import Expected
-from overlay.processes import live, records
 from tests.in_memory.boxes import OTHER_FINDER, PATCHED, PRISTINE, Box
 from tests.in_memory.test_process import second_feature
 

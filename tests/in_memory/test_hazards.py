@@ -118,13 +118,13 @@ HAZARDS = (
     ),
     Hazard(
         "a misspelt variable does nothing, and nobody says so",
-        "overlay/features/switches.py",
+        "overlay/_features/switches.py",
         ("check_values", "unknown.append(_unknown(...))", "pass"),
         "tests/in_memory/test_unread.py::test_a_variable_that_nobody_declares_is_named",
     ),
     Hazard(
         "a misspelt value is seen after the weights were read, or never",
-        "overlay/features/switches.py",
+        "overlay/_features/switches.py",
         ("_value_problem", "...", "return None"),
         "tests/in_memory/test_unread.py::"
         "test_an_unknown_value_stops_the_process_before_anything_is_patched",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from overlay.features.sources import shipped_folder
+from overlay._features.sources import shipped_folder
 from overlay.in_memory.file_hashes import Named, Recording, as_it_stands
 from overlay.package import VLLM
 from overlay.targets.installations import resolve_folder
@@ -96,9 +96,9 @@ def test_the_paths_are_read_off_every_file_that_names_one(tmp_path: Path) -> Non
 
 def test_the_shipped_features_name_all_that_a_plan_reads() -> None:
     """So a warm process reads each file once."""
-    from overlay.features.folder import load
-    from overlay.features.model import of_package
-    from overlay.features.sources import fingerprint
+    from overlay._features.folder import load
+    from overlay._features.model import of_package
+    from overlay._features.sources import fingerprint
     from overlay.package import VLLM
 
     named = Named("vllm")

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
+from overlay._features.model import of_package
+from overlay._features.sources import SHARED, entries, shipped_folder, stray
 from overlay.authoring import disk
 from overlay.authoring import releases as package_releases
 from overlay.authoring import session as sessions
@@ -31,8 +33,6 @@ from overlay.authoring.session import DOCUMENT, Kind, Session, finish, from_anyw
 from overlay.authoring.triage import FileFate
 from overlay.authoring.writing import check_folder, write_folder
 from overlay.errors import PackageIndexError, UsageError
-from overlay.features.model import of_package
-from overlay.features.sources import SHARED, entries, shipped_folder, stray
 from overlay.package import VLLM, Package, package_named, package_problem, path_problem
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
@@ -43,8 +43,8 @@ from overlay.settings import in_home
 from overlay.untrusted import sha256
 
 if TYPE_CHECKING:
+    from overlay._features.model import Feature
     from overlay.commands.request import Request
-    from overlay.features.model import Feature
     from overlay.package import Tree
     from overlay.targets.target import Progress
 

@@ -32,8 +32,8 @@ from overlay.targets.target import public
 from overlay.untrusted import sha256
 
 if TYPE_CHECKING:
+    from overlay._features.model import Feature
     from overlay.commands.request import Request
-    from overlay.features.model import Feature
     from overlay.package import Tree
     from overlay.targets.target import Progress, Target
 

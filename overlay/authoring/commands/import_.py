@@ -33,7 +33,7 @@ from overlay.results import Fate, Outcome
 from overlay.results.invocation import Invocation, absolute
 
 if TYPE_CHECKING:
-    from overlay.features.model import Feature
+    from overlay._features.model import Feature
     from overlay.targets.target import Progress
 
 #: The most letters of a subject that an id of ``--each`` takes.

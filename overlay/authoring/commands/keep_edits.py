@@ -21,8 +21,8 @@ from overlay.results import Change
 from overlay.results.invocation import command
 
 if TYPE_CHECKING:
+    from overlay._features.model import Feature
     from overlay.commands.request import Request
-    from overlay.features.model import Feature
     from overlay.targets.target import Target
 
 

@@ -18,8 +18,8 @@ from overlay.results import Fate
 from overlay.results.invocation import command
 
 if TYPE_CHECKING:
+    from overlay._features.model import Feature
     from overlay.commands.request import Request
-    from overlay.features.model import Feature
     from overlay.targets.target import Progress
 
 

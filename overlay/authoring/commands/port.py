@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
+from overlay._features import sources
+from overlay._features.folder import holes as holes_of
 from overlay.authoring import disk
 from overlay.authoring import releases as package_releases
 from overlay.authoring.port_session import create, session_folder
@@ -19,8 +21,6 @@ from overlay.authoring.reports.ported import PortReport, concluded
 from overlay.authoring.variants import remembered, with_ports
 from overlay.authoring.writing import Expected, check_files
 from overlay.errors import OverlayError, UsageError
-from overlay.features import sources
-from overlay.features.folder import holes as holes_of
 from overlay.package import VLLM, Package
 from overlay.planning.scope_cache import Memo
 from overlay.results.invocation import absolute, command
@@ -28,8 +28,8 @@ from overlay.settings import in_home
 from overlay.untrusted import read_regular
 
 if TYPE_CHECKING:
+    from overlay._features.model import Feature
     from overlay.commands.request import Request
-    from overlay.features.model import Feature
     from overlay.targets.target import Progress
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from overlay._features.folder import holes as holes_of
 from overlay.authoring import disk
 from overlay.authoring import session as sessions
 from overlay.authoring.commands.port import (
@@ -37,12 +38,11 @@ from overlay.authoring.ports import FeaturePort, TopicPort
 from overlay.authoring.reports.ported import OpenFile, PortReport, ScopeViews, ended, waiting
 from overlay.authoring.resolvers import merge_tool, propose
 from overlay.authoring.session import Kind, Session, Waiting, finish, read, without
-from overlay.features.folder import holes as holes_of
 from overlay.results import Outcome
 
 if TYPE_CHECKING:
+    from overlay._features.model import Feature
     from overlay.commands.request import Request
-    from overlay.features.model import Feature
     from overlay.targets.target import Progress
 
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from packaging.version import Version
 
+from overlay._features.model import of_package, packages_of
+from overlay._features.sources import entries, left_behind, stray
 from overlay.authoring import releases as package_releases
 from overlay.authoring.disk import NewFolder, replace_features, settle
 from overlay.authoring.pruning import Proposal, Pruner, Served
 from overlay.commands.request import Request
 from overlay.errors import OverlayError, UsageError
-from overlay.features.model import of_package, packages_of
-from overlay.features.sources import entries, left_behind, stray
 from overlay.package import VLLM, Package
 from overlay.planning.scope_cache import Memo
 from overlay.report.base import Report
@@ -28,7 +28,7 @@ from overlay.targets.resolution import release_named
 from overlay.untrusted import read_regular
 
 if TYPE_CHECKING:
-    from overlay.features.model import Feature
+    from overlay._features.model import Feature
     from overlay.targets.target import Progress
 
 #: The largest file of a feature's folder, in bytes; ``origin/`` may hold whole changes.

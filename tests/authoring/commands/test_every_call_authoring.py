@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from overlay.features.folder import load
+from overlay._features.folder import load
 from overlay.targets import resolution
 from overlay.targets.target import Target
 from tests.commands.test_every_call import ENDS, FAULTS, command

@@ -167,7 +167,7 @@ def shared_by(feature: Path) -> list[str]:
 
     :param feature: its folder; where it is malformed, loading the feature reports it.
     """
-    from overlay.features.documents import parse_toml  # not where no modules are shared
+    from overlay._features.documents import parse_toml  # not where no modules are shared
 
     try:
         table = parse_toml(read_regular(feature / "feature.toml", follow=False) or b"")

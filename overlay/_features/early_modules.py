@@ -18,7 +18,7 @@ from packaging.version import Version
 from overlay.package import KNOWN_RELEASES, VLLM, ReleaseRange
 
 if TYPE_CHECKING:
-    from overlay.features.model import Feature
+    from overlay._features.model import Feature
     from overlay.results import FeatureResult
 
 TABLE = "early-modules.json"
@@ -42,7 +42,7 @@ def early_modules(release: Version | None) -> frozenset[str]:
     if version is None or version not in known:
         version = max(known)
     table: Mapping[str, list[str]] = json.loads(
-        files("overlay.features").joinpath(TABLE).read_text(encoding="utf-8")
+        files("overlay._features").joinpath(TABLE).read_text(encoding="utf-8")
     )
     return frozenset(
         module

@@ -16,6 +16,10 @@ from typing import NamedTuple
 
 from packaging.version import Version
 
+from overlay._features import sources
+from overlay._features.feature_folder import ignored, is_plain, read_feature, sha256_of
+from overlay._features.feature_toml import NO_RELEASES
+from overlay._features.model import SHIPPED, Feature
 from overlay.errors import (
     MAX_ERRORS,
     OverlayError,
@@ -24,10 +28,6 @@ from overlay.errors import (
     UsageError,
     bounded,
 )
-from overlay.features import sources
-from overlay.features.feature_folder import ignored, is_plain, read_feature, sha256_of
-from overlay.features.feature_toml import NO_RELEASES
-from overlay.features.model import SHIPPED, Feature
 from overlay.package import id_problem
 from overlay.results import Notice
 from overlay.untrusted import read_regular

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from packaging.version import Version
 
+from overlay._features.documents import MalformedToml, parse_toml
+from overlay._features.model import MODULE_SCOPE, Build, Feature, UpstreamPlan, UpstreamTest
+from overlay._features.sources import read_text, unread
+from overlay._features.switches import read_model_runner, read_situational, read_switches
 from overlay.errors import MAX_ERRORS, PatchFormatError
-from overlay.features.documents import MalformedToml, parse_toml
-from overlay.features.model import MODULE_SCOPE, Build, Feature, UpstreamPlan, UpstreamTest
-from overlay.features.sources import read_text, unread
-from overlay.features.switches import read_model_runner, read_situational, read_switches
 from overlay.package import (
     VLLM,
     Package,

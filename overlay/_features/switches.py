@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from overlay.features.sources import EFFECTS_PATH, feature_documents
+from overlay._features.sources import EFFECTS_PATH, feature_documents
 from overlay.results import ModelRunner
 from overlay.settings import KNOWN
 from overlay.untrusted import read_regular
@@ -86,7 +86,7 @@ def declarations(folders: Iterable[Path]) -> tuple[Declaration, ...]:
 
 
 def _declaration(document: Path) -> Declaration | None:
-    from overlay.features.documents import parse_toml
+    from overlay._features.documents import parse_toml
 
     try:
         table = parse_toml(read_regular(document, follow=False) or b"")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from overlay.features.model import MODULE_SCOPE, Hunk
-from overlay.features.patch_source import Source
+from overlay._features.model import MODULE_SCOPE, Hunk
+from overlay._features.patch_source import Source
 
 #: No file has a line of ten digits, and Python refuses numbers of more than 4,300.
 _RANGE = r"([0-9]{1,9})(?:,([0-9]{1,9}))?"

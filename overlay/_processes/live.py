@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from overlay._processes import counts, records
+from overlay._processes.records import CodeState, Effect, ProcessRecord
 from overlay.errors import OverlayError
-from overlay.processes import counts, records
-from overlay.processes.records import CodeState, Effect, ProcessRecord
 from overlay.results import Way
 
 #: What a process title or argument of vLLM's own begins with or holds.

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from overlay.processes import records
-from overlay.processes.live import counts_of, problem
-from overlay.processes.records import Meaning, ProcessRecord
+from overlay._processes import records
+from overlay._processes.live import counts_of, problem
+from overlay._processes.records import Meaning, ProcessRecord
 
 #: The most ancestors that are followed.
 _GENERATIONS = 64

@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 from datetime import date
 
-from overlay.features.model import Way
-from overlay.features.patch_source import Source, diff_begins
+from overlay._features.model import Way
+from overlay._features.patch_source import Source, diff_begins
 from overlay.package import parse_release
 
 REQUIRED_HEADERS = ("Description", "Origin", "Last-Update")
