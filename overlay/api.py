@@ -309,9 +309,9 @@ def _asked(
         require=tuple(require),
         without=tuple(without),
         target=None if target is None else str(target),
-    ).with_current_ids()
+    )
     with invoked(request.invocation(command, patches)):
-        yield request
+        yield request.with_current_ids()
 
 
 def _accepted(report: R) -> R:
