@@ -21,12 +21,19 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from overlay.cache import cache_folder
 
 #: How many examples of a law the lane tries at most.
 EXAMPLES = 10
+settings.register_profile(
+    "lane",
+    deadline=None,
+    derandomize=True,
+    max_examples=EXAMPLES,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 MARKS = frozenset({"engine", "network", "slow", "thorough"})
 #: What starts processes, meets a fault at each system call in turn, or runs whole commands.
 _DEAR = "subprocess multiprocessing fork faults audited Cli Pytester".split()
