@@ -93,8 +93,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Costs(), "costs")
     if config.getoption("--hypothesis-profile") is None:
         lane = config.pluginmanager.get_plugin("tests.support.lane")
-        few = settings(UNHURRIED, derandomize=True, max_examples=lane.EXAMPLES)
-        settings.register_profile("lane", parent=few)
         beside = "lane" if lane.names_nothing(config) else "ci"
         settings.load_profile("thorough" if config.getoption("--thorough") else beside)
 

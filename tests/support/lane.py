@@ -21,18 +21,26 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from overlay.cache import cache_folder
 
 #: How many examples of a law the lane tries at most.
 EXAMPLES = 10
+settings.register_profile(
+    "lane",
+    deadline=None,
+    derandomize=True,
+    max_examples=EXAMPLES,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 MARKS = frozenset({"engine", "network", "slow", "thorough"})
 #: What starts processes, meets a fault at each system call in turn, or runs whole commands.
 _DEAR = "subprocess multiprocessing fork faults audited Cli Pytester".split()
 _NAMES_DEAR = re.compile(
     rf"^\s*(import|from) .*\b({'|'.join(_DEAR)})\b|\b(os\.fork|Pytester)\b"
-    rf"|^pytestmark = (\[[^]]*|.*)\bmark\.({'|'.join(sorted(MARKS))})\b",
+    rf"|^pytestmark = (\[[^]]*|.*)\bmark\.({'|'.join(sorted(MARKS))})\b"
+    r"|^(\w+(: \w+)? = )?pytest\.importorskip\(",  # it runs beside vLLM, which starts processes
     re.M,
 )
 _HELPERS = re.compile(r"^from (tests[\w.]*) import ([(\w, ]+(?:[^)]*\))?)", re.MULTILINE)
@@ -150,7 +158,7 @@ class Keeper:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        """Watch a test with its fixtures, if it is in the lane."""
+        """Watch a test and what sets it up, if it is in the lane."""
         if is_marked(item) or not in_lane(item.path):
             return (yield)
         if not self._watching:  # an audit hook stays for good
@@ -161,6 +169,11 @@ class Keeper:
             return (yield)
         finally:
             self.running = ""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_teardown(self) -> None:
+        """Watch no longer: the last test of a process also ends what others needed."""
+        self.running = ""
 
     def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Fail the test that runs if an event is none for the lane."""
