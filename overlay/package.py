@@ -241,10 +241,11 @@ def same_release(version: Version) -> Version:
     return Version(f"{epoch}{'.'.join(map(str, numbers))}{behind}")
 
 
-class Release(NamedTuple):
+class PackageRelease(NamedTuple):
     """A release of a package.
 
-    >>> str(Release(Version("0.26.0"), VLLM)), Release(Version("0.26.0"), VLLM).requirement
+    >>> release = PackageRelease(Version("0.26.0"), VLLM)
+    >>> str(release), release.requirement
     ('vLLM 0.26.0', 'vllm==0.26.0')
     """
 

@@ -9,9 +9,9 @@ from typing import IO, cast
 from packaging.version import Version
 
 from overlay.errors import PackageIndexError, without_secrets
-from overlay.package import Package, Release, parse_version
+from overlay.package import Package, PackageRelease, parse_version
 from overlay.targets.archives import Wheel, read_sdist, read_wheel
-from overlay.targets.http import Session
+from overlay.targets.http import IndexSession
 from overlay.targets.http_errors import local_path
 from overlay.targets.index import Candidate, OfferedRelease, listing, unknown_release
 from overlay.targets.pip_config import read_config
@@ -39,11 +39,13 @@ def offered_releases(package: Package, *, pre: bool = False) -> tuple[OfferedRel
         candidate = package.has_candidates and version.pre is not None and version.pre[0] == "rc"
         return not version.is_prerelease or (candidate and not version.is_devrelease)
 
-    offered = listing(Session(read_config()), package).releases()
+    offered = listing(IndexSession(read_config()), package).releases()
     return tuple(entry for entry in offered if pre or counts(entry.version))
 
 
-def fetch(release: Release, progress: Progress | None) -> tuple[Sources, Origin, tuple[str, ...]]:
+def fetch(
+    release: PackageRelease, progress: Progress | None
+) -> tuple[Sources, Origin, tuple[str, ...]]:
     """Fetch what is needed of a release from the configured package index.
 
     The sdist is preferred; of a wheel only the parts with source files are fetched, where the
@@ -54,7 +56,7 @@ def fetch(release: Release, progress: Progress | None) -> tuple[Sources, Origin,
     :raises PackageIndexError: if no index has it, or it cannot be fetched whole.
     :raises ArchiveError: if what the index serves is dangerous or too large.
     """
-    session = Session(read_config())
+    session = IndexSession(read_config())
     offers = listing(session, release.package)
     candidates = offers.of(release.version)
     if not candidates:
@@ -71,7 +73,7 @@ def fetch(release: Release, progress: Progress | None) -> tuple[Sources, Origin,
 
 
 def _take(
-    session: Session, candidate: Candidate, release: Release, progress: Progress | None
+    session: IndexSession, candidate: Candidate, release: PackageRelease, progress: Progress | None
 ) -> tuple[Sources, Origin]:
     doubts = _doubts(candidate, release)
     remote = None
@@ -90,7 +92,7 @@ def _take(
     return wheel.sources(), _origin(candidate, None, doubts)
 
 
-def _doubts(candidate: Candidate, release: Release) -> list[str]:
+def _doubts(candidate: Candidate, release: PackageRelease) -> list[str]:
     warnings = []
     if candidate.yanked:
         warnings.append(f"{release} was yanked from {candidate.index}")
@@ -110,7 +112,7 @@ def _origin(candidate: Candidate, digest: tuple[str, str] | None, warnings: list
 
 
 def _whole(
-    session: Session, candidate: Candidate, release: Release, progress: Progress | None
+    session: IndexSession, candidate: Candidate, release: PackageRelease, progress: Progress | None
 ) -> Sources:
     """Read a file of which every byte is there and was checked against the index."""
     read = read_sdist if candidate.is_sdist else read_wheel

@@ -66,7 +66,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Span:
+class RemotePart:
     """A part of a file on a server.
 
     :ivar start: where it starts; :ivar total: bytes of the whole file; :ivar tag: the file's ETag.
@@ -78,7 +78,7 @@ class Span:
     tag: str
 
 
-class Session:
+class IndexSession:
     """Fetches what one release needs, or a list of releases, with one configuration.
 
     Everything has a limit of bytes, and of time from the first request on.
@@ -105,14 +105,14 @@ class Session:
 
         return self._within(PAGE_TIMEOUTS, url, once)
 
-    def span(self, url: str, ask: str) -> Span | None:
+    def span(self, url: str, ask: str) -> RemotePart | None:
         """A part of a file; ``None`` where the server does not serve parts.
 
         :param ask: the value of the ``Range`` header, such as ``bytes=0-99``.
         :raises PackageIndexError: if it cannot be fetched.
         """
 
-        def once() -> Span | None:
+        def once() -> RemotePart | None:
             with self.open(url, {"Range": ask}, passed=(400, 405, 416, 501)) as answer:
                 if answer.status_code != 206:
                     return None
@@ -120,7 +120,7 @@ class Session:
                 if end - start > (limit := _length(ask)):
                     raise PackageIndexError(too_large(url, limit, end - start))
                 content = _read_all(answer, end - start, url)
-                return Span(content, start, total, answer.headers.get("ETag") or "")
+                return RemotePart(content, start, total, answer.headers.get("ETag") or "")
 
         return self._within(RELEASE_TIMEOUTS, url, once)
 

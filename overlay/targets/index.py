@@ -17,8 +17,8 @@ from packaging.utils import (
 from packaging.version import Version
 
 from overlay.errors import PackageIndexError, without_secrets
-from overlay.package import VLLM, Package, Release, same_release
-from overlay.targets.http import Session
+from overlay.package import VLLM, Package, PackageRelease, same_release
+from overlay.targets.http import IndexSession
 from overlay.targets.http_errors import NotFoundError, local_path
 from overlay.untrusted import parse_json
 
@@ -103,7 +103,7 @@ class Listing:
         )
 
 
-def listing(session: Session, package: Package) -> Listing:
+def listing(session: IndexSession, package: Package) -> Listing:
     """Ask every configured index and link page for the files of a package.
 
     An index without the project, or a folder that does not exist, is passed over, as pip does.
@@ -136,7 +136,7 @@ def listing(session: Session, package: Package) -> Listing:
     return Listing(tuple(candidates), places, tuple(problems))
 
 
-def unknown_release(release: Release, offers: Listing) -> PackageIndexError:
+def unknown_release(release: PackageRelease, offers: Listing) -> PackageIndexError:
     """The error for a release that no index offers; names its neighbours."""
     versions = [
         version
@@ -186,7 +186,7 @@ def _places(pages: Iterable[str]) -> str:
     return ", ".join(pages) or "a package index (none is configured: pip's no-index is set)"
 
 
-def _ask(session: Session, url: str, project: str) -> list[Candidate]:
+def _ask(session: IndexSession, url: str, project: str) -> list[Candidate]:
     path = local_path(url)
     if path is not None:
         try:

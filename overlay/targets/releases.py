@@ -27,7 +27,7 @@ from packaging.version import Version
 
 from overlay.cache import PrivateFolder, cache_folder
 from overlay.errors import PackageIndexError
-from overlay.package import VLLM, Package, Release
+from overlay.package import VLLM, Package, PackageRelease
 from overlay.targets.target import Origin, Progress, Sources, Target, left_out
 from overlay.untrusted import NotPrivate, parse_json
 
@@ -48,7 +48,7 @@ _LEVEL = 5
 _DAMAGE = (ValueError, KeyError, TypeError, zlib.error, UnicodeDecodeError)
 
 
-def resolve_release(release: Release, name: str, progress: Progress | None) -> Target:
+def resolve_release(release: PackageRelease, name: str, progress: Progress | None) -> Target:
     """The read-only target of one release.
 
     A release in the cache needs no network.  Every file is checked by its hash when it is read;
@@ -73,7 +73,9 @@ def resolve_release(release: Release, name: str, progress: Progress | None) -> T
     )
 
 
-def _stored(release: Release, progress: Progress | None) -> tuple[_StoredRelease, tuple[str, ...]]:
+def _stored(
+    release: PackageRelease, progress: Progress | None
+) -> tuple[_StoredRelease, tuple[str, ...]]:
     """The release, and a warning where its local label had to be dropped."""
     try:
         return _StoredRelease(release, progress), ()
@@ -92,7 +94,7 @@ class _StoredRelease:
     :ivar trouble: why the cache could not be used, or ``None``.
     """
 
-    def __init__(self, release: Release, progress: Progress | None) -> None:
+    def __init__(self, release: PackageRelease, progress: Progress | None) -> None:
         self._release, self._progress = release, progress
         self._archive = archive_name(str(release.version), release.package)
         self._folder = releases_folder()

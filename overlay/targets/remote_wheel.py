@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from overlay.errors import ArchiveError, PackageIndexError, without_secrets
 from overlay.targets.archives import MAX_UNPACKED_BYTES
-from overlay.targets.http import Session, Span
+from overlay.targets.http import IndexSession, RemotePart
 from overlay.targets.http_errors import too_large
 from overlay.targets.target import Progress
 
@@ -32,7 +32,7 @@ class RangeFile(io.RawIOBase):
         the URL changes.
     """
 
-    def __init__(self, session: Session, url: str, tail: Span) -> None:
+    def __init__(self, session: IndexSession, url: str, tail: RemotePart) -> None:
         super().__init__()
         self._session, self._url = session, url
         self.total, self._tag = tail.total, tail.tag
@@ -42,7 +42,7 @@ class RangeFile(io.RawIOBase):
         self._keep(tail.start, tail.content)
 
     @classmethod
-    def open(cls, session: Session, url: str) -> RangeFile | None:
+    def open(cls, session: IndexSession, url: str) -> RangeFile | None:
         """The file at ``url``; ``None`` where the server does not serve parts.
 
         :raises PackageIndexError: if the server cannot be reached.
@@ -143,5 +143,5 @@ def join_spans(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
-def _end(span: Span) -> int:
+def _end(span: RemotePart) -> int:
     return span.start + len(span.content)

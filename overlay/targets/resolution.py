@@ -23,7 +23,7 @@ from overlay.package import (
     KNOWN_PACKAGES,
     VLLM,
     Package,
-    Release,
+    PackageRelease,
     ReleaseRange,
     distribution_name,
     known_package,
@@ -179,7 +179,7 @@ def patched_in(folders: Iterable[str]) -> tuple[Package, ...]:
     return tuple(sorted(packages, key=lambda package: package.name))
 
 
-def release_named(text: str, package: Package = VLLM) -> Release | None:
+def release_named(text: str, package: Package = VLLM) -> PackageRelease | None:
     """The release that a text names; ``None`` where it names none.
 
     :param package: whose release a mere version number is.
@@ -187,10 +187,10 @@ def release_named(text: str, package: Package = VLLM) -> Release | None:
     match = _NAMED.fullmatch(text.strip())
     owner = package if match is None else package_of_distribution(match["name"])
     version = parse_version(text if match is None else match["rest"])
-    return None if owner is None or version is None else Release(version, owner)
+    return None if owner is None or version is None else PackageRelease(version, owner)
 
 
-def target_release(text: str, package: Package = VLLM) -> Release | None:
+def target_release(text: str, package: Package = VLLM) -> PackageRelease | None:
     """The release that a TARGET names, as ``release_named``; a place of the name comes before it.
 
     :param package: whose release a mere version number is.
@@ -208,7 +208,7 @@ def spelt(release: str, package: Package) -> str:
     return f"{package.distribution}=={release}"
 
 
-def _fetched(release: Release, name: str, progress: Progress | None) -> Target:
+def _fetched(release: PackageRelease, name: str, progress: Progress | None) -> Target:
     try:
         return resolve_release(release, name, progress)
     except PackageIndexError as error:

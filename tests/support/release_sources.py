@@ -10,7 +10,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from overlay.package import VLLM, Package, Release
+from overlay.package import VLLM, Package, PackageRelease
 from overlay.targets.releases import CachedRelease, archive_name, releases_folder, resolve_release
 
 
@@ -25,7 +25,7 @@ def unpack(package: Package, release: str, site: Path, version: str | None = Non
     :param version: what the metadata says; the release by default.
     :raises PackageIndexError: if it is not in the cache and cannot be fetched.
     """
-    resolve_release(Release(Version(release), package), release, None)
+    resolve_release(PackageRelease(Version(release), package), release, None)
     archive = CachedRelease.open(release, package)
     for path in archive.paths():
         content = archive.read(path)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from overlay.errors import PackageIndexError
-from overlay.targets.http import Session
+from overlay.targets.http import IndexSession
 from overlay.targets.pip_config import IndexConfig
 
 #: A self-signed certificate for 127.0.0.1 and its key; nothing but these tests knows it.
@@ -50,7 +50,7 @@ def url() -> Iterator[str]:
 
 
 def fetch(url: str, config: IndexConfig) -> bytes:
-    return Session(config).page(url, "text/html", 100)[0]
+    return IndexSession(config).page(url, "text/html", 100)[0]
 
 
 def test_an_unknown_certificate_is_refused_with_advice(url: str) -> None:
@@ -72,9 +72,9 @@ def test_the_store_of_the_system_is_trusted(url: str) -> None:
     """As OpenSSL finds it: by SSL_CERT_FILE here, which a process reads when it begins."""
     code = (
         "import sys\n"
-        "from overlay.targets.http import Session\n"
+        "from overlay.targets.http import IndexSession\n"
         "from overlay.targets.pip_config import IndexConfig\n"
-        "print(Session(IndexConfig(())).page(sys.argv[1], 'text/html', 100)[0])\n"
+        "print(IndexSession(IndexConfig(())).page(sys.argv[1], 'text/html', 100)[0])\n"
     )
     environment = {**os.environ, "SSL_CERT_FILE": str(PEM)}
     done = subprocess.run(

@@ -29,7 +29,7 @@ def test_a_full_disk_while_downloading(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(http.Session, "_download", full)
+    monkeypatch.setattr(http.IndexSession, "_download", full)
 
     with pytest.raises(PackageIndexError, match=r"No space left on device.*TMPDIR"):
         resolve("0.26.0")
@@ -64,7 +64,7 @@ def test_a_killed_download_leaves_nothing_in_the_temporary_folder(
         "from overlay.targets.resolution import resolve; "
         "from overlay.targets.pip_config import IndexConfig; "
         "fetching.read_config = lambda: IndexConfig((sys.argv[1],)); "
-        "http.Session._download = lambda self, url, file, *_: "
+        "http.IndexSession._download = lambda self, url, file, *_: "
         "(file.write(b'half'), file.flush(), print(os.readlink(f'/proc/self/fd/{file.fileno()}'), "
         "flush=True), os.kill(os.getpid(), signal.SIGKILL)); "
         "resolve('0.26.0')"

@@ -29,7 +29,9 @@ def test_the_proxy_is_used(tmp_path: Path, index: FakeIndex, configure) -> None:
 
 
 def test_certificates_are_checked_unless_the_host_is_trusted() -> None:
-    session = http.Session(IndexConfig((), trusted_hosts=frozenset({"a.example", "b.example:8"})))
+    session = http.IndexSession(
+        IndexConfig((), trusted_hosts=frozenset({"a.example", "b.example:8"}))
+    )
 
     def mode(url: str) -> ssl.VerifyMode:
         carrier = session.carrier(url)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from overlay.errors import ArchiveError, PackageIndexError
 from overlay.targets import remote_wheel
-from overlay.targets.http import Span
+from overlay.targets.http import RemotePart
 from overlay.targets.remote_wheel import GAP_BYTES, SPAN_BYTES, RangeFile, join_spans
 
 _CONTENT = random.Random(1).randbytes(3_000_000)
@@ -24,12 +24,12 @@ class FakeSession:
         self.content, self.tag = content, tag
         self.asked: list[tuple[int, int]] = []
 
-    def span(self, url: str, ask: str) -> Span:
+    def span(self, url: str, ask: str) -> RemotePart:
         first, _, last = ask.removeprefix("bytes=").partition("-")
         start = int(first) if first else max(0, len(self.content) - int(last))
         end = min(int(last) + 1, len(self.content)) if first else len(self.content)
         self.asked.append((start, end))
-        return Span(self.content[start:end], start, len(self.content), self.tag)
+        return RemotePart(self.content[start:end], start, len(self.content), self.tag)
 
 
 def _open(session: FakeSession) -> RangeFile:
@@ -116,14 +116,16 @@ def test_a_file_that_changes_meanwhile_is_an_error() -> None:
 def test_a_server_that_sends_another_part_is_an_error() -> None:
     session = FakeSession()
     file = _open(session)
-    file._session = type("Liar", (), {"span": lambda *_: Span(b"abc", 5, len(_CONTENT), "one")})()
+    file._session = type(
+        "Liar", (), {"span": lambda *_: RemotePart(b"abc", 5, len(_CONTENT), "one")}
+    )()
 
     with pytest.raises(PackageIndexError, match="the server gave others"):
         file.read(10)
 
 
 def test_a_server_without_a_suffix_range_is_one_without_ranges() -> None:
-    session = type("Odd", (), {"span": lambda *_: Span(b"abc", 0, 100, "")})()
+    session = type("Odd", (), {"span": lambda *_: RemotePart(b"abc", 0, 100, "")})()
 
     assert RangeFile.open(session, "https://x.example/w.whl") is None
 

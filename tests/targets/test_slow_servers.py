@@ -124,8 +124,8 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "RELEASE_TIMEOUTS", 3)
 
 
-def session(timeout: float = TIMEOUT) -> http.Session:
-    return http.Session(IndexConfig((), timeout=timeout))
+def session(timeout: float = TIMEOUT) -> http.IndexSession:
+    return http.IndexSession(IndexConfig((), timeout=timeout))
 
 
 @contextmanager
