@@ -148,7 +148,7 @@ def _would_apply(
 def _applied(
     job: _Job,
     examinations: Sequence[Examination],
-    outcomes: Sequence[commit.Outcome],
+    outcomes: Sequence[commit.TransactionResult],
     everything: Sequence[TargetReport],
     recovery: str | None,
 ) -> ApplyReport:

@@ -127,7 +127,7 @@ def _attempt(
     if any(each.refused for each in removals):
         return _refused(removals, answers)
     works = [each.work() for each in removals if each.going]
-    outcomes: Sequence[commit.Outcome] = [commit.Outcome("revert")]
+    outcomes: Sequence[commit.TransactionResult] = [commit.TransactionResult("revert")]
     if works:
         outcomes = commit.carry_out(works)
     verdicts = []

@@ -28,7 +28,7 @@ class Rebuilt(NamedTuple):
     pristine: Mapping[str, bytes]
 
 
-class Request(NamedTuple):
+class Application(NamedTuple):
     """Inputs of an apply.
 
     :ivar basis: digest of the ledger that the plan was made from (``ledger.digest``); ``None``: the
@@ -42,7 +42,7 @@ class Request(NamedTuple):
     basis: str | None = None
 
 
-def to_apply(site: Site, request: Request) -> Intent:
+def to_apply(site: Site, request: Application) -> Intent:
     """Compute the transaction that brings the present files to what the plan wants.
 
     :raises PlanOutdated: if the ledger is not the one that the plan was made from.
@@ -66,7 +66,7 @@ def to_apply(site: Site, request: Request) -> Intent:
     return assemble("apply", site, writes, old, new, [*needed.writes], needed.left_alone)
 
 
-def to_adopt(site: Site, request: Request, folders: tuple[str, ...]) -> Intent:
+def to_adopt(site: Site, request: Application, folders: tuple[str, ...]) -> Intent:
     """Compute the transaction that writes the missing ledger of the present bytes.
 
     :param request: its plan's changes end in those bytes.

@@ -16,7 +16,7 @@ from overlay.errors import (
 )
 from overlay.on_disk import files, journal, lock, recovery
 from overlay.on_disk import ledger as ledgers
-from overlay.on_disk.changes import Rebuilt, Request, to_adopt, to_apply, to_revert
+from overlay.on_disk.changes import Application, Rebuilt, to_adopt, to_apply, to_revert
 from overlay.on_disk.journal import Journal, reading
 from overlay.on_disk.site import Site, unwritable
 from overlay.on_disk.writes import Intent
@@ -25,7 +25,7 @@ from overlay.results import Change, Plan
 from overlay.results.invocation import command
 
 
-class Outcome(NamedTuple):
+class TransactionResult(NamedTuple):
     """What an apply or a revert did.
 
     :ivar changed: the files of the package that were written or removed, sorted.
@@ -61,7 +61,7 @@ def applying(
     """
     if plan.state.needs_attention:
         raise ValueError(f"a plan that is {plan.state.value} cannot be applied")
-    request = Request(plan, tuple(features), release, record_file, basis)
+    request = Application(plan, tuple(features), release, record_file, basis)
     return Work(root, package, lambda site: to_apply(site, request))
 
 
@@ -86,7 +86,7 @@ def would_apply(
             for change in plan.changes:
                 site.real(change.path)
             return True
-        request = Request(plan, tuple(features), release, record_file)
+        request = Application(plan, tuple(features), release, record_file)
         return bool(_worked_out(site, lambda site: to_apply(site, request)).writes)
 
 
@@ -131,7 +131,7 @@ def adopting(
     :param plan: made from the pristine bytes; its changes end in the bytes that are there.
     :param folders: the folders that were made for added modules, outermost first.
     """
-    request = Request(plan, tuple(features), release, record_file)
+    request = Application(plan, tuple(features), release, record_file)
     return Work(root, package, lambda site: to_adopt(site, request, tuple(folders)))
 
 
@@ -146,7 +146,9 @@ class Work(NamedTuple):
     compute: Callable[[Site], Intent]
 
 
-def carry_out(works: Sequence[Work], timeout: float = lock.TIMEOUT) -> tuple[Outcome, ...]:
+def carry_out(
+    works: Sequence[Work], timeout: float = lock.TIMEOUT
+) -> tuple[TransactionResult, ...]:
     """Change packages one after the other, each in a transaction of its own: all of it or nothing.
 
     Nothing is written to the first unless the work on each can be done.
@@ -162,7 +164,7 @@ def carry_out(works: Sequence[Work], timeout: float = lock.TIMEOUT) -> tuple[Out
     :raises LedgerError: if a ledger or a pristine copy is damaged.
     """
     intents = [_intended(work, timeout) for work in works]
-    outcomes: list[Outcome] = []
+    outcomes: list[TransactionResult] = []
     for work, intent in zip(works, intents, strict=True):
         try:
             outcomes.append(_carried_out(work, intent, timeout))
@@ -187,7 +189,7 @@ def _intended(work: Work, timeout: float) -> Intent | None:
         return _worked_out(Site(root, work.package), work.compute)
 
 
-def _carried_out(work: Work, intent: Intent | None, timeout: float) -> Outcome:
+def _carried_out(work: Work, intent: Intent | None, timeout: float) -> TransactionResult:
     """Change one package.
 
     :param intent: what there was to write a moment ago.
@@ -203,10 +205,12 @@ def _carried_out(work: Work, intent: Intent | None, timeout: float) -> Outcome:
             if intent.writes:
                 execute(site, intent)
     warnings = (*((recovered,) if recovered else ()), *intent.warnings)
-    return Outcome(intent.action, intent.changed, bool(intent.writes), warnings)
+    return TransactionResult(intent.action, intent.changed, bool(intent.writes), warnings)
 
 
-def _halfway(error: OverlayError, works: Sequence[Work], outcomes: Sequence[Outcome]) -> str:
+def _halfway(
+    error: OverlayError, works: Sequence[Work], outcomes: Sequence[TransactionResult]
+) -> str:
     """The message of an error, with what was written to other packages and what was not."""
     places = [f"{work.package.title} in {work.root}" for work in works]
     written = [place for place, each in zip(places, outcomes, strict=False) if each.wrote]

@@ -130,7 +130,7 @@ def test_a_plan_without_changes_cannot_say_what_is_applied(site: Site) -> None:
 # What another command did since the plan was made
 
 
-def _other(site: Site, basis: str | None, release: str = "0.26.0") -> transaction.Outcome:
+def _other(site: Site, basis: str | None, release: str = "0.26.0") -> transaction.TransactionResult:
     """Apply the feature ``other``, by a plan that wants nothing else."""
     other = replace(TWO.feature(), id="other")
     plan = TWO.plan(site.pristine)
@@ -170,7 +170,7 @@ def test_a_plan_is_carried_out_only_on_the_ledger_that_it_was_made_from(
     other(site)
     before = snapshot(site.root)
 
-    def attempt() -> transaction.Outcome:
+    def attempt() -> transaction.TransactionResult:
         if act == "apply":
             return _other(site, basis)
         return one_package.revert(site.root, record_file=site.record, basis=basis)
@@ -236,7 +236,7 @@ def test_a_mode_that_was_changed_since_is_kept(site: Site) -> None:
 
 def test_what_is_so_already_is_an_apply_that_wrote_nothing(site: Site) -> None:
     site.apply()
-    assert site.apply() == transaction.Outcome("apply")
+    assert site.apply() == transaction.TransactionResult("apply")
 
 
 # What an apply would do
@@ -328,12 +328,15 @@ def test_a_plan_that_needs_attention_is_refused(installed: Site) -> None:
 # What recovery said
 
 
-ACTIONS: list[Callable[[Site], transaction.Outcome]] = [lambda site: site.apply(), Site.revert]
+ACTIONS: list[Callable[[Site], transaction.TransactionResult]] = [
+    lambda site: site.apply(),
+    Site.revert,
+]
 
 
 @pytest.mark.parametrize("act", ACTIONS, ids=["apply", "revert"])
 def test_an_outcome_tells_what_recovery_did(
-    installed: Site, act: Callable[[Site], transaction.Outcome]
+    installed: Site, act: Callable[[Site], transaction.TransactionResult]
 ) -> None:
     interrupt_in_the_middle(installed)
     said = f"an interrupted apply was finished in {installed.root}"

@@ -25,7 +25,7 @@ def _without_a_ledger(site: Site) -> tuple[str, ...]:
     return ledger.folders
 
 
-def _adopt(site: Site, folders: tuple[str, ...]) -> transaction.Outcome:
+def _adopt(site: Site, folders: tuple[str, ...]) -> transaction.TransactionResult:
     plan = ONE.plan(site.pristine)
     features = [ONE.feature()]
     return one_package.adopt(
@@ -41,7 +41,7 @@ def test_adopting_writes_what_apply_would_have_left(site: Site) -> None:
     outcome = _adopt(site, folders)
     assert (outcome.action, outcome.changed, outcome.wrote) == ("apply", (), True)
     assert snapshot(site.root) == patched
-    assert _adopt(site, folders) == transaction.Outcome("apply")
+    assert _adopt(site, folders) == transaction.TransactionResult("apply")
     site.revert()
     assert not (site.root / ADDED).parent.exists()
 

@@ -66,7 +66,7 @@ def apply(site: Site, features: tuple[Feature, ...] = FEATURES) -> None:
     one_package.apply(site.root, plan, features, release="0.26.0", record_file=site.record)
 
 
-def revert(site: Site, features: tuple[Feature, ...] = FEATURES) -> commit.Outcome:
+def revert(site: Site, features: tuple[Feature, ...] = FEATURES) -> commit.TransactionResult:
     target: Target = resolve(str(site.root))
     return one_package.revert(
         site.root,

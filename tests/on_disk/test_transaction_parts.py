@@ -23,7 +23,7 @@ from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.changes import to_apply
 from overlay.on_disk.journal import Journal
 from overlay.on_disk.site import Site
-from overlay.on_disk.transaction import Outcome, Work
+from overlay.on_disk.transaction import TransactionResult, Work
 from overlay.on_disk.writes import Intent
 from overlay.package import VLLM, Package, package_named
 from overlay.results import Change
@@ -42,7 +42,7 @@ from tests.support.small_targets import (
 from tests.support.transactions import snapshot
 
 
-def apply(place: Target, after: bytes = PATCHED, basis: str | None = None) -> Outcome:
+def apply(place: Target, after: bytes = PATCHED, basis: str | None = None) -> TransactionResult:
     wanted = place.request(after)
     return one_package.apply(
         place.root,
@@ -74,7 +74,9 @@ def test_an_apply_and_its_revert_take_every_argument(tmp_path: Path, package: Pa
     assert would(place)
     assert snapshot(place.root) == before
     none = ledgers.digest(None)
-    assert apply(place, basis=none) == Outcome("apply", (place.patched, place.added), True)
+    assert apply(place, basis=none) == TransactionResult(
+        "apply", (place.patched, place.added), True
+    )
     ledger = ledgers.load(place.root, package)
     assert ledger is not None
     assert (ledger.release, ledger.overlay) == ("0.26.0", overlay.__version__)
@@ -83,13 +85,13 @@ def test_an_apply_and_its_revert_take_every_argument(tmp_path: Path, package: Pa
     assert ledger.features[0].digest == place.request().features[0].digest
     assert not would(place)
     assert would(place, EDITED)
-    assert apply(place) == Outcome("apply")
+    assert apply(place) == TransactionResult("apply")
     with pytest.raises(PlanOutdated):
         apply(place, basis=none)
     with pytest.raises(PlanOutdated):
         one_package.revert(place.root, basis=none, package=package)
     done = one_package.revert(place.root, basis=ledgers.digest(ledger), package=package)
-    assert done == Outcome("revert", (place.patched, place.added), True)
+    assert done == TransactionResult("revert", (place.patched, place.added), True)
     assert snapshot(place.root) == before
 
 
@@ -119,7 +121,7 @@ def test_patches_that_are_there_are_adopted(tmp_path: Path, package: Package) ->
         record_file=wanted.record_file,
         package=package,
     )
-    assert outcome == Outcome("apply", (), True)
+    assert outcome == TransactionResult("apply", (), True)
     assert snapshot(place.root) == applied
     one_package.revert(place.root, package=package)
     assert snapshot(place.root) == before
@@ -186,8 +188,8 @@ def test_each_package_has_its_outcome_in_the_order_of_the_works(tmp_path: Path) 
     apply(second)
     outcomes = transaction.carry_out(works(places))
     assert outcomes == (
-        Outcome("apply", (first.patched, first.added), True),
-        Outcome("apply"),
+        TransactionResult("apply", (first.patched, first.added), True),
+        TransactionResult("apply"),
     )
     assert [ledgers.load(place.root, place.package) is not None for place in places] == [True] * 2
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from overlay._features.model import Feature
 from overlay.on_disk import lock
-from overlay.on_disk.transaction import Outcome, adopting, applying, carry_out, reverting
+from overlay.on_disk.transaction import TransactionResult, adopting, applying, carry_out, reverting
 from overlay.results import Plan
 
 
@@ -19,7 +19,7 @@ def apply(
     *,
     timeout: float = lock.TIMEOUT,
     **more: Any,
-) -> Outcome:
+) -> TransactionResult:
     """Apply a plan to the target in ``root``.
 
     :param more: for `applying`.
@@ -27,7 +27,7 @@ def apply(
     return carry_out([applying(root, plan, features, **more)], timeout)[0]
 
 
-def revert(root: Path, *, timeout: float = lock.TIMEOUT, **more: Any) -> Outcome:
+def revert(root: Path, *, timeout: float = lock.TIMEOUT, **more: Any) -> TransactionResult:
     """Revert the target in ``root``.
 
     :param more: for `reverting`.
@@ -43,7 +43,7 @@ def adopt(
     *,
     timeout: float = lock.TIMEOUT,
     **more: Any,
-) -> Outcome:
+) -> TransactionResult:
     """Adopt what is in the target in ``root``.
 
     :param more: for `adopting`.

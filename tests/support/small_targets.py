@@ -9,7 +9,7 @@ import pytest
 
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction
-from overlay.on_disk.changes import Rebuilt, Request, to_apply
+from overlay.on_disk.changes import Application, Rebuilt, to_apply
 from overlay.on_disk.site import Site
 from overlay.on_disk.writes import Intent
 from overlay.package import VLLM, Package, package_named
@@ -46,10 +46,10 @@ class Target:
     def site(self) -> Site:
         return Site(self.root, self.package)
 
-    def request(self, after: bytes = PATCHED) -> Request:
+    def request(self, after: bytes = PATCHED) -> Application:
         changes = (Change(self.patched, OWN, after), Change(self.added, None, NEW))
         plan = Plan((FeatureResult("demo", State.PRISTINE),), changes)
-        return Request(plan, (feature(),), "0.26.0", self.root / RECORD)
+        return Application(plan, (feature(),), "0.26.0", self.root / RECORD)
 
     def carry_out(self, intent: Intent) -> tuple[str, ...]:
         """Make the writes of an intent; the files of the package among them."""

@@ -75,7 +75,7 @@ class Site:
     record: Path | None
     pristine: dict[str, bytes]
 
-    def apply(self, patches: PatchSet = ONE, release: str = RELEASE) -> commit.Outcome:
+    def apply(self, patches: PatchSet = ONE, release: str = RELEASE) -> commit.TransactionResult:
         """Apply ``patches``."""
         return one_package.apply(
             self.root,
@@ -85,7 +85,7 @@ class Site:
             record_file=self.record,
         )
 
-    def revert(self) -> commit.Outcome:
+    def revert(self) -> commit.TransactionResult:
         """Revert whatever is applied."""
         return one_package.revert(self.root)
 
