@@ -20,7 +20,7 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         {"10-propose/0.20.0..0.33.0.patch": PROPOSE, f"files/{ADDED}": "VALUE = 1\n"},
     )
     write_feature(team, {"10-capture/0.20.0..0.33.0.patch": CAPTURE}, id="team-capture")
-    monkeypatch.setattr("overlay.features.sources.shipped_folder", lambda: shipped)
+    monkeypatch.setattr("overlay._features.sources.shipped_folder", lambda: shipped)
     monkeypatch.delenv("OVERLAY_PATCHES", raising=False)
     monkeypatch.setenv("OVERLAY_CACHE", str(tmp_path / "cache"))
     return Cli(shipped, team, capsys)
