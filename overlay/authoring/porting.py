@@ -95,6 +95,10 @@ class Porter:
                     f"{lacking[0]}: the release has all {len(hunks)} hunks, and not this module: "
                     "where it does not need it, retire the feature there (`merged`)"
                 )
+        if not proof and any(hunk.outcome is not Outcome.EXACT for hunk in hunks):
+            # A base that lacks the file has nothing to carry, whatever the release has.
+            proof = self._planned(feature, release)
+            problem = None if proof else problem
         return FeaturePort(
             feature, release, tuple(topics), modules=modules, shown=proof, problem=problem
         )
@@ -117,13 +121,15 @@ class Porter:
             return answer.text, ""
         if gone := obsolete_by(feature, version, partial(self.texts.read, release), record):
             return "", gone
-        if not covered:
-            return "", ""
-        tree = ReleaseTree(self.texts, release)
-        (result,) = plan([feature], tree, version, record, self.syntax).features
+        return (self._planned(feature, release) if covered else ""), ""
+
+    def _planned(self, feature: Feature, release: str) -> str:
+        """What shows a plan that a release has a feature; empty where it does not say so."""
+        tree, record = ReleaseTree(self.texts, release), self.texts.record(release)
+        (result,) = plan([feature], tree, Version(release), record, self.syntax).features
         if result.state is not State.UPSTREAMED:
-            return "", ""
-        return (result.reason.text if result.reason else "the release has all of it"), ""
+            return ""
+        return result.reason.text if result.reason else "the release has all of it"
 
     def texts_given(
         self, feature: Feature, topic: Topic, release: str, earlier: Sequence[Feature]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from packaging.version import Version
 
@@ -85,6 +85,17 @@ TREES = st.builds(
     topics=st.booleans(),
     for_v1=st.booleans(),
     last=st.sampled_from(NAMES),
+)
+@example(  # the newest release of the range lacks the file, the next one has all of the feature
+    trees=[
+        Tree({PATCHED: TEXT, RUNNER: b"one = 1\n"}),
+        Tree({PATCHED: TEXT, RUNNER: b"one = 1\n"}),
+        Tree({RUNNER: b"one = 1\n"}),
+        Tree({ADDED: MINE, PATCHED: TAKEN, RUNNER: b"one = 1\n"}),
+    ],
+    topics=True,
+    for_v1=False,
+    last=NAMES[2],
 )
 def test_port_retires_what_a_plan_retires_in_a_range_and_behind_it(
     trees: list[Tree], topics: bool, for_v1: bool, last: str
