@@ -140,6 +140,13 @@ def test_the_commands_of_the_core_answer(house: House) -> None:
     assert (house.folder / "page.html").is_file()
 
 
+def test_the_overview_lists_the_commands_that_there_are(house: House) -> None:
+    (answer,) = house.run("--help").values()
+    assert "  check " in answer.output
+    for name in (command for wing in WINGS.values() for command in wing):
+        assert f"  {name} " not in answer.output
+
+
 def test_a_process_is_patched(house: House) -> None:
     done = house.python(SERVE)
     assert done.returncode == 0, done.stderr
