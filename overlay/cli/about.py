@@ -130,7 +130,7 @@ def help_(context: click.Context, command: str | None) -> str:
     root = context.find_root()
     if command is None:
         return root.get_help()
-    known = cli.get_command(context, command)
-    if known is None:
+    subject = cli.get_command(context, command)
+    if subject is None:
         raise click.UsageError(unknown(command), root)
-    return known.get_help(click.Context(known, info_name=command, parent=root))
+    return subject.get_help(click.Context(subject, info_name=command, parent=root))

@@ -214,8 +214,8 @@ def patches_of(context: click.Context, *, quiet: bool = False) -> tuple[str | Pa
     for file in () if quiet else project.ignored:
         text = f"warning: {file} is not your own and was passed over: it names no patches of yours"
         click.echo(printable(text), err=True)
-    named = context.find_root().meta.get("patches", ())
-    return (*(folder for folder in inherited if folder), *project.patches, *named)
+    folders = context.find_root().meta.get("patches", ())
+    return (*(folder for folder in inherited if folder), *project.patches, *folders)
 
 
 def folder_to_write(folders: Sequence[str]) -> str:

@@ -108,8 +108,8 @@ def _command(arguments: list[str]) -> str:
 
 def _usage(error: click.ClickException, command: str) -> str:
     name = command if command == "overlay" else f"overlay {command}"
-    said = error.format_message().replace("\n\t", " ")  # click lists choices with tabs
-    return f"{said}\n`{name} --help` shows what is possible, with examples"
+    message = error.format_message().replace("\n\t", " ")  # click lists choices with tabs
+    return f"{message}\n`{name} --help` shows what is possible, with examples"
 
 
 def _deliver(answer: Report | str, view: View) -> int:

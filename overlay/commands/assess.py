@@ -139,12 +139,12 @@ def examine(
     strangers = absent(ledger, features)
 
     def about(asked: Sequence[Feature]) -> TargetReport:
-        made = replace(
+        answer = replace(
             report(target, current, asked, interrupted),
             unrecorded=unrecorded,
             left_out=next(iter(ways), ()),
         )
-        return with_strangers(_with_malformed(made, asked), strangers)
+        return with_strangers(_with_malformed(answer, asked), strangers)
 
     return Examination(wanted, planned, about(meant), about(wanted), ledger, basis)
 

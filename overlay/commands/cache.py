@@ -86,11 +86,11 @@ class CacheReport(Report):
 
 def cached(folder: Path, parts: Sequence[CachePart], *, cleaned: bool) -> Verdict:
     """The verdict of ``cache``."""
-    held = f"{count(sum(part.entries for part in parts), 'entry', 'entries')}"
-    held += f", {megabytes(sum(part.bytes for part in parts))}"
+    contents = f"{count(sum(part.entries for part in parts), 'entry', 'entries')}"
+    contents += f", {megabytes(sum(part.bytes for part in parts))}"
     if cleaned:
-        return Verdict(Code.CACHE_CLEANED, f"Removed {held} from {folder}.")
-    return Verdict(Code.CACHE, f"The cache in {folder} holds {held}.")
+        return Verdict(Code.CACHE_CLEANED, f"Removed {contents} from {folder}.")
+    return Verdict(Code.CACHE, f"The cache in {folder} holds {contents}.")
 
 
 def cache(what: str) -> CacheReport:

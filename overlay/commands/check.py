@@ -51,15 +51,15 @@ def check(
     """
     features = request.at_hand()
     request.select(features)
-    wanted: list[str | None] = [*names]
+    targets: list[str | None] = [*names]
     package = request.package(features)
     if span is not None:
-        wanted += releases(span, pre=pre, package=package)
-    if (not wanted and span is None) or request.python is not None:
-        wanted.insert(0, None)
-    if not wanted:
+        targets += releases(span, pre=pre, package=package)
+    if (not targets and span is None) or request.python is not None:
+        targets.insert(0, None)
+    if not targets:
         return CheckReport(nothing_new(packages_meant(span or "new", package)), ())
-    answers = every_target(request, list(dict.fromkeys(wanted)), features)
+    answers = every_target(request, list(dict.fromkeys(targets)), features)
     reports = tuple(answer for answer in answers if isinstance(answer, TargetReport))
     failures = tuple(answer for answer in answers if isinstance(answer, TargetFailure))
     return CheckReport(checked(reports, failures), reports, failures)

@@ -171,11 +171,11 @@ def _processes(
 ) -> tuple[LiveProcess, ...]:
     """The running processes; those of another vLLM without the plugin are notes, not problems."""
     try:
-        found = live.processes()
+        everywhere = live.processes()
     except OverlayError as error:
         problems.append(str(error))
         return ()
-    running = live.strangers_noted(found, None if target is None else target.root)
+    running = live.strangers_noted(everywhere, None if target is None else target.root)
     for process in running:
         if process.note is not None:
             notes.append(f"process {process.pid} {process.note}")

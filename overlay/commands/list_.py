@@ -178,26 +178,26 @@ def _package(name: str) -> Package:
 
     :raises UsageError: if the text is neither.
     """
-    found = package_of_distribution(name)
-    if found is None:
+    package = package_of_distribution(name)
+    if package is None:
         raise UsageError(
             f"--package {name}: expected the name of a package that features patch, such as "
             "vllm-ascend"
         )
-    return found
+    return package
 
 
 def _offered(pre: bool, package: Package) -> tuple[ReleaseEntry, ...]:
     """The releases on the index from the oldest known one on, oldest first."""
     from overlay.targets.fetch import offered_releases
 
-    known = package.releases
+    releases = package.releases
     try:
         offered = offered_releases(package, pre=pre)
     except PackageIndexError as error:
-        if not known:
+        if not releases:
             raise
-        oldest, newest = known[0], known[-1]
+        oldest, newest = releases[0], releases[-1]
         raise PackageIndexError(
             f"{error}. Without the index only the releases are known that this overlay was made "
             f"for: {oldest}..{newest}"
@@ -205,12 +205,12 @@ def _offered(pre: bool, package: Package) -> tuple[ReleaseEntry, ...]:
     return tuple(
         ReleaseEntry(
             str(entry.version),
-            str(entry.version) in known,
+            str(entry.version) in releases,
             entry.yanked,
             entry.version.is_prerelease,
         )
         for entry in offered
-        if not known or entry.version >= Version(known[0])
+        if not releases or entry.version >= Version(releases[0])
     )
 
 

@@ -151,8 +151,8 @@ def running(processes: Sequence[LiveProcess], lacking: Sequence[Lacking] = ()) -
         process.record is not None and process.record.way.patched for process in processes
     )
     strangers = sum(process.note is not None for process in processes)
-    others = f"{strangers} of another vLLM" if strangers else ""
-    added = "".join(f"; {words}" for words in (others, _active(processes)) if words)
+    strangers_text = f"{strangers} of another vLLM" if strangers else ""
+    added = "".join(f"; {words}" for words in (strangers_text, _active(processes)) if words)
     return Verdict(
         Code.RUNNING,
         f"{what} in {count(engines, 'engine')}, {patched} patched, none needs you{added}.",

@@ -58,8 +58,8 @@ def _real_place(place: Path) -> Path | None:
         if stat.S_ISCHR(status.st_mode) or stat.S_ISFIFO(status.st_mode):
             return None
         if not stat.S_ISLNK(status.st_mode):
-            found = kind(status.st_mode)
-            raise OSError(errno.EINVAL, f"expected a file or a pipe, found {found}", str(place))
+            what = kind(status.st_mode)
+            raise OSError(errno.EINVAL, f"expected a file or a pipe, found {what}", str(place))
         _require_own(place, status)
         if os.path.exists(place) and status.st_dev in _proc():
             return None  # /proc/self/fd/1 names what is open, whatever its text says

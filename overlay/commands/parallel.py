@@ -41,11 +41,11 @@ def no_step() -> None:
 
 def stepped(results: Iterable[A], step: Step) -> list[A]:
     """The results, with ``step`` called after each."""
-    found = []
+    finished = []
     for result in results:
-        found.append(result)
+        finished.append(result)
         step()
-    return found
+    return finished
 
 
 def in_threads(

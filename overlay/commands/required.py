@@ -41,12 +41,12 @@ def expect_known(require: Sequence[str], features: Sequence[Feature]) -> None:
 
     :raises UsageError: naming every unknown id, and the known ones.
     """
-    known = [feature.id for feature in features]
-    unknown = [name for name in dict.fromkeys(require) if name not in (*known, EVERY)]
+    ids = [feature.id for feature in features]
+    unknown = [name for name in dict.fromkeys(require) if name not in (*ids, EVERY)]
     if unknown:
         raise UsageError(
             f"--require {', '.join(unknown)}: expected {EVERY} or one of "
-            f"{', '.join(known) or 'none'}; name the folder of a further feature with --patches DIR"
+            f"{', '.join(ids) or 'none'}; name the folder of a further feature with --patches DIR"
         )
 
 

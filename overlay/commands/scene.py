@@ -87,9 +87,9 @@ def scene_of(request: Request, features: tuple[Feature, ...]) -> Scene:
     packages = packages_of(meant if request.features else features) or (VLLM,)
     targets = _targets(request, packages)
     there = {target.package for target in targets}
-    named = {*request.features, *request.require} - {*request.without}
+    ids = {*request.features, *request.require} - {*request.without}
     absent = tuple(
-        feature for feature in features if feature.id in named and feature.package not in there
+        feature for feature in features if feature.id in ids and feature.package not in there
     )
     return Scene(features, meant, targets, absent)
 
@@ -132,8 +132,10 @@ def ended(targets: Sequence[Target]) -> str | None:
     """
     from overlay.on_disk.recovery import recover  # what reads ends no transaction
 
-    done = [recover(each.root, package=each.package) for each in targets if each.root is not None]
-    return "; ".join(said for said in done if said) or None
+    outcomes = [
+        recover(each.root, package=each.package) for each in targets if each.root is not None
+    ]
+    return "; ".join(said for said in outcomes if said) or None
 
 
 def refuse_release(name: str | None, command: str) -> None:

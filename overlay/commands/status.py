@@ -76,9 +76,9 @@ def of_files(target: Target, features: tuple[Feature, ...]) -> TargetReport:
     :param features: all at hand, those of other packages too.
     """
     features = of_package(features, target.package)
-    known = _with_damaged_copies(target, features) or by_ledger(target, features)
-    if known is not None:
-        return known
+    answer = _with_damaged_copies(target, features) or by_ledger(target, features)
+    if answer is not None:
+        return answer
     from overlay.commands.assess import examine
 
     return examine(target, features).report
@@ -113,16 +113,16 @@ def _with_damaged_copies(target: Target, features: tuple[Feature, ...]) -> Targe
         ledger = ledgers.load(target.root, target.package)
         if ledger is None or not (damaged := damaged_copies(target.root, ledger, target.package)):
             return None
-        found = from_ledger(ledger, target, public(target))
-    if found is None:
+        state = from_ledger(ledger, target, public(target))
+    if state is None:
         return None  # the ledger says nothing about this vLLM any more
     at_hand = {feature.id for feature in features}
-    others = tuple(
+    results = tuple(
         result
-        for result in found.features
+        for result in state.features
         if result.feature in at_hand or result.state is State.APPLIED
     )
-    answer = replace(report(target, found, features, interrupted), features=others)
+    answer = replace(report(target, state, features, interrupted), features=results)
     copies = "a pristine copy is" if len(damaged) == 1 else f"{len(damaged)} pristine copies are"
     obstacle = Obstacle(
         Code.COPIES_DAMAGED,
@@ -151,18 +151,18 @@ def by_ledger(
         if ledger is None or not _covers(ledger, features):
             return None
         with all_unreadable((entry.path for entry in ledger.entries), target.read):
-            found = from_ledger(ledger, target, public(target))
+            state = from_ledger(ledger, target, public(target))
     # What the ledger's version of the overlay was does not matter where the patches are the same.
-    found = None if found is None else found._replace(notices=())
+    state = None if state is None else state._replace(notices=())
     return (
         None
-        if found is None
-        else report(target, found, features if meant is None else meant, interrupted)
+        if state is None
+        else report(target, state, features if meant is None else meant, interrupted)
     )
 
 
 def _covers(ledger: Ledger, features: tuple[Feature, ...]) -> bool:
     """Whether the ledger speaks of just these features, in the form that they have now."""
-    return {one.result.feature: one.digest for one in ledger.features} == {
+    return {entry.result.feature: entry.digest for entry in ledger.features} == {
         feature.id: feature.digest for feature in features
     }

@@ -52,13 +52,13 @@ def ways_on(
         fits = any(entry.state is State.PRISTINE for entry in again.features)
         return fits and not any(entry.state.needs_attention for entry in again.features)
 
-    found: list[frozenset[str]] = []
+    ways: list[frozenset[str]] = []
     for way in _candidates(drifted, sorted(clashing - bound), all_of=needy - bound):
-        if found and len(way) > len(found[0]):
+        if ways and len(way) > len(ways[0]):
             break
         if goes_on(way):
-            found.append(way)
-    return tuple(tuple(each.id for each in features if each.id in way) for way in found)
+            ways.append(way)
+    return tuple(tuple(each.id for each in features if each.id in way) for way in ways)
 
 
 def _candidates(
@@ -87,16 +87,16 @@ def with_ways(planned: Plan, ways: Sequence[tuple[str, ...]], *, read_only: bool
     if not ways or not clashing:
         return planned
     meant = current() or NOTHING_NAMED
-    named = [
+    commands = [
         str(meant.command("apply", *_without(way), read_only=read_only)) for way in ways[:_NAMED]
     ]
     number = len(clashing & {*ways[0]})
     step = (
-        f"leave {'one' if number == 1 else number} of them out, {' or '.join(named)}, or make one "
-        f"patch of {'both' if number == 1 else 'them'}"
+        f"leave {'one' if number == 1 else number} of them out, {' or '.join(commands)}, "
+        f"or make one patch of {'both' if number == 1 else 'them'}"
     )
 
-    def told(reason: object) -> Clash | None:
+    def with_step(reason: object) -> Clash | None:
         return reason._replace(next_step=step) if isinstance(reason, Clash) else None
 
     features = []
@@ -104,8 +104,8 @@ def with_ways(planned: Plan, ways: Sequence[tuple[str, ...]], *, read_only: bool
         files = []
         for file in entry.files:
             hunks = tuple(
-                hunk._replace(reason=told(hunk.reason) or hunk.reason) for hunk in file.hunks
+                hunk._replace(reason=with_step(hunk.reason) or hunk.reason) for hunk in file.hunks
             )
-            files.append(file._replace(hunks=hunks, reason=told(file.reason) or file.reason))
+            files.append(file._replace(hunks=hunks, reason=with_step(file.reason) or file.reason))
         features.append(entry._replace(files=tuple(files)))
     return planned._replace(features=tuple(features))

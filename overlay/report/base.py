@@ -44,8 +44,8 @@ def by_fields(value: Any, *without: str) -> dict[str, Any]:
 
     :param without: the fields that the JSON does not have.
     """
-    named = hasattr(value, "_fields")
-    names = value._fields if named else [field.name for field in fields(value)]
+    is_tuple = hasattr(value, "_fields")
+    names = value._fields if is_tuple else [field.name for field in fields(value)]
     return {name: plain(getattr(value, name)) for name in names if name not in without}
 
 

@@ -109,11 +109,11 @@ def together(verdicts: Sequence[Verdict]) -> Verdict:
 
 def idle_by_default(target: TargetReport) -> str:
     """Say of required features that the release of a target runs them for no model by default."""
-    one = len(target.idle) == 1
+    single = len(target.idle) == 1
     asks = {} if target.runner is None else target.runner.asks
     variables = enumeration([*dict.fromkeys(asks[name] for name in target.idle)])
     return (
-        f"{enumeration(target.idle)} {'does' if one else 'do'} nothing there by default: "
+        f"{enumeration(target.idle)} {'does' if single else 'do'} nothing there by default: "
         f"{variables} has to be set where vLLM serves"
     )
 
