@@ -79,7 +79,7 @@ setup(
     package_dir={"overlay.patches": "patches"},
     package_data={
         "overlay": ["py.typed", "*.pyi"],
-        "overlay.features": ["*.json"],
+        "overlay._features": ["*.json"],
         "overlay.report": ["*.json"],
         "overlay.patches": ["*.md", "**/*"],
     },

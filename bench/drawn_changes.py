@@ -42,13 +42,13 @@ from bench.real_changes import (
     releases,
     write_figures,
 )
+from overlay._features.model import Feature
 from overlay.authoring.importing import prepare
 from overlay.authoring.incoming import read_changes
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.writing import check_files
 from overlay.commands.parallel import in_processes, no_step
 from overlay.errors import OverlayError, UsageError
-from overlay.features.model import Feature
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
 from overlay.results import State

@@ -25,11 +25,11 @@ from overlay.results.invocation import invoked
 from overlay.settings import in_home
 
 if TYPE_CHECKING:
+    from overlay._features.model import Feature
+    from overlay._processes.live import LiveProcess
     from overlay.commands.doctor import DoctorReport
     from overlay.commands.list_ import ListReport
     from overlay.commands.live import ProcessesReport
-    from overlay.features.model import Feature
-    from overlay.processes.live import LiveProcess
     from overlay.report.base import Report
     from overlay.report.codes import Code
     from overlay.report.model import Obstacle, TargetReport
@@ -55,12 +55,12 @@ _TYPES = {
     "Code": "overlay.report.codes",
     "DiffReport": "overlay.report.targets",
     "DoctorReport": "overlay.commands.doctor",
-    "Feature": "overlay.features.model",
+    "Feature": "overlay._features.model",
     "FeatureResult": "overlay.results",
     "FileResult": "overlay.results",
     "HunkResult": "overlay.results",
     "ListReport": "overlay.commands.list_",
-    "LiveProcess": "overlay.processes.live",
+    "LiveProcess": "overlay._processes.live",
     "Notice": "overlay.results",
     "Obstacle": "overlay.report.model",
     "ProcessesReport": "overlay.commands.live",
@@ -309,9 +309,9 @@ def _asked(
         require=tuple(require),
         without=tuple(without),
         target=None if target is None else str(target),
-    ).with_current_ids()
+    )
     with invoked(request.invocation(command, patches)):
-        yield request
+        yield request.with_current_ids()
 
 
 def _accepted(report: R) -> R:

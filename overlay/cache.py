@@ -7,6 +7,7 @@ of it.  What others could have written is not believed: the rule is that of ``ov
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import stat
@@ -26,16 +27,15 @@ _UNFINISHED = ".new"
 
 def cache_folder() -> Path:
     """The folder of everything that the overlay caches: ``OVERLAY_CACHE``, or the user's cache."""
-    if chosen := os.environ.get("OVERLAY_CACHE"):
-        return Path(os.path.abspath(os.path.expanduser(chosen)))
+    if folder := os.environ.get("OVERLAY_CACHE"):
+        return Path(os.path.abspath(os.path.expanduser(folder)))
     return user_cache_folder()
 
 
 def user_cache_folder() -> Path:
     """The user's cache of the overlay, wherever ``OVERLAY_CACHE`` may lead.
 
-    For what every process of a user has to find at the same place, whatever its environment says,
-    such as locks.
+    Used where all processes of a user must agree on the path, such as locks.
     """
     import platformdirs
 
@@ -57,8 +57,6 @@ def flocked(handle: int, mode: int, timeout: float) -> bool:
     :param mode: ``fcntl.LOCK_EX`` or ``fcntl.LOCK_SH``.
     :raises OSError: if it cannot be locked; of ``WITHOUT_LOCKS`` where its file system has none.
     """
-    import fcntl
-
     deadline = time.monotonic() + timeout
     pause = 0.002
     while True:
@@ -91,8 +89,6 @@ def open_lock(path: Path, timeout: float) -> int | None:
     :returns: its descriptor, to be given to ``release``; ``None`` if it was not free in that time.
     :raises OSError: if it cannot be made or locked.
     """
-    import fcntl
-
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     held = False
@@ -106,8 +102,6 @@ def open_lock(path: Path, timeout: float) -> int | None:
 
 def release(handle: int) -> None:
     """Give a lock back, also where a child that was forked meanwhile shares the descriptor."""
-    import fcntl
-
     try:
         fcntl.flock(handle, fcntl.LOCK_UN)
     finally:
@@ -243,8 +237,8 @@ class PrivateFolder:
     def entries(self) -> list[str]:
         """The names of the finished files and folders in it; none where it is not there."""
         try:
-            with os.scandir(self.path) as listed:
-                return sorted(entry.name for entry in listed if not entry.name.startswith("."))
+            with os.scandir(self.path) as entries:
+                return sorted(entry.name for entry in entries if not entry.name.startswith("."))
         except FileNotFoundError:
             return []
 
@@ -260,10 +254,10 @@ class PrivateFolder:
                 changed = os.lstat(self.path / name).st_mtime
                 stamped.append((name == keep, changed, name))
         size = 0
-        for number, (kept, _, name) in enumerate(sorted(stamped, reverse=True), 1):
+        for number, (stays, _, name) in enumerate(sorted(stamped, reverse=True), 1):
             if most_bytes is not None:
                 size += size_of(self.path / name)
-            if not kept and (number > most or (most_bytes is not None and size > most_bytes)):
+            if not stays and (number > most or (most_bytes is not None and size > most_bytes)):
                 remove(self.path / name)
 
     def sweep(self) -> None:

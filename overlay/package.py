@@ -171,9 +171,9 @@ def package_named(name: str) -> Package:
 
     :raises ValueError: if it cannot be one.
     """
-    known = next((package for package in KNOWN_PACKAGES if package.name == name), None)
-    if known is not None:
-        return known
+    package = next((package for package in KNOWN_PACKAGES if package.name == name), None)
+    if package is not None:
+        return package
     if (problem := package_problem(name)) is not None:
         raise ValueError(problem)
     return Package(name, name.replace("_", "-"), name)
@@ -194,9 +194,9 @@ def package_of_distribution(text: str) -> Package | None:
     >>> package_of_distribution("vllm-ascend").name
     'vllm_ascend'
     """
-    wanted = distribution_name(text)
+    distribution = distribution_name(text)
     for package in KNOWN_PACKAGES:
-        if distribution_name(package.distribution) == wanted:
+        if distribution_name(package.distribution) == distribution:
             return package
     name = _import_name(text)
     return None if name is None or package_problem(name) else package_named(name)
@@ -285,16 +285,16 @@ class ReleaseRange(NamedTuple):
         if match is None:
             raise ValueError(f"{text!r} is not a closed range of releases, such as 0.20.0..0.23.0")
         first, last = parse_release(match["first"]), parse_release(match["last"])
-        named = {end for end in (first, last) if end.is_prerelease}
-        if named and not package.has_candidates:
+        pre_releases = {end for end in (first, last) if end.is_prerelease}
+        if pre_releases and not package.has_candidates:
             raise ValueError(
                 f"{text!r} ends at a pre-release; a range of {package.title} holds releases only"
             )
-        if any(end.is_devrelease for end in named):
+        if any(end.is_devrelease for end in pre_releases):
             raise ValueError(f"{text!r} ends at a development release; no index has it to keep")
         if last < first:
             raise ValueError(f"{text!r} ends before it begins")
-        return cls(first, last, tuple(sorted({*named, *package.candidates()})))
+        return cls(first, last, tuple(sorted({*pre_releases, *package.candidates()})))
 
     def __contains__(self, release: object) -> bool:
         """Whether it is a release of the range; a pre-release is one only if it is named."""

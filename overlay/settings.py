@@ -26,12 +26,12 @@ def kept_out(why: str) -> str:
     )
 
 
-def require_known(switches: Switches, known: Iterable[str]) -> None:
+def require_known(switches: Switches, ids: Iterable[str]) -> None:
     """Refuse an ``OVERLAY_FEATURES`` that names an unknown feature.
 
     :raises UsageError: naming every unknown id, and the known ones.
     """
-    there = sorted(known)
+    there = sorted(ids)
     if unknown := sorted((switches.features or frozenset()).difference(there)):
         raise UsageError(
             f"OVERLAY_FEATURES names {', '.join(unknown)}: expected ids among "

@@ -45,7 +45,7 @@ ON_DISK: dict[str, tuple[dict[str, str], float | None]] = {"applied on disk": ({
 def sample() -> dict[str, Any]:
     """Wall and CPU milliseconds of loading and calling the plugin, here and now."""
     if os.environ.pop("BENCH_EMPTY", None):
-        from overlay.features import sources as shipped
+        from overlay._features import sources as shipped
 
         empty = Path(tempfile.gettempdir()) / "bench-auto-no-features"
         empty.mkdir(exist_ok=True)

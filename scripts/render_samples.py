@@ -27,9 +27,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from overlay.features.folder import load
-from overlay.features.model import paths_of
-from overlay.features.sources import shipped_folder
+from overlay._features.folder import load
+from overlay._features.model import paths_of
+from overlay._features.sources import shipped_folder
 from overlay.targets.resolution import resolve
 from tests.support import fake_vllm
 

@@ -11,8 +11,8 @@ along.
 
 The targets are, unless named, the modules that the shipped features patch.
 
-``--table`` writes ``overlay/features/early-modules.json``: every module that is reached in any kind
-of process, of each known release (fetched where it is not in the cache).
+``--table`` writes ``overlay/_features/early-modules.json``: every module that is reached in any
+kind of process, of each known release (fetched where it is not in the cache).
 """
 
 from __future__ import annotations
@@ -181,8 +181,8 @@ def _only_for_types(test: ast.expr) -> bool:
 
 def shipped_targets() -> tuple[str, ...]:
     """The modules that the shipped features patch."""
-    from overlay.features.folder import load
-    from overlay.features.sources import shipped_folder
+    from overlay._features.folder import load
+    from overlay._features.sources import shipped_folder
     from overlay.in_memory.module_cache import module_name
 
     return tuple(
@@ -231,7 +231,7 @@ def table(early: Mapping[str, frozenset[str]]) -> str:
 
 
 def _write_table() -> None:
-    from overlay.features.early_modules import TABLE
+    from overlay._features.early_modules import TABLE
     from overlay.package import KNOWN_RELEASES
 
     early = {}
@@ -239,7 +239,7 @@ def _write_table() -> None:
         with tempfile.TemporaryDirectory() as folder:
             early[release] = Tree(unpacked(release, Path(folder))).early()
         print(f"{release}  {len(early[release])} modules", flush=True)
-    place = Path(__file__).resolve().parent.parent / "overlay/features" / TABLE
+    place = Path(__file__).resolve().parent.parent / "overlay/_features" / TABLE
     place.write_text(table(early), encoding="utf-8")
 
 

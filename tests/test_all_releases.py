@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from overlay.features.folder import load
-from overlay.features.model import of_package, paths_of
-from overlay.features.sources import shipped_folder
+from overlay._features.folder import load
+from overlay._features.model import of_package, paths_of
+from overlay._features.sources import shipped_folder
 from overlay.package import KNOWN_RELEASES, VLLM
 from overlay.targets.releases import CachedRelease
 from overlay.targets.resolution import resolve

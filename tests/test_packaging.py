@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from overlay import __version__
-from overlay.features.folder import load
+from overlay._features.folder import load
 from tests.support import fake_vllm
 from tests.support.cli import CAPTURE, digest
 from tests.support.patches import write_feature

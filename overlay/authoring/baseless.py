@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
+from overlay._features.model import Hunk
 from overlay.authoring.incoming import IncomingFile
 from overlay.authoring.locating import ReleaseTexts, having, replay, vague_hunk
-from overlay.features.model import Hunk
 from overlay.planning.text import SourceText, TextError
 from overlay.untrusted import printable
 

@@ -10,14 +10,16 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from typing import NamedTuple
 
 from packaging.version import Version
 
+from overlay._features.model import Feature, Hunk
 from overlay.authoring.carry import Carried, carry
-from overlay.authoring.composing import compose
+from overlay.authoring.composing import NotComposable, compose, compose_file
 from overlay.authoring.landing import Summary, modules_on, names_from, names_taken, taken_back
 from overlay.authoring.locating import Base, ReleaseTexts
-from overlay.authoring.triage import FileFate
+from overlay.authoring.triage import FileFate, added_problem, uncompilable
 from overlay.authoring.variants import base_has
 from overlay.authoring.writing import (
     DerivedTest,
@@ -26,13 +28,12 @@ from overlay.authoring.writing import (
     FeatureText,
     render_patch,
 )
-from overlay.features.model import Feature, Hunk
 from overlay.package import VLLM, Package, ReleaseRange, Tree
 from overlay.planning.planner import plan
 from overlay.planning.scopes import Syntax, find
 from overlay.planning.telling import SHARE, new_lines
 from overlay.planning.text import SourceText
-from overlay.results import Change, Outcome, whole_outcome
+from overlay.results import Change, Fate, Outcome, whole_outcome
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,13 @@ class Prepared:
 
     :ivar folder: ``None`` where nothing can be written; the summary says why.
     :ivar hunks: path -> the hunks of the change in that file, as they were made.
+    :ivar unread: releases that could not be read, with the error, so that they are not served.
     """
 
     summary: Summary
     folder: FeatureFolder | None
     hunks: Mapping[str, tuple[Hunk, ...]] = field(default_factory=dict)
+    unread: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -357,3 +360,53 @@ def topic_name(place: int, path: str) -> str:
     stem = path.removesuffix("/__init__.py").removesuffix(".py").rsplit("/", 1)[-1]
     slug = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-") or "module"
     return f"{place:02d}-{slug}"
+
+
+# A change of two texts
+
+
+class TwoTexts(NamedTuple):
+    """A file before and after an edit.
+
+    :ivar before: ``None`` where there was no such file; :ivar now: ``None`` where it was removed.
+    """
+
+    path: str
+    before: bytes | None
+    now: bytes | None
+
+
+def change_of(files: Iterable[TwoTexts], release: str, syntax: Syntax) -> FeatureChange:
+    """The change that edits make; the fate of a file that cannot be carried says why.
+
+    :param release: the release on whose text, perhaps with features below, the edits were made.
+    :param syntax: answers about texts.
+    """
+    topics: list[EditedFile] = []
+    fates: list[FileFate] = []
+    added: dict[str, bytes] = {}
+    for path, before, now in files:
+        if before is None and now is not None:
+            added[path] = now
+            fates.append(FileFate(path, Fate.ADDED, problem=added_problem(path, now, syntax)))
+        elif before is not None and now is not None:
+            fate, topic = _edited(path, before, now, release, syntax)
+            fates.append(fate)
+            topics += [] if topic is None else [topic]
+        elif before is not None:
+            problem = f"{path} was removed; a feature never removes a file of a release"
+            fates.append(FileFate(path, Fate.EDITED, release, problem=problem))
+    return FeatureChange(tuple(topics), added, tuple(fates))
+
+
+def _edited(
+    path: str, before: bytes, now: bytes, release: str, syntax: Syntax
+) -> tuple[FileFate, EditedFile | None]:
+    """An edited file in hunks, or why it cannot be said in them."""
+    try:
+        hunks = compose_file(path, before, now)
+    except NotComposable as error:
+        return FileFate(path, Fate.EDITED, release, problem=str(error)), None
+    broken = uncompilable(path, now, syntax)
+    fate = FileFate(path, Fate.EDITED, release, True, len(hunks), broken)
+    return fate, EditedFile(Base(path, release, before, now, by_id=True), hunks)

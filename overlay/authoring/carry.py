@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 
+from overlay._features.model import MODULE_SCOPE, Hunk
 from overlay.authoring.merge import Merge, merge
 from overlay.authoring.scoped import ScopedText
 from overlay.authoring.statements import merge_statements
-from overlay.features.model import MODULE_SCOPE, Hunk
 from overlay.planning.matching import edits, final_newline_after
 from overlay.planning.scopes import Syntax, UnparsableError, find
 from overlay.planning.text import Edit, SourceText, TextError

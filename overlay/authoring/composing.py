@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from overlay._features.model import MODULE_SCOPE, Hunk
 from overlay.authoring.merge import matches
 from overlay.authoring.scoped import ScopedText
-from overlay.features.model import MODULE_SCOPE, Hunk
 from overlay.planning.matching import holding_scopes
 from overlay.planning.scopes import UnparsableError
 from overlay.planning.text import TextError

@@ -2,7 +2,7 @@
 
 A set of features is replaced as a whole by one rename, the **switch**: their new folders are laid
 into a hidden folder beside them, and renaming that to ``.overlay-switch`` decides.  From then on
-every reader takes the new features (``overlay.features.sources.entries``), wherever this process
+every reader takes the new features (``overlay._features.sources.entries``), wherever this process
 is killed; before, every reader takes the old ones.  What follows only tidies: the folders move to
 their places, and the next command that writes here ends what a killed one left.
 
@@ -24,9 +24,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from overlay._features.sources import SWITCH, is_switch, stray
 from overlay.authoring.lock import only_writer
 from overlay.errors import UsageError
-from overlay.features.sources import SWITCH, is_switch, stray
 from overlay.package import id_problem, inside
 from overlay.untrusted import UnfitFile, parent_below, read_regular
 

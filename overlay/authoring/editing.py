@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
+from overlay._features.model import Feature, Hunk, Patch, Variant
 from overlay.authoring.building import derived_tests, topic_name
 from overlay.authoring.composing import CONTEXT, NotComposable, compose_file
 from overlay.authoring.layout import not_its_own, not_there, variants
@@ -19,7 +20,6 @@ from overlay.authoring.scoped import ScopedText
 from overlay.authoring.variants import with_base_has
 from overlay.authoring.writing import DerivedTest, check_files, render_patch, with_tests
 from overlay.errors import UsageError
-from overlay.features.model import Feature, Hunk, Patch, Variant
 from overlay.package import ReleaseRange, path_problem
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.planner import plan

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from overlay._features import sources
+from overlay._features.sources import SHARED, entries, left_behind, shared_by, stray
 from overlay.errors import UsageError
-from overlay.features import sources
-from overlay.features.sources import SHARED, entries, left_behind, shared_by, stray
 from overlay.package import id_problem
 
 #: What a feature's folder holds beside the folders of its topics, and commands write again.

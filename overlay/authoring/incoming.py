@@ -17,8 +17,8 @@ from io import StringIO
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from overlay._features.model import MODULE_SCOPE, Hunk
 from overlay.errors import UsageError
-from overlay.features.model import MODULE_SCOPE, Hunk
 from overlay.package import length_problem
 
 if TYPE_CHECKING:

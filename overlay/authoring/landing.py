@@ -8,10 +8,10 @@ from itertools import groupby
 
 from packaging.version import Version
 
+from overlay._features.early_modules import early_among, why_on_disk
+from overlay._features.model import AddedFile
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.triage import FileFate
-from overlay.features.early_modules import early_among, why_on_disk
-from overlay.features.model import AddedFile
 from overlay.package import ReleaseRange, hiding
 from overlay.planning.upstream import module_in
 from overlay.report.lines import Line, Span, labelled

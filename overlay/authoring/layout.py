@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
+from overlay._features.model import Feature, Topic, Variant, paths_of
 from overlay.errors import UsageError
-from overlay.features.model import Feature, Topic, Variant, paths_of
 from overlay.package import VLLM, Package, Tree
 from overlay.planning.planner import plan
 from overlay.planning.scopes import Syntax

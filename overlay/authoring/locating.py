@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from overlay._features.model import Hunk
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.git import Checkout
 from overlay.authoring.incoming import IncomingFile
 from overlay.authoring.scoped import ScopedText
 from overlay.errors import UsageError
-from overlay.features.model import Hunk
 from overlay.package import Tree
 from overlay.planning.scopes import UnparsableError
 from overlay.planning.telling import new_lines, share_of, stands_together

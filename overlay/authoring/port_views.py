@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from overlay._features.model import MODULE_SCOPE, Hunk
 from overlay.authoring.merge import Merge, Side, merge
 from overlay.authoring.ports import TopicPort
-from overlay.features.model import MODULE_SCOPE, Hunk
 from overlay.package import package_named
 from overlay.planning.attempt import Texts
 from overlay.planning.matching import edits, final_newline_after

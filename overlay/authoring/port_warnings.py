@@ -12,8 +12,8 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
+from overlay._features.model import MODULE_SCOPE, Hunk
 from overlay.authoring.carry import CarriedHunk
-from overlay.features.model import MODULE_SCOPE, Hunk
 from overlay.planning.attempt import Texts
 from overlay.planning.scopes import Scopes, UnparsableError
 from overlay.planning.text import TextError

@@ -14,12 +14,12 @@ from functools import partial
 
 from packaging.version import Version
 
+from overlay._features.model import Feature, Hunk, Topic, Variant
 from overlay.authoring.carry import Carried, CarriedHunk, carry
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.locating import ReleaseTexts, ReleaseTree
 from overlay.authoring.port_warnings import port_warnings
 from overlay.authoring.ports import FeaturePort, TopicPort
-from overlay.features.model import Feature, Hunk, Topic, Variant
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.obsolete import obsolete_by
 from overlay.planning.planner import plan

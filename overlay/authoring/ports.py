@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from overlay._features.model import Feature, Hunk, Patch, Variant, Way
 from overlay.authoring.carry import CarriedHunk
-from overlay.features.model import Feature, Hunk, Patch, Variant, Way
 from overlay.report.base import plain
 from overlay.results import Outcome, whole_outcome
 

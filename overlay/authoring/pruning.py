@@ -15,12 +15,12 @@ from itertools import pairwise
 
 from packaging.version import Version
 
+from overlay._features.model import Feature, Variant
 from overlay.authoring.landing import names_from
 from overlay.authoring.locating import ReleaseTexts, ReleaseTree
 from overlay.authoring.variants import patch_file, with_merged, with_releases
 from overlay.authoring.writing import check_files
 from overlay.errors import PatchFormatErrors, UsageError
-from overlay.features.model import Feature, Variant
 from overlay.package import ReleaseRange
 from overlay.planning.obsolete import obsolete_by
 from overlay.planning.planner import below, plan

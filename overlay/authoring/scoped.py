@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from overlay.features.model import Hunk
+from overlay._features.model import Hunk
 from overlay.planning.matching import match
 from overlay.planning.scopes import find
 from overlay.planning.text import SourceText

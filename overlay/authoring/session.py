@@ -21,10 +21,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from overlay._features.documents import parse_toml
 from overlay.authoring import disk
 from overlay.authoring.writing import toml_string
 from overlay.errors import UsageError
-from overlay.features.documents import parse_toml
 from overlay.package import (
     VLLM,
     Package,

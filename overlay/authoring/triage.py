@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from overlay._features.model import MODULE_SCOPE, Hunk
+from overlay._features.sources import unread
 from overlay.authoring.incoming import ChangeKind, Commit, IncomingFile
 from overlay.authoring.locating import replay
 from overlay.errors import UsageError, told_once
-from overlay.features.model import MODULE_SCOPE, Hunk
-from overlay.features.sources import unread
 from overlay.package import (
     VLLM,
     Package,

@@ -13,12 +13,12 @@ from itertools import groupby
 
 from packaging.version import Version
 
+from overlay._features.feature_folder import essence
+from overlay._features.model import Feature, Hunk, Topic, Variant, Way
 from overlay.authoring.porting import Porter
 from overlay.authoring.ports import FeaturePort, TopicPort
 from overlay.authoring.writing import render_patch, require_change
 from overlay.errors import UsageError
-from overlay.features.feature_folder import essence
-from overlay.features.model import Feature, Hunk, Topic, Variant, Way
 from overlay.package import ReleaseRange
 from overlay.planning.scopes import find
 from overlay.planning.telling import new_lines, share_of

@@ -18,13 +18,13 @@ from typing import NamedTuple
 
 from packaging.version import Version
 
+from overlay._features.documents import MalformedToml, parse_toml
+from overlay._features.feature_folder import read_feature
+from overlay._features.model import Feature, Hunk
+from overlay._features.patch_headers import REPEATED
+from overlay._features.sources import SHARED, unread
 from overlay.authoring import disk
 from overlay.errors import OverlayError, PatchFormatError, PatchFormatErrors, UsageError
-from overlay.features.documents import MalformedToml, parse_toml
-from overlay.features.feature_folder import read_feature
-from overlay.features.model import Feature, Hunk
-from overlay.features.patch_headers import REPEATED
-from overlay.features.sources import SHARED, unread
 from overlay.package import VLLM, Package, ReleaseRange
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.scope_cache import Memo

@@ -91,7 +91,7 @@ class _Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Names in the order in which commands are used."""
-        return list(COMMANDS)
+        return [name for name, entry in COMMANDS.items() if wings.is_there(entry.module)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of a name, with its summary; ``None`` where there is none."""
@@ -117,12 +117,12 @@ class _Commands(click.Group):
 
     def format_commands(
         self,
-        ctx: click.Context,  # noqa: ARG002 - click's signature
+        ctx: click.Context,
         formatter: click.HelpFormatter,
     ) -> None:
         """Write the overview; click would import every command for its first sentence."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
+            formatter.write_dl([(name, COMMANDS[name].summary) for name in self.list_commands(ctx)])
 
 
 #: What others call a command whose name looks like that of its opposite.

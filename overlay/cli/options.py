@@ -66,9 +66,8 @@ def with_request(command: Callable[..., Report]) -> Callable[..., Report]:
         folders = patches_of(context) if takes_patches else ()
         with Meter() as progress:
             request = Request(tuple(map(str, folders)), progress=progress, **shared)
-            request = request.with_current_ids()
             with invoked(request.invocation(str(context.info_name), named_patches(context))):
-                return command(request, **given)
+                return command(request.with_current_ids(), **given)
 
     return asked
 

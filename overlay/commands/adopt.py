@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from overlay._features.model import of_package
 from overlay.commands.scene import ended, writable
 from overlay.commands.status import of_files
 from overlay.commands.target_report import only, with_notices
 from overlay.commands.unrecorded import is_changed, prove
-from overlay.features.model import of_package
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.journal import reading
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from overlay._features.model import Feature
     from overlay.commands.request import Request
     from overlay.commands.unrecorded import Unrecorded
-    from overlay.features.model import Feature
     from overlay.report.model import TargetReport
     from overlay.targets.target import Target
 
@@ -40,7 +40,7 @@ def adopt(request: Request) -> AdoptReport:
     :raises OverlayError: if the features or the target cannot be read or written.
     """
     scene = writable(request, "adopt")
-    said = ended(scene.targets)
+    recovery = ended(scene.targets)
     proven = [_to_adopt(scene.features, target) for target in scene.targets]
     works = [
         commit.adopting(
@@ -63,8 +63,8 @@ def adopt(request: Request) -> AdoptReport:
         answer = of_files(target, scene.features)
         if entry is not None:
             answer = only(answer, entry.features)
-        if said and not answers:
-            answer = with_notices(answer, [said])
+        if recovery and not answers:
+            answer = with_notices(answer, [recovery])
         answers.append(answer)
         verdicts.append(adopted(answer, wrote=target.package in wrote))
     first, *others = answers

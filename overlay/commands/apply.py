@@ -65,27 +65,27 @@ def apply(request: Request, *, dry_run: bool = False, untested: bool = False) ->
     scene = writable(request, "apply")
     expect_known(request.require, scene.features)
     job = _Job(request, scene, request.target is not None, dry_run, untested)
-    said = None if dry_run else ended(scene.targets)
-    return until_current(lambda: _attempt(job, said))
+    recovery = None if dry_run else ended(scene.targets)
+    return until_current(lambda: _attempt(job, recovery))
 
 
-def _attempt(job: _Job, said: str | None) -> ApplyReport:
+def _attempt(job: _Job, recovery: str | None) -> ApplyReport:
     """Plan and apply once.
 
-    :param said: what ending an interrupted transaction had to say.
+    :param recovery: what ending an interrupted transaction had to say.
     :raises PlanOutdated: if another command changed what is applied in between.
     """
     scene = job.scene
-    found = [examine(target, scene.features, scene.meant) for target in scene.targets]
-    found[0] = _noted(found[0], said)
+    examinations = [examine(target, scene.features, scene.meant) for target in scene.targets]
+    examinations[0] = _noted(examinations[0], recovery)
     decisions = [
         outlook(examination, target, untested=job.untested)
-        for examination, target in zip(found, scene.targets, strict=True)
+        for examination, target in zip(examinations, scene.targets, strict=True)
     ]
     if (refusal := _refusal(job, decisions)) is not None:
         return refusal
     if job.dry_run:
-        return _would_apply(job, found, decisions)
+        return _would_apply(job, examinations, decisions)
     works = [
         commit.applying(
             target.root,
@@ -96,7 +96,7 @@ def _attempt(job: _Job, said: str | None) -> ApplyReport:
             basis=examination.basis,
             package=target.package,
         )
-        for examination, target in zip(found, scene.targets, strict=True)
+        for examination, target in zip(examinations, scene.targets, strict=True)
         if target.root is not None
     ]
     outcomes = commit.carry_out(works)
@@ -105,7 +105,7 @@ def _attempt(job: _Job, said: str | None) -> ApplyReport:
         for target in scene.targets
     ]
     everything = list(scene.with_absent(everything))
-    return _applied(job, found, outcomes, everything, said)
+    return _applied(job, examinations, outcomes, everything, recovery)
 
 
 def _refusal(job: _Job, decisions: Sequence[Decision]) -> ApplyReport | None:
@@ -127,28 +127,30 @@ def _refusal(job: _Job, decisions: Sequence[Decision]) -> ApplyReport | None:
 
 
 def _would_apply(
-    job: _Job, found: Sequence[Examination], decisions: Sequence[Decision]
+    job: _Job, examinations: Sequence[Examination], decisions: Sequence[Decision]
 ) -> ApplyReport:
     """The report of an apply that would go through."""
     reports = job.scene.with_absent([decision.report for decision in decisions])
-    everything = job.scene.with_absent([examination.everything for examination in found])
+    everything = job.scene.with_absent([examination.everything for examination in examinations])
     reports = with_requirements(
         job.scene, _with_runner(job, reports), job.request.require, everything, planned=True
     )
     verdicts = [
         _overruled(report, would_apply(report, examination.plan.changes))
-        for report, examination in zip(reports, found, strict=True)
+        for report, examination in zip(reports, examinations, strict=True)
     ]
-    paths = tuple(change.path for examination in found for change in examination.plan.changes)
+    paths = tuple(
+        change.path for examination in examinations for change in examination.plan.changes
+    )
     return ApplyReport(together(verdicts), reports[0], paths, others=reports[1:])
 
 
 def _applied(
     job: _Job,
-    found: Sequence[Examination],
+    examinations: Sequence[Examination],
     outcomes: Sequence[commit.Outcome],
     everything: Sequence[TargetReport],
-    said: str | None,
+    recovery: str | None,
 ) -> ApplyReport:
     """The report of an apply that went through.
 
@@ -157,13 +159,13 @@ def _applied(
     scene = job.scene
     named = {feature.id for feature in scene.absent}
     reports, verdicts = [], []
-    for examination, outcome, whole in zip(found, outcomes, everything, strict=True):
-        kept = [entry for entry in whole.features if entry.feature in named]
+    for examination, outcome, whole in zip(examinations, outcomes, everything, strict=True):
+        absent = [entry for entry in whole.features if entry.feature in named]
         report = only(whole, scene.meant)
-        report = replace(report, features=(*_without(report, named), *kept))
+        report = replace(report, features=(*_without(report, named), *absent))
         noted = (*notices(outcome.warnings), *examination.plan.notices, *report.notices)
-        if said and examination is found[0]:
-            noted = (*notices([said]), *noted)
+        if recovery and examination is examinations[0]:
+            noted = (*notices([recovery]), *noted)
         report = replace(report, notices=tuple(dict.fromkeys(noted)))
         verdicts.append(applied(report, len(outcome.changed), wrote=outcome.wrote))
         if outcome.wrote:
@@ -197,12 +199,14 @@ def _overruled(target: TargetReport, verdict: Verdict) -> Verdict:
     return required_missing(target, verdict) if target.obstacles else with_idle(target, verdict)
 
 
-def _noted(found: Examination, said: str | None) -> Examination:
+def _noted(examination: Examination, recovery: str | None) -> Examination:
     """What was found, with what ending an interrupted transaction had to say."""
-    if said is None:
-        return found
+    if recovery is None:
+        return examination
 
     def noted(report: TargetReport) -> TargetReport:
-        return replace(report, notices=(*notices([said]), *report.notices))
+        return replace(report, notices=(*notices([recovery]), *report.notices))
 
-    return found._replace(report=noted(found.report), everything=noted(found.everything))
+    return examination._replace(
+        report=noted(examination.report), everything=noted(examination.everything)
+    )

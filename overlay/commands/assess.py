@@ -14,11 +14,11 @@ from enum import Enum
 from shlex import quote
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from overlay._features.model import of_package, paths_of
 from overlay.commands.target_report import report, with_features
 from overlay.commands.unrecorded import recognise
 from overlay.commands.ways_on import ways_on, with_ways
 from overlay.errors import PlanOutdated
-from overlay.features.model import of_package, paths_of
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import assess, conditions, pristine_view, void
 from overlay.on_disk.journal import reading
@@ -35,7 +35,7 @@ from overlay.targets.target import public
 from overlay.untrusted import all_unreadable
 
 if TYPE_CHECKING:
-    from overlay.features.model import Feature
+    from overlay._features.model import Feature
     from overlay.on_disk.ledger import Ledger
     from overlay.targets.target import Target
 

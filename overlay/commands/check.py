@@ -20,7 +20,7 @@ from overlay.results.invocation import NOTHING_NAMED, Invocation, current, invok
 from overlay.targets.resolution import packages_meant, releases
 
 if TYPE_CHECKING:
-    from overlay.features.model import Feature
+    from overlay._features.model import Feature
     from overlay.targets.target import Target
 
 

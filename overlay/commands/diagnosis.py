@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import overlay
 from overlay import settings as switches
+from overlay._features.model_runners import advice
+from overlay._processes import records
 from overlay.cache import PrivateFolder, cache_folder, size_of
 from overlay.commands.cache import PARTS
 from overlay.commands.project import find_project
 from overlay.commands.variables import cache_problem
 from overlay.errors import OverlayError, UsageError
-from overlay.features.model_runners import advice
 from overlay.package import VLLM
-from overlay.processes import records
 from overlay.settings import kept_out
 from overlay.targets.environments import (
     environment_at,
@@ -315,7 +315,7 @@ def model_runner(
     environment: Mapping[str, str] = os.environ,
     elsewhere: Environment | None = None,
 ) -> str:
-    """Which model runner the installed release chooses; see ``overlay.features.model_runners``."""
+    """Which model runner the installed release chooses; see ``overlay._features.model_runners``."""
     # A search on the path; nothing of vllm-ascend is imported.
     if elsewhere is None:
         ascend = find_spec("vllm_ascend") is not None

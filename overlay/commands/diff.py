@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from overlay._features.model import of_package
 from overlay.commands.assess import needed
 from overlay.commands.request import Request
 from overlay.commands.scene import scene_of
 from overlay.commands.target_report import report
-from overlay.features.model import of_package
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import pristine_view, with_edits
 from overlay.on_disk.journal import reading
@@ -25,7 +25,7 @@ from overlay.untrusted import all_unreadable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from overlay.features.model import Feature
+    from overlay._features.model import Feature
     from overlay.on_disk.journal import Journal
     from overlay.results import Plan
     from overlay.targets.target import Target

@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from overlay._features.model import packages_of
+from overlay._processes import live
 from overlay.commands import diagnosis
 from overlay.commands.live import process_data, process_lines
 from overlay.commands.request import Request
 from overlay.commands.status import of_files
 from overlay.commands.variables import EnvironmentFacts, SwitchFacts, variables
 from overlay.errors import OverlayError
-from overlay.features.model import packages_of
 from overlay.package import VLLM
-from overlay.processes import live
 from overlay.report.base import Report, plain
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, MARK, Line, Span, labelled
@@ -27,6 +27,7 @@ from overlay.targets.resolution import resolve_each
 from overlay.targets.target import Absent
 
 if TYPE_CHECKING:
+    from overlay._processes.live import LiveProcess
     from overlay.commands.diagnosis import (
         CacheFacts,
         DeviceFacts,
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
         TorchFacts,
         VllmFacts,
     )
-    from overlay.processes.live import LiveProcess
     from overlay.report.model import TargetReport
     from overlay.targets.target import Target
 

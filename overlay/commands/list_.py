@@ -8,10 +8,10 @@ from typing import Any, ClassVar, NamedTuple
 
 from packaging.version import Version
 
+from overlay._features.folder import Hole, holes
+from overlay._features.model import Feature, Topic, UpstreamPlan, UpstreamTest
 from overlay.commands.request import Request
 from overlay.errors import PackageIndexError, UsageError
-from overlay.features.folder import Hole, holes
-from overlay.features.model import Feature, Topic, UpstreamPlan, UpstreamTest
 from overlay.package import VLLM, Package, package_of_distribution
 from overlay.report.base import Report, plain
 from overlay.report.codes import Code, Verdict
@@ -189,7 +189,6 @@ def _package(name: str) -> Package:
 
 def _offered(pre: bool, package: Package) -> tuple[ReleaseEntry, ...]:
     """The releases on the index from the oldest known one on, oldest first."""
-
     from overlay.targets.fetch import offered_releases
 
     known = package.releases

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from overlay._features import sources
+from overlay._features.switches import declarations
+from overlay._processes import live as running_processes
+from overlay._processes.records import Effect
 from overlay.commands.required import expect_known
 from overlay.errors import OverlayError
-from overlay.features.sources import shipped_folder
-from overlay.features.switches import declarations
 from overlay.package import VLLM
-from overlay.processes import live as running_processes
-from overlay.processes.records import Effect
 from overlay.report.base import Report, by_fields, plain
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, MARK, Line, Span, aligned, labelled
@@ -21,8 +21,8 @@ from overlay.report.words import count, enumeration
 from overlay.targets.environments import resolve_installed
 
 if TYPE_CHECKING:
+    from overlay._processes.live import LiveProcess
     from overlay.commands.request import Request
-    from overlay.processes.live import LiveProcess
 
 _HEAD = ("pid", "role", "rank", "vllm", "digest", "runs")
 
@@ -72,7 +72,7 @@ def live(request: Request) -> ProcessesReport:
     if not request.require:
         return ProcessesReport(running(processes), processes)
     expect_known(request.require, request.at_hand())
-    folders = [shipped_folder(), *map(Path, request.patches)]
+    folders = [sources.shipped_folder(), *map(Path, request.patches)]
     situational = {each.id for each in declarations(folders) if each.situational}
     lacking = not_active(processes, request.require, situational)
     return ProcessesReport(running(processes, lacking), processes, lacking)

@@ -13,14 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from overlay._features.model import SHIPPED
 from overlay.errors import OverlayError
-from overlay.features.model import SHIPPED
 from overlay.package import VLLM
 from overlay.report.words import enumeration
 from overlay.results import Notice, State
 
 if TYPE_CHECKING:
-    from overlay.features.model import Feature
+    from overlay._features.model import Feature
     from overlay.report.model import TargetReport
     from overlay.settings import Switches
 
@@ -44,12 +44,12 @@ def with_plugin(
     if switches is None or everything.needs_attention or not plugin_patches(target, named=named):
         return target
     features = tuple(features)
-    known = frozenset(known_to_plugin(features)) - _too_early(everything, features)
+    plugins_own = frozenset(known_to_plugin(features)) - _too_early(everything, features)
     coming = tuple(
         result.feature
         for result in everything.features
         if result.state is State.PRISTINE
-        and result.feature in known
+        and result.feature in plugins_own
         and switches.allows(result.feature)
         and (switches.untested or not result.untested)
     )
@@ -62,7 +62,7 @@ def _too_early(target: TargetReport, features: tuple[Feature, ...]) -> frozenset
         return frozenset()
     from packaging.version import InvalidVersion, Version
 
-    from overlay.features.early_modules import too_early
+    from overlay._features.early_modules import too_early
 
     try:
         release = None if target.vllm is None else Version(target.vllm)
@@ -73,14 +73,14 @@ def _too_early(target: TargetReport, features: tuple[Feature, ...]) -> frozenset
 
 def with_running(changed: TargetReport) -> TargetReport:
     """A target that was just changed, with the processes that run what was there before."""
-    from overlay.processes.live import processes
+    from overlay._processes.live import processes
 
     root = None if changed.root is None else os.path.realpath(changed.root)
     try:
-        found = processes()
+        running = processes()
     except OverlayError:
         return changed  # only Linux tells which processes run
-    pids = [str(each.pid) for each in found if each.root and os.path.realpath(each.root) == root]
+    pids = [str(each.pid) for each in running if each.root and os.path.realpath(each.root) == root]
     if not pids:
         return changed
     several = len(pids) > 1
@@ -107,8 +107,8 @@ def known_to_plugin(features: Iterable[Feature]) -> tuple[str, ...]:
     It reads the shipped ones and the folders in ``OVERLAY_PATCHES``, and neither ``--patches`` nor
     the file of a project.
     """
-    told = os.environ.get("OVERLAY_PATCHES", "").split(os.pathsep)
-    folders = {os.path.abspath(os.path.expanduser(folder)) for folder in told if folder}
+    named = os.environ.get("OVERLAY_PATCHES", "").split(os.pathsep)
+    folders = {os.path.abspath(os.path.expanduser(folder)) for folder in named if folder}
     return tuple(feature.id for feature in features if feature.origin in folders | {SHIPPED})
 
 

@@ -20,8 +20,8 @@ import stat
 from pathlib import Path
 from typing import NamedTuple
 
+from overlay._features.documents import MalformedToml, parse_toml
 from overlay.errors import PatchFormatError, UsageError, described
-from overlay.features.documents import MalformedToml, parse_toml
 from overlay.settings import in_home
 from overlay.untrusted import read_regular, require_own_name, require_private
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from overlay._features import sources
+from overlay._features.folder import load, load_each
+from overlay._features.model import Feature, of_package, packages_of
 from overlay.errors import UsageError
-from overlay.features.folder import load, load_each
-from overlay.features.model import Feature, of_package, packages_of
-from overlay.features.sources import shipped_folder
 from overlay.package import VLLM, Package
 from overlay.results.invocation import ON_CHOSEN, Invocation, absolute
 from overlay.settings import current_ids, in_home
@@ -107,7 +107,7 @@ class Request(NamedTuple):
 
         :raises OverlayError: if this installation lacks the shipped one.
         """
-        return (shipped_folder(), *(in_home(folder) for folder in self.patches))
+        return (sources.shipped_folder(), *(in_home(folder) for folder in self.patches))
 
     def load(self) -> tuple[Feature, ...]:
         """Every feature, whether it is meant or not, for a command that writes patches.

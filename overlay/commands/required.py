@@ -25,8 +25,8 @@ from overlay.results import Notice, Reason, State
 from overlay.results.invocation import command
 
 if TYPE_CHECKING:
+    from overlay._features.model import Feature
     from overlay.commands.scene import Scene
-    from overlay.features.model import Feature
 
 EVERY = "all"
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from overlay._features.model import of_package
 from overlay.commands import wings
 from overlay.commands.scene import ended, refuse_release, root_of, scene_of
 from overlay.commands.status import of_files, with_next_process
@@ -14,7 +15,6 @@ from overlay.commands.take_off import take_off
 from overlay.commands.target_report import notices
 from overlay.commands.unrecorded import is_changed
 from overlay.errors import LedgerError, OverlayError, RevertRefused, UsageError
-from overlay.features.model import of_package
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.disk_state import from_ledger
@@ -35,8 +35,8 @@ from overlay.results import Change, FeatureResult, FileResult, Plan, State
 from overlay.targets.target import public
 
 if TYPE_CHECKING:
+    from overlay._features.model import Feature
     from overlay.commands.request import Request
-    from overlay.features.model import Feature
     from overlay.on_disk.changes import Rebuilt
     from overlay.on_disk.ledger import Ledger
     from overlay.report.base import Report
@@ -85,25 +85,25 @@ def revert(request: Request, keep_as: Keep | None = None) -> RevertReport:
     :raises TransactionError: if it cannot be written.
     """
     targets = _targets(request)
-    said = ended(targets)
+    recovery = ended(targets)
     named = request.names_target
     if request.features and keep_as is not None:
         raise UsageError("--keep-as takes everything off, the edits included: omit --feature")
     if request.features:
-        return take_off(request, said, named=named)
+        return take_off(request, recovery, named=named)
     if keep_as is None:
-        return _everything(request, targets, said, named=named)
+        return _everything(request, targets, recovery, named=named)
     kept: Kept = wings.load(wings.KEEP_EDITS, "--keep-as").keep(request, targets, keep_as)
-    said = "; ".join(text for text in (said, *kept.notes) if text)
+    recovery = "; ".join(text for text in (recovery, *kept.notes) if text)
     if kept.report is None:
-        return _told(_everything(request, targets, said, named=named), kept)
+        return _told(_everything(request, targets, recovery, named=named), kept)
     if kept.folder is None:
         answers = [_report(target, Plan(())) for target in targets]
         verdict = not_kept(_report(kept.target, Plan(())), kept.report.verdict)
         return RevertReport(
             verdict, answers[0], others=tuple(answers[1:]), kept=kept.report, beside=kept.beside
         )
-    report = _everything(request, targets, said, named=named, edits=kept.edits)
+    report = _everything(request, targets, recovery, named=named, edits=kept.edits)
     if not report.exit:
         report = replace(report, conclusion=also_kept(report, kept.folder))
     return replace(_told(report, kept), kept=kept.report)
@@ -138,14 +138,14 @@ def _targets(request: Request) -> tuple[Target, ...]:
 def _everything(
     request: Request,
     targets: Sequence[Target],
-    said: str | None,
+    recovery: str | None,
     *,
     named: bool,
     edits: Mapping[str, Sequence[Change]] | None = None,
 ) -> RevertReport:
     """Take everything off, in no package unless in all of them.
 
-    :param said: what ending an interrupted transaction had to say.
+    :param recovery: what ending an interrupted transaction had to say.
     :param edits: name of a package -> edits that a feature holds, and that are taken out too.
     """
     before = [_ledger(target) for target in targets]
@@ -168,7 +168,7 @@ def _everything(
     answers, verdicts = [], []
     for target, ledger, outcome in zip(targets, before, outcomes, strict=True):
         results = () if ledger is None else tuple(_reverted(e.result) for e in ledger.applied)
-        warnings = (*((said,) if said and target is targets[0] else ()), *outcome.warnings)
+        warnings = (*((recovery,) if recovery and target is targets[0] else ()), *outcome.warnings)
         answer = _report(target, Plan(results, (), notices(dict.fromkeys(warnings))))
         removed = sum(target.read(path) is None for path in outcome.changed)
         restored = len(outcome.changed) - removed
@@ -231,8 +231,8 @@ def _refused(
     """The report of a revert that would lose somebody's edits in one of the packages."""
     answers, verdicts = [], []
     for target, ledger in zip(targets, before, strict=True):
-        found = None if ledger is None else from_ledger(ledger, target, public(target))
-        plan = found or Plan(())
+        judged = None if ledger is None else from_ledger(ledger, target, public(target))
+        plan = judged or Plan(())
         edited = [path for path in refusal.paths if path.startswith(f"{target.package.name}/")]
         if edited:
             plan = plan._replace(notices=(*plan.notices, *notices([str(refusal)])))

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from overlay._features.model import packages_of
 from overlay.errors import OverlayError, UsageError
-from overlay.features.model import packages_of
 from overlay.package import VLLM, Package
 from overlay.results import FeatureResult, Reason, State
 from overlay.results.invocation import NOTHING_NAMED, Invocation, command
@@ -16,8 +16,8 @@ from overlay.targets import resolution
 from overlay.targets.target import Absent
 
 if TYPE_CHECKING:
+    from overlay._features.model import Feature
     from overlay.commands.request import Request
-    from overlay.features.model import Feature
     from overlay.report.model import TargetReport
     from overlay.targets.target import Target
 

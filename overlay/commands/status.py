@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from overlay._features.model import of_package
 from overlay.commands.next_process import plugin_patches, with_plugin
 from overlay.commands.request import Request
 from overlay.commands.required import expect_known, with_requirements
 from overlay.commands.scene import survey
 from overlay.commands.target_report import report, with_runner
 from overlay.errors import OverlayError
-from overlay.features.model import of_package
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import from_ledger
 from overlay.on_disk.journal import reading
@@ -31,7 +31,7 @@ from overlay.targets.target import public
 from overlay.untrusted import all_unreadable
 
 if TYPE_CHECKING:
-    from overlay.features.model import Feature
+    from overlay._features.model import Feature
     from overlay.on_disk.ledger import Ledger
     from overlay.report.model import TargetReport
     from overlay.targets.target import Target

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from overlay._features.model import of_package
 from overlay.commands.assess import absent, needed, until_current
 from overlay.commands.scene import scene_of
 from overlay.commands.status import with_next_process
 from overlay.commands.target_report import notices, report
 from overlay.errors import UsageError
-from overlay.features.model import of_package
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.disk_state import Condition, conditions, keep_edit, pristine_view, void
@@ -37,25 +37,25 @@ from overlay.untrusted import all_unreadable
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from overlay._features.model import Feature
     from overlay.commands.request import Request
-    from overlay.features.model import Feature
     from overlay.on_disk.ledger import Ledger
     from overlay.report.model import TargetReport
     from overlay.targets.target import Target
 
 
-def take_off(request: Request, said: str | None, *, named: bool) -> RevertReport:
+def take_off(request: Request, recovery: str | None, *, named: bool) -> RevertReport:
     """Take off the features of ``request``; refuse where the others could not stay as they are.
 
     Of several packages none is changed unless all can be.
 
-    :param said: what ending an interrupted transaction had to say.
+    :param recovery: what ending an interrupted transaction had to say.
     :raises UsageError: if a feature is neither applied nor at hand.
     :raises OverlayError: if the patches or the ledger cannot be read, or the target not written.
     """
     features = request.at_hand()
     targets = scene_of(request._replace(features=(), require=()), features).targets
-    return until_current(lambda: _attempt(request, targets, features, said, named=named))
+    return until_current(lambda: _attempt(request, targets, features, recovery, named=named))
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _attempt(
     request: Request,
     targets: Sequence[Target],
     features: tuple[Feature, ...],
-    said: str | None,
+    recovery: str | None,
     *,
     named: bool,
 ) -> RevertReport:
@@ -132,12 +132,12 @@ def _attempt(
         outcomes = commit.carry_out(works)
     verdicts = []
     for at, (each, outcome) in enumerate(zip(removals, outcomes, strict=True)):
-        kept = tuple(_settled(result) for result in each.planned.features)
+        staying = tuple(_settled(result) for result in each.planned.features)
         gone = tuple(FeatureResult(name, State.PRISTINE) for name in each.going)
-        noted = (*((said,) if said and not at else ()), *outcome.warnings)
+        noted = (*((recovery,) if recovery and not at else ()), *outcome.warnings)
         answer = replace(
             answers[at],
-            features=(*gone, *kept),
+            features=(*gone, *staying),
             notices=(*notices(dict.fromkeys(noted)), *answers[at].notices),
         )
         answers[at] = with_next_process(answer, each.target, features, named=named)
@@ -185,7 +185,7 @@ def _in_force(ledger: Ledger | None, target: Target) -> Ledger | None:
 
 
 def _expect_known(
-    wanted: Sequence[str],
+    ids: Sequence[str],
     removals: Sequence[_Removal],
     features: Sequence[Feature],
 ) -> None:
@@ -194,11 +194,11 @@ def _expect_known(
     :raises UsageError: naming those that are.
     """
     applied = [name for each in removals for name in each.applied]
-    known = list(dict.fromkeys([*applied, *(feature.id for feature in features)]))
-    unknown = [name for name in dict.fromkeys(wanted) if name not in known]
+    possible = list(dict.fromkeys([*applied, *(feature.id for feature in features)]))
+    unknown = [name for name in dict.fromkeys(ids) if name not in possible]
     if unknown:
         raise UsageError(
-            f"--feature {', '.join(unknown)}: expected one of {', '.join(known) or 'none'}"
+            f"--feature {', '.join(unknown)}: expected one of {', '.join(possible) or 'none'}"
         )
 
 
@@ -220,11 +220,11 @@ def _obstacles(
     """What keeps the others from staying as they are."""
     if not going:
         return ()
-    found = []
+    obstacles = []
     strangers = [(name, origin) for name, origin in absent(ledger, features) if name not in going]
     if strangers:
         names = ", ".join(f"{name} (from {origin})" for name, origin in strangers)
-        found.append(
+        obstacles.append(
             Obstacle(
                 Code.NOT_AT_HAND,
                 f"{names} would have to stay and is not among these patches",
@@ -235,11 +235,11 @@ def _obstacles(
                 ),
             )
         )
-    found += _in_another_form(ledger, staying)
+    obstacles += _in_another_form(ledger, staying)
     now = conditions(ledger, target.read)
     edited = [path for path, state in now.items() if state is Condition.EDITED]
     if edited:
-        found.append(
+        obstacles.append(
             Obstacle(
                 Code.REVERT_REFUSED,
                 f"{enumeration(edited)} {'was' if len(edited) == 1 else 'were'} edited after the "
@@ -250,7 +250,7 @@ def _obstacles(
                 ),
             )
         )
-    return tuple(found)
+    return tuple(obstacles)
 
 
 def _in_another_form(ledger: Ledger, staying: Sequence[Feature]) -> list[Obstacle]:

@@ -17,7 +17,7 @@ from overlay.results.invocation import NOTHING_NAMED, current
 if TYPE_CHECKING:
     from packaging.version import Version
 
-    from overlay.features.model import Feature
+    from overlay._features.model import Feature
     from overlay.on_disk.journal import Journal
     from overlay.results import FeatureResult
     from overlay.targets.target import Target
@@ -76,10 +76,10 @@ def with_runner(
     }
     if not runners or target.package != VLLM.name:
         return target  # other packages choose by rules of their own
-    from overlay.features.model_runners import told
+    from overlay._features.model_runners import note_on
 
     ascend = target.root is not None and (target.root / "vllm_ascend").is_dir()
-    return replace(target, runner=told(runners, release, os.environ, ascend=ascend))
+    return replace(target, runner=note_on(runners, release, os.environ, ascend=ascend))
 
 
 def _with_early(
@@ -90,7 +90,7 @@ def _with_early(
     own = [feature for feature in features if not feature.shipped]
     if not waiting or not own or target.package != VLLM.name:
         return target
-    from overlay.features.early_modules import too_early, why_on_disk
+    from overlay._features.early_modules import too_early, why_on_disk
 
     late = too_early(waiting, own, release)
     reasons = tuple((name, why_on_disk(modules)) for name, modules in late.items())

@@ -20,7 +20,7 @@ from overlay.results.invocation import command
 from overlay.untrusted import sha256
 
 if TYPE_CHECKING:
-    from overlay.features.model import Feature
+    from overlay._features.model import Feature
     from overlay.package import Tree
     from overlay.targets.target import Target
 
@@ -76,11 +76,13 @@ def prove(features: Sequence[Feature], target: Target) -> Unrecorded:
     ]
     if len(present) != len(candidates):
         plan = make_plan(present, pristine, target.release, target.record, Memo())
-    made = {change.path: change.after for change in plan.changes}
+    contents = {change.path: change.after for change in plan.changes}
     differ = sorted(
-        path for path in {*made, *entries} if made.get(path, b"") != (target.read(path) or b"")
+        path
+        for path in {*contents, *entries}
+        if contents.get(path, b"") != (target.read(path) or b"")
     )
-    if differ or not made:
+    if differ or not contents:
         raise LedgerError(
             f"{', '.join(differ) or 'no file'}: expected the bytes that applying these patches "
             "writes, found others. Nothing was changed; name the folder of further patches with "

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from overlay import settings
+from overlay._features.folder import load_all
+from overlay._features.switches import Declaration, check_values, declarations
 from overlay.errors import OverlayError, UsageError
-from overlay.features.folder import load_all
-from overlay.features.switches import Declaration, check_values, declarations
 from overlay.on_disk import ledger as ledgers
 from overlay.untrusted import problem_of_owner
 

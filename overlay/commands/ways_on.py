@@ -15,7 +15,7 @@ from overlay.results import Clash, Plan, State
 from overlay.results.invocation import NOTHING_NAMED, current
 
 if TYPE_CHECKING:
-    from overlay.features.model import Feature
+    from overlay._features.model import Feature
     from overlay.on_disk.ledger import Ledger
 
 #: How many ways are planned; behind that all that clash are left out.

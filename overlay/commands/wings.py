@@ -7,6 +7,7 @@ for that lies in a wing is imported here, and a wing that is not there is said t
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 
 #: The folders beside the core.
@@ -15,6 +16,11 @@ WINGS = ("overlay.authoring", "overlay.proof")
 #: Where what the core offers of a wing lies.
 KEEP_EDITS = "overlay.authoring.commands.keep_edits"
 MATRIX = "overlay.authoring.commands.matrix"
+
+
+def is_there(module: str) -> bool:
+    """Whether the wing that a module lies in is installed; the core always is."""
+    return all(find_spec(wing) is not None for wing in WINGS if module.startswith(f"{wing}."))
 
 
 def load(module: str, asked: str) -> ModuleType:

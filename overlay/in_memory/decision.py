@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import overlay
+from overlay._features.sources import source_of
 from overlay.errors import OverlayError, TargetError, TransactionError, UsageError
-from overlay.features.sources import source_of
 from overlay.in_memory.activation import HARMLESS, NOT_ASKED, Activation, FeatureDecision, digest
 from overlay.in_memory.packages import running_beside, running_vllm
 from overlay.in_memory.patch_folders import (
@@ -71,7 +71,7 @@ def _checked(switches: Switches) -> tuple[str, ...]:
     """
     if not switches.further:
         return switches.warnings
-    from overlay.features.switches import check_values, declarations
+    from overlay._features.switches import check_values, declarations
 
     checked = check_values(switches.all, declarations(patches_folders(switches)))
     if checked.wrong:
@@ -85,9 +85,9 @@ def _activated(targets: Sequence[Target], switches: Switches, observer: Observer
     :param targets: the vLLM that is running, then the other packages that features are for; each
         has a root.
     """
-    wanted = _wanted(switches)
+    required_ids = _wanted(switches)
     try:
-        parts = [_activated_in(target, switches, wanted, observer) for target in targets]
+        parts = [_activated_in(target, switches, required_ids, observer) for target in targets]
         activation = _together(parts, targets, switches)
     except UsageError:
         raise
@@ -97,9 +97,11 @@ def _activated(targets: Sequence[Target], switches: Switches, observer: Observer
         if hook is not None:
             hook.uninstall(sys.meta_path)
         activation = _impossible(str(error), switches, targets[0])
-    _refuse_missing(activation, wanted)
+    _refuse_missing(activation, required_ids)
     active = {feature.id for feature in activation.features if feature.active}
-    return activation._replace(required=bool(active and ("all" in wanted or active & wanted)))
+    return activation._replace(
+        required=bool(active and ("all" in required_ids or active & required_ids))
+    )
 
 
 def _together(
@@ -139,15 +141,15 @@ def _impossible(why: str, switches: Switches, target: Target | None = None) -> A
         warnings=(f"nothing is patched in memory, and nothing on disk verified: {why}",),
         impossible=why,
     )
-    if wanted := _wanted(switches):
-        raise RequiredMissing(_refusal([f"{', '.join(sorted(wanted))}: {why}"]))
+    if required_ids := _wanted(switches):
+        raise RequiredMissing(_refusal([f"{', '.join(sorted(required_ids))}: {why}"]))
     return activation
 
 
 def _activated_in(
     target: Target,
     switches: Switches,
-    wanted: frozenset[str],
+    required_ids: frozenset[str],
     observer: Observer,
 ) -> Activation:
     """Bring it about in one package: what is on disk is verified, the rest planned if need be."""
@@ -166,9 +168,9 @@ def _activated_in(
             folders = patches_folders(switches)
             rest = settled_without_plan(ledger, _release(target), switches, folders)
         if rest is None:
-            activation, rest = _in_memory(target, switches, wanted, observer, activation)
+            activation, rest = _in_memory(target, switches, required_ids, observer, activation)
         features += rest
-    elif wanted - {feature.id for feature in features}:
+    elif required_ids - {feature.id for feature in features}:
         features += _not_on_disk(target, switches, {feature.id for feature in features})
     return activation._replace(features=tuple(features), digest=digest(features, switches.all))
 
@@ -240,8 +242,8 @@ def settled_without_plan(
         asked = switches.allows(name)
         why = (str(result.reason) if result.reason else None) if asked else NOT_ASKED
         decisions.append(FeatureDecision(name, entry.digest, result.state, False, why, asked))
-    known = {entry.result.feature for entry in ledger.features} - set(left) | others
-    if (switches.features or frozenset()) - known:
+    ids = {entry.result.feature for entry in ledger.features} - set(left) | others
+    if (switches.features or frozenset()) - ids:
         return None  # OVERLAY_FEATURES names an unknown one: an error, too
     return decisions
 
@@ -249,7 +251,7 @@ def settled_without_plan(
 def _in_memory(
     target: Target,
     switches: Switches,
-    wanted: frozenset[str],
+    required_ids: frozenset[str],
     observer: Observer,
     activation: Activation,
 ) -> tuple[Activation, list[FeatureDecision]]:
@@ -282,7 +284,7 @@ def _in_memory(
         activation = activation._replace(
             way=activation.way | Way.MEMORY,
             scopes=prepared.scopes,
-            modules=_install(target, prepared, wanted, observer),
+            modules=_install(target, prepared, required_ids, observer),
         )
     others = tuple(
         _other_form(planned)
@@ -293,7 +295,7 @@ def _in_memory(
 
 
 def _install(
-    target: Target, prepared: Prepared, wanted: frozenset[str], observer: Observer
+    target: Target, prepared: Prepared, required_ids: frozenset[str], observer: Observer
 ) -> tuple[str, ...]:
     """Install the import hook for what was planned.
 
@@ -305,7 +307,7 @@ def _install(
     required = {
         module
         for planned in prepared.features
-        if planned.chosen and (planned.id in wanted or "all" in wanted)
+        if planned.chosen and (planned.id in required_ids or "all" in required_ids)
         for module in planned.modules
     }
     finder = hook.PatchFinder(target.root, prepared.entry.modules, observer, required)
@@ -358,24 +360,24 @@ def _late(imported: Mapping[str, str]) -> str:
     return f"already imported, so it cannot be patched in memory: {names}"
 
 
-def _refuse_missing(activation: Activation, wanted: frozenset[str]) -> None:
+def _refuse_missing(activation: Activation, required_ids: frozenset[str]) -> None:
     missing = [
         f"{feature.id} is {feature.state.value}: {feature.why or 'not active'}".replace(
             "\n", "\n    "
         )
         for feature in activation.features
-        if (feature.id in wanted or ("all" in wanted and feature.asked))
+        if (feature.id in required_ids or ("all" in required_ids and feature.asked))
         and not feature.active
         and feature.state not in HARMLESS
     ]
-    known = {feature.id for feature in activation.features}
+    ids = {feature.id for feature in activation.features}
     missing += [
         f"{name} is not active: no such feature is applied or known here"
-        for name in sorted(wanted - known - {"all"})
+        for name in sorted(required_ids - ids - {"all"})
     ]
     idle = not any(feature.active for feature in activation.features)
     done = bool(activation.features) and all(f.state in HARMLESS for f in activation.features)
-    if "all" in wanted and idle and not done and not missing:
+    if "all" in required_ids and idle and not done and not missing:
         missing.append("no feature is active in this process")
     if missing:
         from overlay.in_memory import import_hook as hook

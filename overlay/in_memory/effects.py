@@ -17,18 +17,18 @@ from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from overlay._features.sources import EFFECTS_MODULE
+from overlay._processes.counts import COUNTS_NAME
+from overlay._processes.records import Effect, EffectRecord, Meaning, of_features
 from overlay.errors import OverlayError
-from overlay.features.sources import EFFECTS_MODULE
 from overlay.in_memory import log
 from overlay.in_memory.import_watch import when_imported
-from overlay.processes.counts import COUNTS_NAME
-from overlay.processes.records import Effect, EffectRecord, Meaning, of_features
+from overlay.results import ModelRunner
 from overlay.settings import FORMER_IDS
 from overlay.untrusted import printable
 
 if TYPE_CHECKING:
-    from overlay.features.switches import Declaration
-    from overlay.results import ModelRunner
+    from overlay._features.switches import Declaration
 
 _WORKER_MODULE = "vllm.v1.worker.worker_base"
 
@@ -90,18 +90,18 @@ class EffectWatch:
         self._module: ModuleType | None = None
         self._other_runner: dict[str, str] = {}
         self._counts_fd: int | None = None
-        self._told: dict[str, tuple[Effect, str]] = {}
+        self._logged: dict[str, tuple[Effect, str]] = {}
         self.ready = False
 
     def start(self) -> None:
         """Watch for the imports of the module that reports, and of vLLM's worker."""
-        when_imported(EFFECTS_MODULE, self._subscribe, "the effect of the patches is not told")
+        when_imported(EFFECTS_MODULE, self._subscribe, "the effect of the patches is not reported")
         lost = "whether the patches take effect is not checked once the model is loaded"
         when_imported(_WORKER_MODULE, self._watch_worker, lost)
 
     def forget(self) -> None:
         """Forget in a forked child what its parent has logged and counted."""
-        self._other_runner, self._told, self.ready = {}, {}, False
+        self._other_runner, self._logged, self.ready = {}, {}, False
         if self._counts_fd is not None:
             os.close(self._counts_fd)
         self._counts_fd = None  # made by the child's first report
@@ -210,12 +210,12 @@ class EffectWatch:
             return
 
         @functools.wraps(inner)
-        def warm_up_then_tell(*args: Any, **kwargs: Any) -> Any:
+        def warm_up_then_look(*args: Any, **kwargs: Any) -> Any:
             result = inner(*args, **kwargs)
             self.model_ready()
             return result
 
-        setattr(worker, _WARM_UP, warm_up_then_tell)
+        setattr(worker, _WARM_UP, warm_up_then_look)
 
     def _patches_another(self, feature: str, runner: ModelRunner) -> bool:
         declared = self._publisher.declared().get(feature)
@@ -241,16 +241,16 @@ class EffectWatch:
             each
             for each in self.effects()
             if each.state in (Effect.ACTIVE, Effect.IDLE)
-            and self._told.get(each.feature) != (each.state, each.text)
+            and self._logged.get(each.feature) != (each.state, each.text)
         ]
-        self._told.update((each.feature, (each.state, each.text)) for each in news)
+        self._logged.update((each.feature, (each.state, each.text)) for each in news)
         if news:
             bad = any(
                 each.state is Effect.IDLE and self._publisher.requires(each.feature)
                 for each in news
             )
             level = logging.WARNING if bad else logging.INFO
-            log.say([(level, f"vllm-overlay: {told(news)}")])
+            log.say([(level, f"vllm-overlay: {in_words(news)}")])
 
     def _refuse_idle(self) -> None:
         idle = [
@@ -261,7 +261,7 @@ class EffectWatch:
         if idle:
             raise RequiredIdle(
                 f"vllm-overlay: OVERLAY_REQUIRED names features that have no effect in process "
-                f"{os.getpid()}: {printable(told(idle))}. Remove the cause, remove the "
+                f"{os.getpid()}: {printable(in_words(idle))}. Remove the cause, remove the "
                 "requirement, or set OVERLAY_REQUIRED_PRESENT instead, which requires the patched "
                 "code, whether it is used or not"
             )
@@ -275,7 +275,7 @@ def _meanings(module: ModuleType | None) -> tuple[Meaning | None, ...]:
     return tuple(None if meaning is None else Meaning(*meaning) for meaning in ask())
 
 
-def told(effects: Iterable[EffectRecord]) -> str:
+def in_words(effects: Iterable[EffectRecord]) -> str:
     """Effects as one phrase: ``draft-graphs is active: 14 graphs (loop); x is idle: why``."""
     return "; ".join(
         f"{each.feature} is {each.state.value}{f': {each.text}' if each.text else ''}"
@@ -285,8 +285,6 @@ def told(effects: Iterable[EffectRecord]) -> str:
 
 def model_runner(runner: object) -> ModelRunner | None:
     """Which model runner an object is; ``None`` for any other than V1 and V2."""
-    from overlay.results import ModelRunner
-
     bases = {(each.__module__, each.__name__) for each in type(runner).__mro__}
     if _V2_RUNNER in bases:
         return ModelRunner.V2

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from overlay.targets.target import Target
 
 
-class Named:
+class ReferencedPaths:
     """The paths of a package that features name, read off their files without parsing them.
 
     A path in an unusual form is not seen; ``Recording`` sees it when the plan reads the file.
@@ -29,16 +29,16 @@ class Named:
         self._tested = rf"""["']({package}/[^"'\r\n]+)["']""".encode()
         self._added = rf"(?:^|/)files/({package}/.+)$"
 
-    def see(self, name: str, data: bytes) -> None:
+    def scan(self, name: str, data: bytes) -> None:
         """Look at one file of a patches folder."""
         if name.endswith(".patch"):
-            self._found(re.findall(self._patched, data))
+            self._add(re.findall(self._patched, data))
         elif name.endswith("feature.toml"):
-            self._found(re.findall(self._tested, data))
-        elif found := re.search(self._added, name):
-            self.paths.add(found[1])
+            self._add(re.findall(self._tested, data))
+        elif added := re.search(self._added, name):
+            self.paths.add(added[1])
 
-    def _found(self, paths: Iterable[bytes]) -> None:
+    def _add(self, paths: Iterable[bytes]) -> None:
         self.paths.update(path.decode(errors="replace") for path in paths)
 
     def hashes(self, target: Target) -> dict[str, str | None]:
@@ -69,13 +69,13 @@ class Recording:
 
 
 def as_it_stands(
-    recorded: Mapping[str, str | None], known: Mapping[str, str | None], target: Target
+    recorded: Mapping[str, str | None], recent: Mapping[str, str | None], target: Target
 ) -> bool:
     """Whether the files that a plan has read are still what they were.
 
-    :param known: hashes of a moment ago; of a path that is not among them the file is read.
+    :param recent: hashes of a moment ago; of a path that is not among them the file is read.
     """
     for path, expected in recorded.items():
-        if (known[path] if path in known else _hash(target, path)) != expected:
+        if (recent[path] if path in recent else _hash(target, path)) != expected:
             return False
     return True

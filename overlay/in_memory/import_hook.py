@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from overlay.in_memory.module_cache import StoredModule
 
 
-class Expected:
+class PendingModules:
     """The planned modules that were not executed by a loader of the overlay yet.
 
     :param names: of the planned modules; :param ours: the type of our loader.
@@ -44,15 +44,15 @@ class Expected:
         self._ours = ours
         self._offered: set[str] = set()
 
-    def offered(self, name: str) -> None:
+    def mark_offered(self, name: str) -> None:
         """Note that our loader was returned for ``name``; the caller may still use another."""
         self._offered.add(name)
 
-    def executes(self, name: str) -> None:
+    def mark_executing(self, name: str) -> None:
         """Note that our loader begins to execute ``name``."""
         self._names.discard(name)
 
-    def failed(self, name: str) -> None:
+    def mark_failed(self, name: str) -> None:
         """Note that our loader could not execute ``name``, which may be imported once more."""
         self._names.add(name)
 
@@ -122,12 +122,12 @@ class PatchedLoader(importlib.abc.InspectLoader):
         inner: importlib.abc.Loader | None,
         stored: StoredModule,
         observer: Observer,
-        expected: Expected,
+        pending: PendingModules,
     ) -> None:
         self._inner = inner
         self._stored = stored
         self._observer = observer
-        self._expected = expected
+        self._pending = pending
 
     def __getattr__(self, name: str) -> object:
         # Readers of package data and the like ask the loader that knows the installation.
@@ -175,7 +175,7 @@ class PatchedLoader(importlib.abc.InspectLoader):
         :raises HookError: from whatever went wrong; the import system then removes the module.
         """
         name = module.__name__
-        self._expected.executes(name)
+        self._pending.mark_executing(name)
         try:
             code = self.get_code(name)
             exec(code, module.__dict__)
@@ -183,10 +183,10 @@ class PatchedLoader(importlib.abc.InspectLoader):
             # What another hook made of the patched text is what is expected to run.
             self._observer.executed(name, module, replace(self._stored, code=code))
         except HookError:
-            self._expected.failed(name)
+            self._pending.mark_failed(name)
             raise
         except Exception as error:
-            self._expected.failed(name)
+            self._pending.mark_failed(name)
             raise HookError(
                 f"vllm-overlay: {name} failed in its patched form ({self._stored.file}): "
                 f"{type(error).__name__}: {error}",
@@ -222,7 +222,7 @@ class PatchFinder(importlib.abc.MetaPathFinder):
         self.modules: Mapping[str, StoredModule] = {module_name(m.path): m for m in modules}
         self._observer = observer
         self._required = frozenset(required)
-        self._expected = Expected(self.modules, PatchedLoader)
+        self._pending = PendingModules(self.modules, PatchedLoader)
         self._refusal: str | None = None
 
     def find_spec(
@@ -260,7 +260,7 @@ class PatchFinder(importlib.abc.MetaPathFinder):
 
         :raises HookError: for a required one, now and at each further call.
         """
-        for name, loader in self._expected.bypassed().items():
+        for name, loader in self._pending.bypassed().items():
             text = (
                 f"vllm-overlay: {name} runs its pristine code: {loader} loaded it, and the "
                 f"overlay's import hook was not asked (hooks before it: {others_before(self)}). "
@@ -277,8 +277,8 @@ class PatchFinder(importlib.abc.MetaPathFinder):
     def _loader(
         self, name: str, inner: importlib.abc.Loader | None, stored: StoredModule
     ) -> PatchedLoader:
-        self._expected.offered(name)
-        return PatchedLoader(inner, stored, self._observer, self._expected)
+        self._pending.mark_offered(name)
+        return PatchedLoader(inner, stored, self._observer, self._pending)
 
     def _added_spec(self, fullname: str, stored: StoredModule) -> ModuleSpec | None:
         loader = self._loader(fullname, None, stored)

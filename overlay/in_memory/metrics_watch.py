@@ -90,13 +90,13 @@ class Collector:
         from overlay.in_memory.metrics import Sample, of_this_server
 
         try:
-            found = of_this_server()
+            samples = of_this_server()
         except Exception as error:  # noqa: BLE001 - whatever it is, vLLM's metrics go on
             if not self._warned:
                 self._warned = True
                 log.warn(f"metrics: what the processes count cannot be read: {error!r}")
             return [Sample("unreadable", {}, 1, gauge=True)]
-        return [*found, Sample("unreadable", {}, 0, gauge=True)]
+        return [*samples, Sample("unreadable", {}, 0, gauge=True)]
 
 
 def _watch_statistics(module: ModuleType) -> None:

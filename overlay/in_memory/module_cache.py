@@ -145,19 +145,19 @@ class Store:
         except NotPrivate as error:
             raise StoreError(str(error)) from error
         final = self.folder / key
-        made = Path(tempfile.mkdtemp(prefix=_MAKING, dir=self.folder))
+        unfinished = Path(tempfile.mkdtemp(prefix=_MAKING, dir=self.folder))
         try:
-            with _held(made):
+            with _held(unfinished):
                 rows = {
-                    path: _write_module(made, final, path, text, pristine)
+                    path: _write_module(unfinished, final, path, text, pristine)
                     for path, (text, pristine) in sorted(texts.items())
                 }
                 manifest = {"schema": _SCHEMA, "modules": rows, "facts": dict(facts)}
                 body = json.dumps(manifest, sort_keys=True).encode()
-                _write(made / _MANIFEST, sha256(body).encode() + b"\n" + body)
-                self._publish(made, final)
+                _write(unfinished / _MANIFEST, sha256(body).encode() + b"\n" + body)
+                self._publish(unfinished, final)
         finally:
-            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(unfinished, ignore_errors=True)
         PrivateFolder(self.folder).make_room(MAX_ENTRIES, MAX_BYTES, keep=key)
         self._sweep()
         entry = self.load(key)
@@ -177,9 +177,9 @@ class Store:
             shutil.rmtree(folder)
 
     @staticmethod
-    def _publish(made: Path, final: Path) -> None:
+    def _publish(unfinished: Path, final: Path) -> None:
         try:
-            made.rename(final)
+            unfinished.rename(final)
         except OSError:
             # Another process made the same entry first; load() verifies whichever is there.
             if not final.is_dir():
@@ -187,22 +187,22 @@ class Store:
 
     def _sweep(self) -> None:
         """Remove what processes that were killed while they wrote have left."""
-        for made in self.folder.glob(f"{_MAKING}*"):
+        for unfinished in self.folder.glob(f"{_MAKING}*"):
             # It is held by a living process, or gone, or its file system has no locks.
-            with contextlib.suppress(OSError), _held(made, required=True) as age:
+            with contextlib.suppress(OSError), _held(unfinished, required=True) as age:
                 if age > ABANDONED_AFTER:
-                    shutil.rmtree(made, ignore_errors=True)
+                    shutil.rmtree(unfinished, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _held(made: Path, *, required: bool = False) -> Iterator[float]:
+def _held(unfinished: Path, *, required: bool = False) -> Iterator[float]:
     """Lock an unfinished entry, and give the seconds since it was last changed.
 
     The kernel takes the lock back from a process that ends in whatever way.
 
     :raises OSError: if the folder cannot be opened, or cannot be locked and ``required`` is set.
     """
-    descriptor = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    descriptor = os.open(unfinished, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -282,13 +282,13 @@ def _show_sources(modules: Iterable[StoredModule]) -> None:
 
 
 def _write_module(
-    made: Path, final: Path, path: str, text: bytes, pristine: str | None
+    unfinished: Path, final: Path, path: str, text: bytes, pristine: str | None
 ) -> dict[str, str | None]:
     # The code names the file under its final name, so that tracebacks find it.
     code = compile(text, str(final / path), "exec", dont_inherit=True)
     bytecode = marshal.dumps(code)
-    _write(made / path, text)
-    _write((made / path).with_suffix(".code"), bytecode)
+    _write(unfinished / path, text)
+    _write((unfinished / path).with_suffix(".code"), bytecode)
     return {"pristine": pristine, "source": sha256(text), "code": sha256(bytecode)}
 
 

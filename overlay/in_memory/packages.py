@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,8 +59,6 @@ def root_of(package: Package) -> Path | None:
     """The folder that holds a package, as this process imports it; nothing is imported for it."""
     place = _imported(package.name)
     if place is None:
-        from importlib.util import find_spec
-
         try:
             spec = find_spec(package.name)
         except (ImportError, ValueError, AttributeError):

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlay.features import sources as shipped
-from overlay.features.sources import entries, feature_documents, is_shared, left_behind, stray
+from overlay._features import sources as shipped
+from overlay._features.sources import entries, feature_documents, is_shared, left_behind, stray
 from overlay.package import VLLM, Package, package_named
 from overlay.untrusted import read_regular
 
@@ -56,7 +56,7 @@ def package_in(feature: Path) -> Package:
     document = feature / "feature.toml"
     if not _may_set(document, b"package"):
         return VLLM
-    from overlay.features.documents import parse_toml
+    from overlay._features.documents import parse_toml
 
     try:
         name = parse_toml(read_regular(document, follow=False) or b"").get("package")
@@ -70,7 +70,7 @@ def required_features(switches: Switches) -> frozenset[str]:
     ids: set[str] = set()
     for folder in patches_folders(switches):
         if any(_may_set(document, b"required") for document in feature_documents(folder)):
-            from overlay.features.folder import load_all
+            from overlay._features.folder import load_all
 
             loaded = load_all([folder])
             ids |= {feature.id for feature in loaded.features if feature.required}

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import overlay
 from overlay import settings
 from overlay.errors import OverlayError
-from overlay.in_memory import metrics_watch, ranks
+from overlay.in_memory import log, metrics_watch, ranks
 from overlay.in_memory.running import RunningProcess
 from overlay.results import Way
 
@@ -36,9 +36,7 @@ def start(environment: Environment = os.environ) -> None:
     try:
         _start(environment)
     except OverlayError as error:
-        from overlay.in_memory.log import escape
-
-        escape(error)
+        log.escape(error)
         raise
 
 

@@ -20,22 +20,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import overlay
+from overlay._features.sources import fingerprint, owner_problem
+from overlay._processes import records
+from overlay.cache import cache_folder
 from overlay.errors import OverlayError
-from overlay.features.sources import fingerprint, owner_problem
 from overlay.in_memory import module_cache as store
 from overlay.in_memory.activation import NOT_ASKED
-from overlay.in_memory.file_hashes import Named, Recording, as_it_stands
+from overlay.in_memory.file_hashes import Recording, ReferencedPaths, as_it_stands
 from overlay.in_memory.module_cache import module_name
 from overlay.in_memory.patch_folders import patches_folders
 from overlay.package import VLLM
-from overlay.processes import records
 from overlay.results import State
 from overlay.settings import require_known
 from overlay.untrusted import read_regular, sha256
 
 if TYPE_CHECKING:
-    from overlay.features.folder import Loaded, Malformed
-    from overlay.features.model import Feature
+    from overlay._features.folder import Loaded, Malformed
+    from overlay._features.model import Feature
     from overlay.planning.scopes import Syntax
     from overlay.results import FeatureResult, Plan
     from overlay.settings import Switches
@@ -87,7 +88,7 @@ class Plans:
 
         :raises UsageError: if ``OVERLAY_FEATURES`` names a feature that does not exist.
         """
-        from overlay.features.folder import load_all
+        from overlay._features.folder import load_all
 
         loaded = load_all(patches_folders(self.switches), private=True)
         ids = [feature.id for feature in loaded.features]
@@ -97,7 +98,7 @@ class Plans:
     @cached_property
     def features(self) -> tuple[Feature, ...]:
         """Every feature at hand that is for the package of the target."""
-        from overlay.features.model import of_package
+        from overlay._features.model import of_package
 
         return tuple(of_package(self.loaded.features, self.target.package))
 
@@ -116,7 +117,7 @@ class Plans:
 
         Where the others change nothing, the plan of all of them tells it.
         """
-        from overlay.features.model import paths_of
+        from overlay._features.model import paths_of
 
         ids = {feature.id for feature in chosen}
         idle = (State.UPSTREAMED, State.INAPPLICABLE)
@@ -182,9 +183,9 @@ def _rows(facts: Mapping[str, object], name: str) -> list[Any]:
 def _entry(plans: Plans, without: frozenset[str]) -> tuple[store.Entry, tuple[str, ...]]:
     target, switches = plans.target, plans.switches
     package = target.package
-    named = Named(package.name)
-    patch_set = fingerprint((str(folder) for folder in patches_folders(switches)), named.see)
-    pristine = named.hashes(target)
+    referenced = ReferencedPaths(package.name)
+    patch_set = fingerprint((str(folder) for folder in patches_folders(switches)), referenced.scan)
+    pristine = referenced.hashes(target)
     key = store.entry_key(
         overlay.__version__,
         *_build(os.path.dirname(overlay.__file__)),  # another build may plan by other rules
@@ -251,8 +252,6 @@ def _places() -> Iterable[Path]:
 
     The last one lasts as long as this process does.
     """
-    from overlay.cache import cache_folder
-
     with contextlib.suppress(RuntimeError):  # no home folder
         yield cache_folder() / "modules"
     for folder in records.usable():  # the user's own, and found again by the next process
@@ -355,12 +354,12 @@ def _reasons(result: FeatureResult) -> Iterable[str]:
 def _choose(
     features: Iterable[Feature], first: Plan, switches: Switches, without: frozenset[str]
 ) -> tuple[Feature, ...]:
-    wanted = {
+    fitting = {
         result.feature
         for result in first.features
         if result.state is State.PRISTINE and (switches.untested or not result.untested)
     }
-    return tuple(feature for feature in features if feature.id in wanted - without)
+    return tuple(feature for feature in features if feature.id in fitting - without)
 
 
 def _scopes(plan: Plan) -> list[dict[str, object]]:

@@ -96,7 +96,7 @@ def report(
     return RankReport(rank, socket.gethostname(), os.getpid(), vllm, digest, summary, others)
 
 
-def _decoded(said: bytes | Mapping[str, Any]) -> RankReport:
+def _decoded(answer: bytes | Mapping[str, Any]) -> RankReport:
     """The report that a rank sent, as JSON or as its fields.
 
     Another version of the overlay may send more fields.
@@ -104,7 +104,7 @@ def _decoded(said: bytes | Mapping[str, Any]) -> RankReport:
     :raises RanksDiffer: if this version cannot read the report.
     """
     try:
-        row = parse_json(said) if isinstance(said, bytes) else said
+        row = parse_json(answer) if isinstance(answer, bytes) else answer
         return RankReport(
             int(row["rank"]),
             *(str(row["host"]), int(row["pid"]), str(row["vllm"])),

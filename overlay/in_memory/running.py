@@ -11,14 +11,16 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from overlay import settings
-from overlay.in_memory import log
+from overlay._features.sources import EFFECTS_MODULE, EFFECTS_PATH
+from overlay._processes import records
+from overlay.in_memory import log, ranks
 from overlay.in_memory.import_watch import HookError
-from overlay.processes import records
+from overlay.in_memory.patch_folders import patches_folders
 from overlay.results import ANY_MORE, Way
 from overlay.untrusted import sha256
 
 if TYPE_CHECKING:
-    from overlay.features.switches import Declaration
+    from overlay._features.switches import Declaration
     from overlay.in_memory.activation import Activation
     from overlay.in_memory.effects import EffectWatch, Published
     from overlay.in_memory.module_cache import StoredModule
@@ -117,7 +119,7 @@ class RunningProcess:
 
     def rank_report(self, rank: int) -> RankReport:
         """What this process runs, for the comparison with its peers."""
-        from overlay.in_memory import import_hook, ranks
+        from overlay.in_memory import import_hook
 
         import_hook.require_asked()
         role = "worker" if self.record.role == records.MAIN else self.record.role
@@ -146,8 +148,7 @@ class RunningProcess:
     def declared(self) -> Mapping[str, Declaration]:
         """What the features that are at hand declare, by id."""
         if self._declared is None:
-            from overlay.features.switches import declarations
-            from overlay.in_memory.patch_folders import patches_folders
+            from overlay._features.switches import declarations
 
             declared = declarations(patches_folders(self.asked))
             self._declared = {declaration.id: declaration for declaration in declared}
@@ -230,8 +231,6 @@ class RunningProcess:
 
     def _reports(self) -> bool:
         """Whether any of the patched code reports what it does."""
-        from overlay.features.sources import EFFECTS_MODULE, EFFECTS_PATH
-
         there = os.path.exists(os.path.join(self.activation.root, EFFECTS_PATH))
         return there or EFFECTS_MODULE in self.activation.modules
 
@@ -249,7 +248,7 @@ class RunningProcess:
 
 
 def _left_out(activation: Activation) -> tuple[str, ...]:
-    """What does not run here that should, for whoever asks later; the log has it in full."""
+    """The features left out of this process, as its record keeps them; the log has all of it."""
     if activation.impossible is not None:
         return (f"every feature: {activation.impossible}",)
     return tuple(

@@ -74,7 +74,7 @@ def _turn_off(
 
     :returns: each switch that was set, as ``NAME=off``; and the features that have none.
     """
-    from overlay.features.switches import declarations
+    from overlay._features.switches import declarations
 
     declared = {each.id: each for each in declarations(_folders(environment))}
     set_off, without = [], []

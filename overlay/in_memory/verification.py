@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable
 from types import CodeType, ModuleType
 
-from overlay.processes.records import CodeState
+from overlay._processes.records import CodeState
 
 
 def planned_code(module: CodeType, scope: str) -> list[CodeType]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import overlay
-from overlay.features.model import Feature
+from overlay._features.model import Feature
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.ledger import Entry, Ledger, LedgerFeature, RecordEntry
 from overlay.on_disk.site import Site
@@ -22,16 +22,16 @@ def state_files(
 ) -> list[Write]:
     """Compute the writes to RECORD and to the overlay's own folder."""
     writes, package = [], site.package
-    wanted: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     if new is not None:
-        wanted[package.ledger_path] = ledgers.encode(new)
+        contents[package.ledger_path] = ledgers.encode(new)
         for change in changes:
             if change.before is not None:
-                wanted[f"{package.pristine_folder}/{sha256(change.before)}"] = change.before
+                contents[f"{package.pristine_folder}/{sha256(change.before)}"] = change.before
         if new.record is None:
-            wanted[package.ignore_path] = b"*\n"
-    for path in sorted(site.state_files() | set(wanted)):
-        now, after = site.read(path), wanted.get(path)
+            contents[package.ignore_path] = b"*\n"
+    for path in sorted(site.state_files() | set(contents)):
+        now, after = site.read(path), contents.get(path)
         if now != after:
             writes.append(Write(path, now, after, site.form(path)))
     for path, after in _records(site, old, new).items():
@@ -43,19 +43,19 @@ def state_files(
 
 def _records(site: Site, old: Ledger | None, new: Ledger | None) -> dict[str, bytes]:
     """Map the path of RECORD to its bytes: with the overlay's rows where there is a new ledger."""
-    wanted: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     package = site.package
     if old is not None and old.record is not None:
         now = site.read(old.record.path)
         if now is not None:
             ours = [row.path for row in _rows(old, package)]
-            wanted[old.record.path] = without_rows(now, old.record.before, ours, package)
+            contents[old.record.path] = without_rows(now, old.record.before, ours, package)
     if new is not None and new.record is not None:
         path = new.record.path
-        base = wanted.get(path) or site.read(path)
+        base = contents.get(path) or site.read(path)
         if base is not None:
-            wanted[path] = with_rows(base, _rows(new, package), package)
-    return wanted
+            contents[path] = with_rows(base, _rows(new, package), package)
+    return contents
 
 
 def _rows(ledger: Ledger, package: Package) -> list[Row]:
@@ -81,8 +81,8 @@ def new_ledger(
     """
     entries = []
     for change in sorted(plan.changes):
-        known = old.entry(change.path) if old else None
-        mode = known.mode if known else site.form(site.real(change.path)).mode
+        old_entry = old.entry(change.path) if old else None
+        mode = old_entry.mode if old_entry else site.form(site.real(change.path)).mode
         after = change.after or b""
         entries.append(Entry(change.path, hash_of(change.before), sha256(after), mode, len(after)))
     added = [entry.path for entry in entries if entry.before is None]

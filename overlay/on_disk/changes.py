@@ -6,8 +6,8 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from overlay._features.model import Feature
 from overlay.errors import PlanOutdated, RevertRefused, TransactionError
-from overlay.features.model import Feature
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.bookkeeping import new_ledger, record_path, same, state_files
 from overlay.on_disk.disk_state import Condition, condition, conditions, keep_edit, void
@@ -214,14 +214,14 @@ def _needed(
     site: Site, old: Ledger | None, changes: Iterable[Change], release: str | None
 ) -> _Needed:
     """What the changes of a plan need, and the files that only the ledger lists."""
-    wanted = {change.path: change for change in changes}
+    changes_by_path = {change.path: change for change in changes}
     listed = [entry.path for entry in old.entries] if old is not None else []
     tree, needed = ReadOnce(site), _Needed()
-    with all_unreadable({*wanted, *listed}, tree.read):
-        for change in wanted.values():
+    with all_unreadable({*changes_by_path, *listed}, tree.read):
+        for change in changes_by_path.values():
             _bring_about(site, tree, old, change, needed)
         if old is not None:
-            _take_out(site, tree, old, release, wanted, needed)
+            _take_out(site, tree, old, release, changes_by_path, needed)
     return needed
 
 
@@ -230,14 +230,14 @@ def _take_out(
     tree: Tree,
     old: Ledger,
     release: str | None,
-    wanted: Container[str],
+    changed_paths: Container[str],
     needed: _Needed,
 ) -> None:
     """Restore the files that only the ledger lists."""
     present = conditions(old, tree.read)
     dead = void(old, present, release) is not None
     for entry in old.entries:
-        if entry.path in wanted:
+        if entry.path in changed_paths:
             continue
         now = present[entry.path]
         if now is Condition.OURS or (now is Condition.GONE and not dead):

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 import overlay
 from overlay.package import paths_in
-from overlay.results import Notice, Reason, State, combine
+from overlay.results import Notice, Plan, Reason, State, combine
 from overlay.results.invocation import command
 from overlay.untrusted import sha256
 
 if TYPE_CHECKING:
-    from overlay.features.model import Feature
+    from overlay._features.model import Feature
     from overlay.on_disk.ledger import Entry, Ledger, LedgerFeature
     from overlay.package import Package, Tree
-    from overlay.results import FeatureResult, FileResult, Plan
+    from overlay.results import FeatureResult, FileResult
 
 
 Reader = Callable[[str], "bytes | None"]
@@ -109,8 +109,6 @@ def from_ledger(ledger: Ledger, tree: Tree, release: str | None = None) -> Plan 
     :param release: the installed release, as far as it is known.
     :returns: ``None`` where the ledger is void, and only a plan can tell.
     """
-    from overlay.results import Plan
-
     present = conditions(ledger, tree.read)
     if void(ledger, present, release) is not None:
         return None
@@ -145,9 +143,11 @@ def assess(
     reason = void(ledger, present, release)
     if reason is not None:
         return plan._replace(notices=(*plan.notices, *_void_notices(ledger, present, reason)))
-    known = {entry.result.feature: entry for entry in ledger.applied}
+    applied = {entry.result.feature: entry for entry in ledger.applied}
     results = tuple(
-        _judged(known.pop(result.feature), ledger, present) if result.feature in known else result
+        _judged(applied.pop(result.feature), ledger, present)
+        if result.feature in applied
+        else result
         for result in plan.features
     )
     notices = [*_of_others(plan, present), *_by_another_overlay(ledger, features, plan.features)]
@@ -169,10 +169,10 @@ def with_edits(plan: Plan, ledger: Ledger | None, tree: Tree, release: str | Non
     if void(ledger, present, release) is not None:
         return plan
     changed = {path for path, now in present.items() if now in (Condition.EDITED, Condition.GONE)}
-    known = {entry.result.feature: entry for entry in ledger.applied}
+    applied = {entry.result.feature: entry for entry in ledger.applied}
     results = tuple(
-        _judged(known[result.feature], ledger, present)
-        if result.feature in known and any(file.path in changed for file in result.files)
+        _judged(applied[result.feature], ledger, present)
+        if result.feature in applied and any(file.path in changed for file in result.files)
         else result
         for result in plan.features
     )

@@ -93,10 +93,10 @@ class PristineFiles:
             return now
         data = self.of_release(path)
         if data is None or sha256(data) != expected:
-            found = "no such file" if data is None else f"one with {sha256(data)[:12]}..."
+            present = "no such file" if data is None else f"one with {sha256(data)[:12]}..."
             raise TargetError(
                 f"{path}: it was edited, and its own text is needed: expected a file with the "
-                f"sha256 {expected[:12]}... of RECORD in the release, found {found}. This is "
+                f"sha256 {expected[:12]}... of RECORD in the release, found {present}. This is "
                 f"another build of {self.package.title} than the package index has; make the diff "
                 "against its source, and use `overlay import`"
             )
@@ -116,8 +116,8 @@ class PristineFiles:
     def _overlooked(self, path: str) -> bytes | None:
         """A file of the release that a RECORD with rows missing does not list: it is not added."""
         entry = None if self.ledger is None else self.ledger.entry(path)
-        made = entry is not None and entry.before is None
-        if made or self._alone or self.tree.read(path) is None:
+        is_added = entry is not None and entry.before is None
+        if is_added or self._alone or self.tree.read(path) is None:
             return None
         try:
             return self.of_release(path)

@@ -78,7 +78,7 @@ def inherited(root: Path, folder: str) -> Form:
     return Form(FILE_MODE, _owner(os.lstat(os.path.join(root, folder))))
 
 
-def create(root: Path, path: str, data: bytes, wanted: Form) -> None:
+def create(root: Path, path: str, data: bytes, form_of_file: Form) -> None:
     """Write a new file and sync it.
 
     The mode and the owner are set before the bytes are written: a file with the right hash is
@@ -93,9 +93,9 @@ def create(root: Path, path: str, data: bytes, wanted: Form) -> None:
             os.unlink(name, dir_fd=folder)
             file = os.open(name, flags, 0o600, dir_fd=folder)
         try:
-            if wanted.owner is not None and wanted.owner != _owner(os.fstat(file)):
-                os.fchown(file, wanted.owner.user, wanted.owner.group)
-            os.fchmod(file, wanted.mode)
+            if form_of_file.owner is not None and form_of_file.owner != _owner(os.fstat(file)):
+                os.fchown(file, form_of_file.owner.user, form_of_file.owner.group)
+            os.fchmod(file, form_of_file.mode)
             rest = memoryview(data)
             while rest:
                 rest = rest[os.write(file, rest) :]

@@ -174,10 +174,10 @@ def copies(root: Path, package: Package = VLLM) -> Callable[[str], bytes]:
                 f"that the overlay changed; {reinstall(package=package)}"
             ) from error
         if data is None or sha256(data) != digest:
-            found = "nothing is there" if data is None else "other bytes are there"
+            content = "nothing is there" if data is None else "other bytes are there"
             raise LedgerError(
                 f"{path}: expected the pristine copy of a file that the overlay changed, but "
-                f"{found}; {reinstall(package=package)}"
+                f"{content}; {reinstall(package=package)}"
             )
         return data
 
@@ -202,10 +202,10 @@ def reinstall(release: str | None = None, package: Package = VLLM, *, state: boo
 
     :param state: whether the overlay's own folder is there, and has to go.
     """
-    wanted = f"{package.distribution}=={release}" if release else package.distribution
+    requirement = f"{package.distribution}=={release}" if release else package.distribution
     rest = f", remove the folder {package.state_folder} beside it," if state else ""
     return (
-        f"reinstall {package.title} (pip install --force-reinstall --no-deps {wanted}, or the "
+        f"reinstall {package.title} (pip install --force-reinstall --no-deps {requirement}, or the "
         f"distribution that you use instead){rest} and apply again"
     )
 
@@ -260,9 +260,9 @@ def decode(data: bytes, where: str, package: Package = VLLM) -> Ledger:
         raise LedgerLost(_lost(problem, package)) from error
 
 
-def _lost(found: str, package: Package) -> str:
+def _lost(problem: str, package: Package) -> str:
     return (
-        f"{found}: expected the overlay's record of what it changed in this {package.title}. "
+        f"{problem}: expected the overlay's record of what it changed in this {package.title}. "
         f"Nothing was changed; {command('revert')} removes what it can prove to be the overlay's; "
         f"otherwise, {reinstall(package=package)}"
     )

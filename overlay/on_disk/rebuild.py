@@ -11,8 +11,8 @@ from dataclasses import replace
 from packaging.version import Version
 
 import overlay
+from overlay._features.model import Feature, Hunk, Patch, Topic, Variant
 from overlay.errors import LedgerError
-from overlay.features.model import Feature, Hunk, Patch, Topic, Variant
 from overlay.on_disk.changes import Rebuilt
 from overlay.on_disk.ledger import Entry, Ledger, reinstall
 from overlay.package import VLLM, Package, Tree

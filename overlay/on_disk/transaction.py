@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from overlay._features.model import Feature
 from overlay.errors import (
     LedgerError,
     OverlayError,
@@ -13,7 +14,6 @@ from overlay.errors import (
     RevertRefused,
     TransactionError,
 )
-from overlay.features.model import Feature
 from overlay.on_disk import files, journal, lock, recovery
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.changes import Rebuilt, Request, to_adopt, to_apply, to_revert

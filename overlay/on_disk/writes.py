@@ -70,18 +70,18 @@ def assemble(
             "was changed; replace the link by a copy"
         )
     ordered = sorted(writes, key=lambda write: (_rank(write, new, package), write.path))
-    made: dict[str, None] = {}
+    missing_folders: dict[str, None] = {}
     for write in ordered:
         if write.after is not None:
-            made |= dict.fromkeys(site.missing_folders(write.path))
-    kept = set(new.folders) if new else set()
-    left = [folder for folder in (old.folders if old else ()) if folder not in kept]
+            missing_folders |= dict.fromkeys(site.missing_folders(write.path))
+    new_folders = set(new.folders) if new else set()
+    left = [folder for folder in (old.folders if old else ()) if folder not in new_folders]
     # Links inside the target are resolved; a folder that leads out of it is not removed.
     dropped = [real for folder in left if (real := site.real_folder(folder))]
     return Intent(
         action=action,
         writes=tuple(ordered),
-        made=tuple(folder for folder in made if folder != package.state_folder),
+        made=tuple(folder for folder in missing_folders if folder != package.state_folder),
         dropped=(
             *reversed(dropped),
             *(() if new and _has_copies(new) else (package.pristine_folder,)),

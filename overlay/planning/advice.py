@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from packaging.version import Version
 
-from overlay.features.model import Feature, Hunk, Patch
+from overlay._features.model import Feature, Hunk, Patch
 from overlay.package import Package
 from overlay.planning.telling import REVIEW
 from overlay.results import Clash, Reason, State

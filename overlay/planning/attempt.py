@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from overlay.features.model import Hunk, Patch
+from overlay._features.model import Hunk, Patch
 from overlay.planning.matching import edits, final_newline_after, match, misplaced, places_of
 from overlay.planning.rescope import rescope
 from overlay.planning.scopes import Scopes, Syntax, UnparsableError
@@ -41,16 +41,16 @@ class Texts:
 
         :raises TextError: if it is not source text.
         """
-        known = self._sources.get(data)
-        if known is None:
+        answer = self._sources.get(data)
+        if answer is None:
             try:
-                known = SourceText.from_bytes(data)
+                answer = SourceText.from_bytes(data)
             except TextError as error:
-                known = error
-            self._sources[data] = known
-        if isinstance(known, TextError):
-            raise known
-        return known
+                answer = error
+            self._sources[data] = answer
+        if isinstance(answer, TextError):
+            raise answer
+        return answer
 
     def keep(self, text: SourceText) -> bytes:
         """The bytes of an edited text, which are not read again where that would give the same."""

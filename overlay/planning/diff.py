@@ -83,14 +83,14 @@ def _groups(before: list[bytes], after: list[bytes]) -> Iterator[list[_Opcode]]:
         yield group
 
 
-def common_ends(one: Sequence[Line], other: Sequence[Line]) -> tuple[int, int]:
+def common_ends(first: Sequence[Line], other: Sequence[Line]) -> tuple[int, int]:
     """How many lines two texts begin with, and end with, in common; no line counts for both."""
-    shorter = min(len(one), len(other))
+    shorter = min(len(first), len(other))
     head = 0
-    while head < shorter and one[head] == other[head]:
+    while head < shorter and first[head] == other[head]:
         head += 1
     tail = 0
-    while tail < shorter - head and one[-1 - tail] == other[-1 - tail]:
+    while tail < shorter - head and first[-1 - tail] == other[-1 - tail]:
         tail += 1
     return head, tail
 

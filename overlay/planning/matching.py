@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 
-from overlay.features.model import MODULE_SCOPE, Hunk
+from overlay._features.model import MODULE_SCOPE, Hunk
 from overlay.planning.scopes import Scopes
 from overlay.planning.telling import (
     MIN_DISTINCTIVE,

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 
+from overlay._features.model import MODULE_SCOPE, Hunk, Patch
 from overlay.errors import TargetError
-from overlay.features.model import MODULE_SCOPE, Hunk, Patch
 from overlay.package import ReadOnce
 from overlay.planning.attempt import Attempt, Texts
 from overlay.planning.matching import innermost_scope

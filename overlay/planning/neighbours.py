@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from overlay.features.model import Hunk
+from overlay._features.model import Hunk
 from overlay.planning.code_lines import key_of, margin_of
 
 #: So many lines of code may have come between a line and its neighbour.
@@ -74,10 +74,10 @@ def flanked(code: Sequence[str], at: int, rows: Rows, size: int | None = None) -
     return any(all(sides) for sides in _sides(code, at, rows, 1, size))
 
 
-def placed(hunk: Hunk, kept: Sequence[tuple[int, str]], loose: Container[int]) -> tuple[Line, ...]:
+def placed(hunk: Hunk, code: Sequence[tuple[int, str]], loose: Container[int]) -> tuple[Line, ...]:
     """The lines of code of a hunk's post-image, with what is known of their places.
 
-    :param kept: index and key of each; :param loose: the numbers of those that the hunk adds beside
+    :param code: index and key of each; :param loose: the numbers of those that the hunk adds beside
         which something may have come.
     """
     cut: set[int] = set()
@@ -86,13 +86,13 @@ def placed(hunk: Hunk, kept: Sequence[tuple[int, str]], loose: Container[int]) -
         if op != "-":
             post.append((op, text))
         elif key_of(text):
-            cut |= {next((at for at, _ in kept if at >= len(post)), -1)}
-    added = [post[at][0] == "+" for at, _ in kept]
+            cut |= {next((at for at, _ in code if at >= len(post)), -1)}
+    added = [post[at][0] == "+" for at, _ in code]
     beside = [False, *added, False]
     # Whether something changes before each line, and behind the last one.
     changes = [
         at in cut or beside[number] or beside[number + 1]
-        for number, at in enumerate([*(at for at, _ in kept), -1])
+        for number, at in enumerate([*(at for at, _ in code), -1])
     ]
     return tuple(
         Line(
@@ -101,7 +101,7 @@ def placed(hunk: Hunk, kept: Sequence[tuple[int, str]], loose: Container[int]) -
             cut=at in cut,
             alone=not added[number] and changes[number] and changes[number + 1],
         )
-        for number, (at, key) in enumerate(kept)
+        for number, (at, key) in enumerate(code)
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from packaging.version import Version
 
-from overlay.features.model import Feature
+from overlay._features.model import Feature
 from overlay.results import ANY_MORE, RUNNER_FILES
 
 
@@ -32,12 +32,12 @@ def obsolete_by(
     """
     title = feature.package.title
     for path in feature.obsolete_without:
-        known = release is not None and any(
+        was_there = release is not None and any(
             variant.patch.path == path and release in variant.releases
             for topic in feature.topics
             for variant in topic.variants
         )
-        if read(path) is not None or (known if record is None else path in record):
+        if read(path) is not None or (was_there if record is None else path in record):
             continue
         runner = next((each for each, file in RUNNER_FILES.items() if file == path), None)
         if runner is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from overlay.features.model import Feature
+from overlay._features.model import Feature
 from overlay.package import ReadOnce, Tree
 from overlay.planning.attempt import Texts
 from overlay.planning.scopes import Syntax, UnparsableError

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from packaging.version import Version
 
-from overlay.features.model import AddedFile, Feature, Hunk, Patch, Topic, Variant
+from overlay._features.model import AddedFile, Feature, Hunk, Patch, Topic, Variant
 from overlay.package import ReleaseRange, Tree, hiding
 from overlay.planning import advice
 from overlay.planning.attempt import Attempt, attempt
@@ -176,10 +176,10 @@ class _Planner:
         theirs = sum(hunk.state is State.UPSTREAMED for hunk in hunks)
         if not 0 < theirs < len(hunks):
             return
-        told = f"upstream took {theirs} of {len(hunks)} hunks"
-        draft.notes.append(told)
+        share = f"upstream took {theirs} of {len(hunks)} hunks"
+        draft.notes.append(share)
         next_step = advice.for_part(draft.feature, self.release)
-        reason = Reason(f"the release has a part of the change: {told}", next_step)
+        reason = Reason(f"the release has a part of the change: {share}", next_step)
         draft.files = [
             file._replace(reason=reason)
             if file.state is State.PARTIAL and file.reason is None

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from packaging.version import Version
 
-from overlay.features.model import Feature
+from overlay._features.model import Feature
 from overlay.package import Tree
 from overlay.planning.upstream import ScopeLines
 from overlay.results import Notice

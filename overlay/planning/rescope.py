@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from overlay.features.model import MODULE_SCOPE
+from overlay._features.model import MODULE_SCOPE
 from overlay.planning.scopes import Scopes, UnparsableError, find
 from overlay.planning.text import Edit
 

@@ -48,10 +48,10 @@ class Memo(Syntax):
         if data in self._scopes:
             return super().scopes(data, lines, derive)
         name = f"{self._key(data)}.scopes"
-        known = _decoded(self._recall(name), len(lines))
-        if known is not None:
-            self._scopes[data] = known
-            return known
+        recalled = _decoded(self._recall(name), len(lines))
+        if recalled is not None:
+            self._scopes[data] = recalled
+            return recalled
         scopes = super().scopes(data, lines, derive)
         self._remember(name, _encoded(scopes, len(lines)))
         return scopes

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from overlay.features.model import MODULE_SCOPE
+from overlay._features.model import MODULE_SCOPE
 
 #: Qualified name to the places of that name, each a range of 0-based line numbers.
 Scopes = Mapping[str, Sequence[range]]
@@ -74,18 +74,18 @@ class Syntax:
         :param derive: gives what ``find`` would, faster, or ``None`` where it cannot.
         :raises UnparsableError: if it is not Python.
         """
-        known = self._scopes.get(data)
-        if known is None:
+        answer = self._scopes.get(data)
+        if answer is None:
             try:
-                known = derive() if derive is not None else None
-                if known is None:
-                    known = find(lines)
+                answer = derive() if derive is not None else None
+                if answer is None:
+                    answer = find(lines)
             except UnparsableError as error:
-                known = error
-            self._scopes[data] = known
-        if isinstance(known, UnparsableError):
-            raise known
-        return known
+                answer = error
+            self._scopes[data] = answer
+        if isinstance(answer, UnparsableError):
+            raise answer
+        return answer
 
     def compile_error(self, data: bytes, path: str) -> str | None:
         """Why the bytes do not compile, or ``None``; nothing of them is run."""
@@ -129,8 +129,8 @@ def _no_collection() -> Iterator[None]:
 def describe(error: BaseException) -> str:
     """A compiler's error in one line, with the line of the source where it has one."""
     if isinstance(error, SyntaxError) and error.lineno is not None:
-        shown = f" ({error.text.strip()})" if error.text and error.text.strip() else ""
-        return f"line {error.lineno}: {error.msg}{shown}"
+        quote = f" ({error.text.strip()})" if error.text and error.text.strip() else ""
+        return f"line {error.lineno}: {error.msg}{quote}"
     return str(error) or type(error).__name__
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from overlay.features.model import Hunk
+from overlay._features.model import Hunk
 from overlay.planning.code_lines import code_lines, key_of, margin_of, written_of
 from overlay.planning.neighbours import (
     Line,
@@ -147,35 +147,35 @@ def _tells(key: str, text: str) -> bool:
     return len(key) >= MIN_DISTINCTIVE and any(word not in _COMMON for word in _WORD.findall(text))
 
 
-def new_lines(hunk: Hunk, known: Iterable[str] = ()) -> tuple[str, ...]:
+def new_lines(hunk: Hunk, dull_lines: Iterable[str] = ()) -> tuple[str, ...]:
     """The lines of code, without indentation, that tell whether a text has a hunk.
 
     They are those that it adds, but short ones, those of its own pre-image, and ``base_has``.
 
-    :param known: further lines that tell nothing, such as those of its scope in its base.
+    :param dull_lines: further lines that tell nothing, such as those of its scope in its base.
     """
     traces = _traces(hunk)
-    dull = {key_of(line) for line in known}
-    found = {
+    dull = {key_of(line) for line in dull_lines}
+    texts = {
         traces.code[at]: traces.texts[at]
         for at in reversed(traces.added)
         if at in traces.telling and traces.code[at] not in dull
     }
-    return tuple(reversed(found.values()))
+    return tuple(reversed(texts.values()))
 
 
-def share_of(wanted: Sequence[str], lines: Iterable[str]) -> float:
-    """Share of ``wanted`` that is among ``lines``, white space aside: 0 to 1; 0 of nothing."""
+def share_of(expected: Sequence[str], lines: Iterable[str]) -> float:
+    """Share of ``expected`` that is among ``lines``, white space aside: 0 to 1; 0 of nothing."""
     there = {key_of(line) for line in lines}
-    keys = [key_of(line) for line in wanted]
+    keys = [key_of(line) for line in expected]
     return sum(key in there for key in keys) / len(keys) if keys else 0.0
 
 
-def missing_of(wanted: Sequence[str], lines: Iterable[str]) -> list[str]:
-    """Those of ``wanted`` that are code and not among ``lines``, each as often as it is missing."""
+def missing_of(expected: Sequence[str], lines: Iterable[str]) -> list[str]:
+    """The code of ``expected`` that is not among ``lines``, each as often as it is missing."""
     there = Counter(key_of(line) for line in lines)
     missing = []
-    for line in wanted:
+    for line in expected:
         key = key_of(line)
         if key and not there[key]:
             missing.append(line.strip())
@@ -255,10 +255,10 @@ def present(hunk: Hunk, places: Iterable[Place], others: Sequence[Hunk] = ()) ->
         left = [_left(traces, _near(place)) for place in places]
         unseen = next((line.text for line in traces.removed), "") if not left else ""
         return Present(left=next(filter(None, left), unseen))
-    wanted = _wanted(hunk, others)
-    found = [_in_place(traces, place, wanted) for place in places]
+    numbers = _wanted(hunk, others)
+    answers = [_in_place(traces, place, numbers) for place in places]
     none = Present(wanted=len(traces.added), missing=tuple(traces.texts[at] for at in traces.added))
-    return max(found, key=lambda each: (each.whole, each.share, -len(each.missing)), default=none)
+    return max(answers, key=lambda each: (each.whole, each.share, -len(each.missing)), default=none)
 
 
 def stands_together(hunk: Hunk, places: Iterable[Sequence[str]]) -> bool:
@@ -297,27 +297,27 @@ def partly(hunk: Hunk, there: Present) -> Reason:
 
 def named(lines: Sequence[str]) -> str:
     """The first of some lines of code, in quotes and cut."""
-    shown = [line if len(line) <= _LETTERS else f"{line[: _LETTERS - 3]}..." for line in lines]
+    cut = [line if len(line) <= _LETTERS else f"{line[: _LETTERS - 3]}..." for line in lines]
     more = f" and {len(lines) - _NAMED} more" if len(lines) > _NAMED else ""
-    return ", ".join(map(repr, shown[:_NAMED])) + more
+    return ", ".join(map(repr, cut[:_NAMED])) + more
 
 
 def _wanted(hunk: Hunk, others: Sequence[Hunk]) -> Counter[str]:
     """How often each telling line of a hunk has to stand in its scope."""
     beside = [other for other in others if other.scope == hunk.scope] or [hunk]
-    wanted: Counter[str] = Counter()
+    numbers: Counter[str] = Counter()
     for other in beside:
         traces = _traces(other)
-        wanted.update(traces.code[at] for at in traces.telling)
-    return wanted
+        numbers.update(traces.code[at] for at in traces.telling)
+    return numbers
 
 
-def _in_place(traces: _Traces, place: Place, wanted: Counter[str]) -> Present:
+def _in_place(traces: _Traces, place: Place, numbers: Counter[str]) -> Present:
     if traces.tells.isdisjoint(place.there):
         texts = tuple(traces.texts[at] for at in traces.added)
         return Present(wanted=len(texts), missing=texts)
     counts = place.counts
-    lacking = {key: number - counts[key] for key, number in wanted.items()}
+    lacking = {key: number - counts[key] for key, number in numbers.items()}
     missing: list[int] = []
     there = 0
     rows = _near(place)

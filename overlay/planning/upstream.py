@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from packaging.version import Version
 
-from overlay.features.model import MODULE_SCOPE, AddedFile, Feature, Hunk, UpstreamTest, Variant
+from overlay._features.model import MODULE_SCOPE, AddedFile, Feature, Hunk, UpstreamTest, Variant
 from overlay.package import hiding
 from overlay.planning.code_lines import code_lines, margin_of
 from overlay.planning.telling import (
@@ -59,17 +59,17 @@ def evidence(feature: Feature, release: Version | None, scope_lines: ScopeLines)
     missing = [test for test in texts if not _contains(test, scope_lines)]
     if missing:
         return Evidence(False, "; ".join(map(_named, missing)))
-    wanted, lacking = _counted(lined, scope_lines)
-    counted = f"{wanted - len(lacking)} of the {wanted} lines of the change are in their scopes"
+    total, lacking = _counted(lined, scope_lines)
+    counted = f"{total - len(lacking)} of the {total} lines of the change are in their scopes"
     if lacking:
-        much = wanted - len(lacking) >= wanted * min(test.share for test in lined)
+        much = total - len(lacking) >= total * min(test.share for test in lined)
         return Evidence(False, f"{counted}; missing: {named(lacking)}", much)
     if any(test.share < 1 for test in lined) and not _nothing_denies(feature, release, scope_lines):
         return Evidence(False, f"{counted}, but not all of the change", True)
-    said = [f"{_named(test)}" for test in texts]
+    facts = [f"{_named(test)}" for test in texts]
     if lined:
-        said.append(counted)
-    return Evidence(bool(said), "; ".join(said))
+        facts.append(counted)
+    return Evidence(bool(facts), "; ".join(facts))
 
 
 def _nothing_denies(feature: Feature, release: Version | None, scope_lines: ScopeLines) -> bool:
@@ -163,14 +163,14 @@ def has_module(added: AddedFile, places: Sequence[Sequence[str]]) -> Evidence:
     if not places:
         return Evidence(False, "")
     own = added.content.decode("utf-8", "replace").splitlines()
-    wanted = [own[at] for at, _ in code_lines(own)]
-    lacking = missing_of(wanted, places[0])
-    number = f"{len(wanted) - len(lacking)} of the {len(wanted)} lines of code of the module"
+    code = [own[at] for at, _ in code_lines(own)]
+    lacking = missing_of(code, places[0])
+    number = f"{len(code) - len(lacking)} of the {len(code)} lines of code of the module"
     if lacking:
-        much = len(wanted) - len(lacking) >= SHARE * len(wanted)
+        much = len(code) - len(lacking) >= SHARE * len(code)
         text = f"{number} are in the release's file of that name; missing: {named(lacking)}"
         return Evidence(False, text, much)
-    if not wanted or not _as_written(own, places[0]):
+    if not code or not _as_written(own, places[0]):
         return Evidence(
             False, "the release's file of that name has other code, order or indentation"
         )
@@ -189,15 +189,15 @@ def _contains(test: UpstreamTest, scope_lines: ScopeLines) -> bool:
 
 def _counted(tests: Sequence[UpstreamTest], scope_lines: ScopeLines) -> tuple[int, list[str]]:
     """How many lines of code the tests have, and which of them are not in their scopes."""
-    wanted = 0
+    total = 0
     lacking: list[str] = []
     for test in tests:
         own = [test.lines[at] for at, _ in code_lines(test.lines)]
-        wanted += len(own)
+        total += len(own)
         left = [missing_of(own, lines) for lines in scope_lines(test.path, test.scope)]
         fewest: list[str] = min([own, *left], key=len)
         lacking += fewest
-    return wanted, lacking
+    return total, lacking
 
 
 def _named(test: UpstreamTest) -> str:

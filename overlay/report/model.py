@@ -15,7 +15,7 @@ from overlay.results import FeatureResult, Notice, Reason, State, worst
 from overlay.results.invocation import NOTHING_NAMED, Command, Invocation
 
 if TYPE_CHECKING:
-    from overlay.features.model_runners import RunnerNote
+    from overlay._features.model_runners import RunnerNote
 
 
 class Obstacle(NamedTuple):

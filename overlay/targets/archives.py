@@ -83,8 +83,8 @@ def _wheel(wheel: Wheel, path: Path, name: str, package: Package) -> Target:
             raise ArchiveError(unreadable(path, error)) from error
 
     version, record = wheel.metadata()
-    listed = Record(record, package) if record else None
-    return Target.of(version, name, package, read, record=listed)
+    rows = Record(record, package) if record else None
+    return Target.of(version, name, package, read, record=rows)
 
 
 def _check_member(archive: str, member: str) -> None:

@@ -65,12 +65,12 @@ class OfferedRelease:
 class Listing:
     """Everything on offer, in the order of the indexes, and what went wrong on the way.
 
-    :ivar asked: the pages that were asked, without passwords.
+    :ivar pages: those that were asked, without passwords.
     :ivar problems: why some of them gave nothing, other than having no such project.
     """
 
     candidates: tuple[Candidate, ...]
-    asked: tuple[str, ...]
+    pages: tuple[str, ...]
     problems: tuple[str, ...]
 
     def versions(self) -> list[Version]:
@@ -112,17 +112,17 @@ def listing(session: Session, package: Package) -> Listing:
     """
     project = package.distribution
     pages = [f"{url.rstrip('/')}/{project}/" for url in session.config.indexes]
-    asked = [*pages, *session.config.find_links]
+    pages += session.config.find_links
     candidates: list[Candidate] = []
     problems: list[str] = []
-    for url in asked:
+    for url in pages:
         try:
             candidates += _ask(session, url, project)
         except NotFoundError:
             continue
         except PackageIndexError as error:
             problems.append(str(error))
-    places = tuple(without_secrets(url) for url in asked)
+    places = tuple(without_secrets(url) for url in pages)
     if not candidates:
         sentences = (text if text.endswith(".") else f"{text}." for text in problems)
         # What could not be reached says itself what to do about it.
@@ -149,7 +149,7 @@ def unknown_release(release: Release, offers: Listing) -> PackageIndexError:
     problems = "".join(f" {problem}" for problem in offers.problems)
     return PackageIndexError(
         f"{release}: expected an sdist or a wheel of it on "
-        f"{_places(offers.asked)}; there is none. Releases near it: {near}.{problems}"
+        f"{_places(offers.pages)}; there is none. Releases near it: {near}.{problems}"
     )
 
 
@@ -182,8 +182,8 @@ def _matches(offer: Version, release: Version) -> bool:
     return Version(offer.public) == Version(release.public)  # 0.26 is 0.26.0
 
 
-def _places(asked: Iterable[str]) -> str:
-    return ", ".join(asked) or "a package index (none is configured: pip's no-index is set)"
+def _places(pages: Iterable[str]) -> str:
+    return ", ".join(pages) or "a package index (none is configured: pip's no-index is set)"
 
 
 def _ask(session: Session, url: str, project: str) -> list[Candidate]:

@@ -77,28 +77,22 @@ def target_at(
     infos = _infos(beside)
     owner = _only_owner(beside, infos, package)
     if owner is None:
-        version = _source_version(root, package) or _editable_version(root, path, package)
-        return Target.of(
-            version or stated,
-            name,
-            package,
-            file_reader(root, package),
-            root=root,
-            warnings=warnings,
-            lister=lambda: modules_below(root, package),
-        )
-    keeps_rows = beside == root and _keeps_rows(owner, package)
+        version = _source_version(root, package) or _editable_version(root, path, package) or stated
+    else:
+        version = owner.version
+    keeps_rows = owner is not None and beside == root and _keeps_rows(owner, package)
     target = Target.of(
-        owner.version,
+        version,
         name,
         package,
         file_reader(root, package),
         root=root,
-        record=Record(owner.record, package),
-        record_file=owner.info / "RECORD" if keeps_rows else None,
+        record=Record(owner.record, package) if owner else None,
+        record_file=owner.info / "RECORD" if owner and keeps_rows else None,
         warnings=warnings,
+        lister=None if owner else lambda: modules_below(root, package),
     )
-    doubts = _doubts(root, beside, infos, owner, package)
+    doubts = _doubts(root, beside, infos, owner, package) if owner else ()
     return replace(target, warnings=(*target.warnings, *doubts))
 
 
@@ -113,8 +107,8 @@ def modules_below(root: Path, package: Package) -> list[str]:
     while pending:
         folder = pending.pop(0)
         try:
-            with os.scandir(root / folder) as listed:
-                entries = sorted(islice(listed, left), key=lambda entry: entry.name)
+            with os.scandir(root / folder) as scan:
+                entries = sorted(islice(scan, left), key=lambda entry: entry.name)
         except OSError:
             continue
         left -= len(entries)
@@ -201,15 +195,15 @@ def _expect(folder: Path, name: str, package: Package) -> None:
             return
     except OSError as error:
         raise TargetError(unreadable(folder, error)) from error
-    found = "found none"
+    content = "found none"
     if (folder / package.name).is_dir():
-        found = (
+        content = (
             f"found a folder {package.name}/ without __init__.py, as an uninstalled "
             f"{package.title} leaves behind"
         )
     raise Absent(
         f"{name}: expected a folder that holds {package.initial} (site-packages, a checkout or an "
-        f"unpacked sdist), {found}.{_suggestion(folder, package)}"
+        f"unpacked sdist), {content}.{_suggestion(folder, package)}"
     )
 
 

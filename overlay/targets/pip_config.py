@@ -7,6 +7,7 @@ built-in default index.  That takes half a second and happens only when somethin
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 import re
 import shutil
@@ -94,8 +95,8 @@ def _main_index(
 
 
 def _uv_extra(environ: Mapping[str, str]) -> list[str]:
-    named = [_unnamed(word) for word in _words(environ.get("UV_INDEX"))]
-    return [*named, *_words(environ.get("UV_EXTRA_INDEX_URL"))]
+    urls = [_unnamed(word) for word in _words(environ.get("UV_INDEX"))]
+    return [*urls, *_words(environ.get("UV_EXTRA_INDEX_URL"))]
 
 
 def _unnamed(index: str) -> str:
@@ -105,8 +106,6 @@ def _unnamed(index: str) -> str:
 
 def _pip() -> list[str] | None:
     """The command that runs a pip: this Python's, the one it bundles, or the one on PATH."""
-    import importlib.util
-
     try:
         own = importlib.util.find_spec("pip")
     except ValueError:  # something put a module named pip there that was never found by an import
@@ -124,7 +123,7 @@ def _pip() -> list[str] | None:
 def _run(command: list[str], environ: Mapping[str, str]) -> str:
     env = {**environ, "COLUMNS": "1000", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "NO_COLOR": "1"}
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             env=env,
             stdin=subprocess.DEVNULL,
@@ -134,16 +133,16 @@ def _run(command: list[str], environ: Mapping[str, str]) -> str:
             check=True,
         )
     except subprocess.CalledProcessError as error:
-        said = without_secrets((error.stderr or "").strip()) or f"exit status {error.returncode}"
+        why = without_secrets((error.stderr or "").strip()) or f"exit status {error.returncode}"
         raise PackageIndexError(
             f"expected {' '.join(command)} to tell which package index is configured, it failed: "
-            f"{said}. Repair pip's configuration"
+            f"{why}. Repair pip's configuration"
         ) from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise PackageIndexError(
             f"expected {' '.join(command)} to tell which package index is configured: {error}"
         ) from error
-    return done.stdout
+    return process.stdout
 
 
 def _pip_settings(pip: list[str], environ: Mapping[str, str]) -> dict[str, dict[str, str]]:

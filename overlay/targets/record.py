@@ -75,11 +75,11 @@ class Record(Mapping[str, str]):
     @property
     def without_hash(self) -> frozenset[str]:
         """The files that are listed, and of which nothing can be compared; without bytecode."""
-        known = self._codes
+        codes = self._codes
         return frozenset(
             path
             for path in self._listed
-            if not path.endswith(".pyc") and _hex(known.get(path, "")) is None
+            if not path.endswith(".pyc") and _hex(codes.get(path, "")) is None
         )
 
     def __getitem__(self, path: str) -> str:
@@ -224,12 +224,12 @@ def without_rows(
         for candidate in (base, base.removesuffix(b"\n"), base.removesuffix(b"\r\n")):
             if sha256(candidate) == before:
                 return candidate
-    kept = [
+    lines = [
         line
         for line in record.decode("utf-8", "surrogateescape").splitlines(keepends=True)
         if not any(row.path in ours for row in _rows(line.encode("utf-8", "surrogateescape")))
     ]
-    return "".join(kept).encode("utf-8", "surrogateescape")
+    return "".join(lines).encode("utf-8", "surrogateescape")
 
 
 def _block(record: bytes, package: Package) -> int | None:

@@ -100,18 +100,20 @@ def _resolve_path(target: str, package: Package) -> Target:
     """The target that a path names; errors as of ``resolve``."""
     path = Path(os.path.expanduser(target))
     try:
-        is_folder = stat.S_ISDIR(os.stat(path).st_mode)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise TargetError(_not_there(target, package)) from error
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        mode = None
     except (OSError, ValueError) as error:
         raise TargetError(f"{target!r}: expected a path that can be looked at: {error}") from error
     if is_environment(path, (package,)):
         return resolve_environment(path, target, package)
-    if is_folder:
+    if mode is not None and stat.S_ISDIR(mode):
         return resolve_folder(path, target, package)
-    from overlay.targets.archives import resolve_archive  # imports zipfile and tarfile
+    if mode is not None:
+        from overlay.targets.archives import resolve_archive  # imports zipfile and tarfile
 
-    return resolve_archive(path, target, package)
+        return resolve_archive(path, target, package)
+    raise TargetError(_not_there(target, package))
 
 
 def resolve_each(
@@ -216,14 +218,14 @@ def _fetched(release: Release, name: str, progress: Progress | None) -> Target:
 def _not_there(target: str, package: Package) -> str:
     """What to name in the place of a TARGET that is neither a release nor a file."""
     folder = distribution_name(target).replace("-", "_")
-    named = None if "/" in target else known_package([folder])
-    if named is None:
+    owner = None if "/" in target else known_package([folder])
+    if owner is None:
         return (
             f"{target!r}: expected {targets_of(package)}; there is no such file or folder, and it "
             "is not a release number"
         )
-    release = spelt(named.releases[-1], named)
-    every = "all" if named.name == VLLM.name else f"{named.distribution}==all"
+    release = spelt(owner.releases[-1], owner)
+    every = "all" if owner.name == VLLM.name else f"{owner.distribution}==all"
     return (
         f"{target!r}: expected a TARGET, found the name of a package; omit it to mean the "
         f"installed one, or name a release ({release}); `overlay check --releases {every}` checks "
@@ -232,9 +234,9 @@ def _not_there(target: str, package: Package) -> str:
 
 
 def _without_features(target: str, packages: Sequence[Package]) -> str:
-    known = ", ".join(package.distribution for package in packages)
+    names = ", ".join(package.distribution for package in packages)
     return (
-        f"{target}: expected a release of a package that features patch ({known}); name the folder "
+        f"{target}: expected a release of a package that features patch ({names}); name the folder "
         "of patches for another package with --patches DIR"
     )
 
@@ -254,15 +256,13 @@ def releases(text: str, *, pre: bool = False, package: Package = VLLM) -> tuple[
     :raises UsageError: if it is none of these, or a range that holds no release.
     :raises PackageIndexError: if the index has to be asked and does not answer.
     """
-    chosen: dict[Package, set[Version]] = {}
+    versions: dict[Package, set[Version]] = {}
     for part in text.split(","):
-        meant, rest = _meant(part.strip(), text, package)
-        parts = _new(pre, meant) if rest == "new" else _part(rest, text, meant)
-        chosen.setdefault(meant, set()).update(parts)
+        owner, rest = _owner(part.strip(), text, package)
+        parts = _new(owner, pre) if rest == "new" else _part(rest, text, owner)
+        versions.setdefault(owner, set()).update(parts)
     return tuple(
-        spelt(str(version), meant)
-        for meant, versions in chosen.items()
-        for version in sorted(versions)
+        spelt(str(version), owner) for owner in versions for version in sorted(versions[owner])
     )
 
 
@@ -272,51 +272,53 @@ def packages_meant(text: str, package: Package) -> tuple[Package, ...]:
     :param package: the one that is meant where a part does not say it.
     :raises UsageError: if a name cannot be a package's.
     """
-    return tuple(dict.fromkeys(_meant(part.strip(), text, package)[0] for part in text.split(",")))
+    return tuple(dict.fromkeys(_owner(part.strip(), text, package)[0] for part in text.split(",")))
 
 
-def _meant(part: str, text: str, package: Package) -> tuple[Package, str]:
+def _owner(part: str, text: str, package: Package) -> tuple[Package, str]:
     """The package that a part of ``--releases`` is about, and the rest of it."""
     match = _NAMED.fullmatch(part)
     if match is None:
         return package, part
-    named = package_of_distribution(match["name"])
-    if named is None:
+    owner = package_of_distribution(match["name"])
+    if owner is None:
         raise UsageError(f"--releases {text}: {match['name']!r} cannot be a package of Python")
-    return named, match["rest"]
+    return owner, match["rest"]
 
 
-def _new(pre: bool, package: Package) -> Iterable[Version]:
-    """The releases on the index that are not known, without yanked ones."""
+def _on_index(package: Package, pre: bool) -> list[Version]:
+    """The releases on the index, without yanked ones."""
     from overlay.targets.fetch import offered_releases  # imports the network
 
-    known = [Version(release) for release in package.releases]
+    return [offer.version for offer in offered_releases(package, pre=pre) if not offer.yanked]
+
+
+def _new(package: Package, pre: bool) -> Iterable[Version]:
+    """The releases on the index that the overlay does not know, without older ones."""
+    made_for = [Version(release) for release in package.releases]
     return [
-        entry.version
-        for entry in offered_releases(package, pre=pre)
-        if not entry.yanked
-        and (not known or entry.version > known[0])
-        and entry.version not in known
+        version
+        for version in _on_index(package, pre)
+        if not made_for or (version > made_for[0] and version not in made_for)
     ]
 
 
 def _part(part: str, text: str, package: Package) -> Iterable[Version]:
-    known = [Version(release) for release in package.releases]
     if part == "all":
-        if not known:
+        if not package.releases:
             raise UsageError(
                 f"--releases {text}: the shipped features are made for no release of "
                 f"{package.title}; name a range, such as {package.distribution}==1.0..2.0"
             )
-        return known
+        return map(Version, package.releases)
     if ".." in part:
         try:
             span = ReleaseRange.parse(part, package)
         except ValueError as error:
             raise UsageError(f"--releases {text}: {error}{_whose(part, package)}") from error
         return _inside(span, text, package)
-    if (single := parse_version(part)) is not None:
-        return [single]
+    if (version := parse_version(part)) is not None:
+        return [version]
     raise UsageError(
         f"--releases {text}: expected 'all', 'new', a closed range such as 0.20.0..0.33.0, or a "
         f"release such as 0.26.0; found {part!r}"
@@ -329,19 +331,16 @@ def _inside(span: ReleaseRange, text: str, package: Package) -> Sequence[Version
     :raises UsageError: if one of the ends is no release, so that nobody could look at it.
     """
     candidates = [Version(release) for release in package.releases]
-    asked = not candidates or span.first < candidates[0] or span.last > candidates[-1]
-    if asked:
-        from overlay.targets.fetch import offered_releases  # imports the network
-
-        offered = offered_releases(package)
-        candidates = sorted({*candidates, *(each.version for each in offered if not each.yanked)})
+    beyond = not candidates or span.first < candidates[0] or span.last > candidates[-1]
+    if beyond:
+        candidates = sorted({*candidates, *_on_index(package, pre=False)})
     ends = dict.fromkeys((span.first, span.last))
     if missing := [str(end) for end in ends if end not in candidates]:
         newest = f"; the newest there is {candidates[-1]}" if candidates else ""
         raise UsageError(
             f"--releases {text}: expected a range that begins and ends at releases of "
             f"{package.title}, found {' and '.join(missing)}, which the overlay does not know"
-            f"{', and the package index does not offer or has yanked' if asked else ''}{newest}"
+            f"{', and the package index does not offer or has yanked' if beyond else ''}{newest}"
         )
     return [version for version in candidates if span.first <= version <= span.last]
 

@@ -21,21 +21,13 @@ class Absent(TargetError):
     """A package that is not in a Python, a folder or an archive at all."""
 
 
-#: What a TARGET may be, for messages.
-TARGETS = (
-    "a virtual environment, a folder that holds vllm/, a wheel, an sdist, or a release such as "
-    "0.26.0"
-)
-
-
 def targets_of(package: Package) -> str:
     """What a TARGET of a package may be, for messages."""
-    if package == VLLM:
-        return TARGETS
-    release = package.releases[-1] if package.releases else "1.0"
+    newest = package.releases[-1] if package.releases else "1.0"
+    release = "0.26.0" if package == VLLM else f"{package.distribution}=={newest}"
     return (
         f"a virtual environment, a folder that holds {package.name}/, a wheel, an sdist, or a "
-        f"release such as {package.distribution}=={release}"
+        f"release such as {release}"
     )
 
 

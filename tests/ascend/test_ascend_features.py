@@ -6,9 +6,9 @@ import functools
 
 import pytest
 
-from overlay.features.folder import holes, load
-from overlay.features.model import Feature
-from overlay.features.sources import shipped_folder
+from overlay._features.folder import holes, load
+from overlay._features.model import Feature
+from overlay._features.sources import shipped_folder
 from overlay.package import package_named
 from overlay.planning.planner import plan
 from overlay.planning.scopes import Syntax

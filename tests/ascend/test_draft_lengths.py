@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from overlay.features.sources import shipped_folder
+from overlay._features.sources import shipped_folder
 
 FILE = "ascend-draft-lengths/files/vllm_ascend/spec_decode/draft_lengths.py"
 LONGEST = 40

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from overlay._features.model import MODULE_SCOPE, Hunk
 from overlay.authoring.carry import carry
 from overlay.authoring.composing import NotComposable, compose
-from overlay.features.model import MODULE_SCOPE, Hunk
 from overlay.planning.matching import edits, final_newline_after, match
 from overlay.planning.scopes import UnparsableError, find
 from overlay.planning.text import SourceText

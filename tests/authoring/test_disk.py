@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from overlay._features import folder as features
+from overlay._features.sources import SWITCH, entries, feature_documents, fingerprint
+from overlay._features.switches import declarations
 from overlay.authoring import disk, lock
 from overlay.authoring.disk import NewFolder, finish_switch, replace_features
 from overlay.errors import OverlayError, UsageError
-from overlay.features import folder as features
-from overlay.features.sources import SWITCH, entries, feature_documents, fingerprint
-from overlay.features.switches import declarations
 from tests.support.faults import Dead, FaultyOs, dying, failing, faulty, in_child, killing
 from tests.support.patches import hunk, patch_text, write_feature
 

@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
 
+from overlay._features.documents import parse_toml
+from overlay._features.model import Feature
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.editing import CommittedFolder, Edited, commit
 from overlay.authoring.layout import lay_out
 from overlay.authoring.writing import DerivedTest, check_files, render_patch, with_tests
 from overlay.errors import PatchFormatErrors, UsageError
-from overlay.features.documents import parse_toml
-from overlay.features.model import Feature
 from overlay.package import ReleaseRange
 from overlay.planning.planner import plan
 from overlay.planning.scopes import UnparsableError

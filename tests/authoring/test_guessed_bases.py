@@ -8,13 +8,13 @@ from collections.abc import Mapping
 import pytest
 from packaging.version import Version
 
+from overlay._features.model import Feature
 from overlay.authoring.building import Prepared
 from overlay.authoring.importing import prepare
 from overlay.authoring.incoming import read_changes
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.porting import Porter
 from overlay.authoring.writing import check_folder
-from overlay.features.model import Feature
 from overlay.planning.planner import plan
 from overlay.results import Outcome, State
 from tests.support.patches import MemoryTree

@@ -9,8 +9,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from packaging.version import Version
 
+from overlay._features.folder import load
 from overlay.authoring.writing import write_folder
-from overlay.features.folder import load
 from overlay.planning.planner import plan
 from overlay.results import State
 from tests.authoring.test_import_laws import (

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
+from overlay._features.folder import load
 from overlay.authoring.importing import Prepared, prepare
 from overlay.authoring.incoming import read_changes
 from overlay.authoring.locating import ReleaseTexts, blob_id
 from overlay.authoring.writing import write_folder
 from overlay.errors import UsageError
-from overlay.features.folder import load
 from overlay.planning.planner import plan
 from overlay.results import Outcome, State
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from overlay._features.sources import SWITCH, entries
 from overlay.authoring import disk, lock
 from overlay.authoring.disk import NewFolder, replace_features
 from overlay.errors import OverlayError, UsageError
-from overlay.features.sources import SWITCH, entries
 from tests.support.faults import end_of_child, start_child
 
 #: What a file system without such locks answers.

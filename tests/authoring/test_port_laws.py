@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
 
+from overlay._features.feature_folder import essence
+from overlay._features.model import Feature, UpstreamTest, Variant
 from overlay.authoring.building import derived_tests
 from overlay.authoring.carry import _merged, carry
 from overlay.authoring.composing import NotComposable, compose
@@ -20,8 +22,6 @@ from overlay.authoring.porting import Porter
 from overlay.authoring.scoped import ScopedText
 from overlay.authoring.variants import base_has, remembered, with_ports
 from overlay.authoring.writing import check_files, render_patch
-from overlay.features.feature_folder import essence
-from overlay.features.model import Feature, UpstreamTest, Variant
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.planner import plan
 from overlay.planning.scopes import Syntax

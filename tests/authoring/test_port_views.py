@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from overlay._features.model import MODULE_SCOPE, Hunk
 from overlay.authoring.composing import compose
 from overlay.authoring.port_views import merge_view, upstream_view
 from overlay.authoring.ports import TopicPort
 from overlay.authoring.writing import check_files, render_patch
-from overlay.features.model import MODULE_SCOPE, Hunk
 from tests.support.port_world import HEADERS, PATH
 
 BASE = b"""\

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
+from overlay._features.folder import load
+from overlay._features.model import Feature, Way
 from overlay.authoring.composing import compose
 from overlay.authoring.ports import FeaturePort
 from overlay.authoring.variants import with_merged, with_ports, with_releases
 from overlay.authoring.writing import check_files, render_patch
 from overlay.errors import UsageError
-from overlay.features.folder import load
-from overlay.features.model import Feature, Way
 from overlay.planning.planner import plan
 from overlay.results import Outcome, State
 from tests.planning.test_upstream import MINE, THREE, TOOK_TWO

@@ -11,10 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
 
+from overlay._features.folder import load
+from overlay._features.model import Feature
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.pruning import Proposal, Prune, Pruner, Served
-from overlay.features.folder import load
-from overlay.features.model import Feature
 from overlay.planning.planner import plan
 from overlay.results import Change, State
 from tests.support import port_world

@@ -13,10 +13,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from packaging.version import Version
 
+from overlay._features.folder import load
 from overlay.authoring import disk
 from overlay.authoring.writing import FeatureFolder, check_folder, write_folder
 from overlay.errors import OverlayError
-from overlay.features.folder import load
 from overlay.planning.planner import plan
 from tests.authoring.test_composing import changes
 from tests.authoring.test_import_laws import PATH, RELEASE, SLOW, git_diff, imported

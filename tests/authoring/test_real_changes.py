@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from bench.real_changes import RealChange, changes, module_paths, releases
+from overlay._features.model import Hunk
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.merge import merge
 from overlay.authoring.port_views import with_hunks
 from overlay.authoring.porting import Porter
-from overlay.features.model import Hunk
 from overlay.planning.scope_cache import Memo
 from overlay.planning.text import SourceText
 from overlay.results import State

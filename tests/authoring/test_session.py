@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overlay._features.documents import parse_toml
 from overlay.authoring import disk
 from overlay.authoring.session import (
     DOCUMENT,
@@ -25,7 +26,6 @@ from overlay.authoring.session import (
     revise,
 )
 from overlay.errors import UsageError
-from overlay.features.documents import parse_toml
 from tests.support.faults import FaultyOs, faulty, in_child, killing
 
 A, B, NEW = "vllm/a.py", "vllm/v1/b.py", "vllm/new.py"

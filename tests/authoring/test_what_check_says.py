@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.version import Version
 
+from overlay._features.model import Feature
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.porting import Porter
 from overlay.authoring.pruning import Proposal, Prune, Pruner, Served
 from overlay.authoring.writing import check_files
-from overlay.features.model import Feature
 from overlay.planning.planner import plan
 from overlay.results import Outcome, State
 from overlay.untrusted import sha256

@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 from hypothesis import Phase, seed, settings
 
-from overlay.features.folder import load
-from overlay.features.sources import shipped_folder
+from overlay._features.folder import load
+from overlay._features.sources import shipped_folder
 from overlay.planning.planner import plan
 from overlay.planning.scopes import Syntax
 from overlay.targets.resolution import resolve

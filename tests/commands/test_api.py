@@ -37,7 +37,7 @@ def test_each_function_has_an_example_that_runs(
     cli: Cli, site: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Other vLLMs of this user may run on the machine of the tests.
-    monkeypatch.setattr("overlay.processes.live.processes", lambda: ())
+    monkeypatch.setattr("overlay._processes.live.processes", lambda: ())
     function = getattr(api, name)
     (example,) = doctest.DocTestFinder(recurse=False).find(
         function, name, globs={"overlay": overlay, "site": site}
@@ -65,21 +65,10 @@ def test_a_plain_import_brings_in_nothing_of_the_package() -> None:
     assert done.stdout.split() == ["overlay"]
 
 
-@pytest.mark.parametrize("before", ["", "import overlay.features.model, overlay.processes.records"])
-def test_rooms_that_share_a_name_with_a_function_are_both(before: str) -> None:
-    code = (
-        f"{before}\nimport overlay\nprint(len(overlay.features()), overlay.processes() is None)\n"
-    )
-    code += "from overlay.features.model import Feature\nprint(overlay.features.model.Feature)"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=PACKAGE.parent,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[1] == "False"
+def test_the_package_shows_the_signatures_of_its_functions() -> None:
+    for name in FUNCTIONS:
+        assert inspect.signature(getattr(overlay, name)) == inspect.signature(getattr(api, name))
+    assert [*inspect.signature(overlay.features).parameters] == ["patches"]
 
 
 def test_a_refusal_is_an_exception_that_holds_the_report(cli: Cli, site: Path) -> None:

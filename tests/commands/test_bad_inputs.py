@@ -34,7 +34,7 @@ def test_it_ends_as_the_table_says(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     # `doctor` counts the engines of this machine, those of other tests among them.
-    monkeypatch.setattr("overlay.processes.live.processes", lambda: ())
+    monkeypatch.setattr("overlay._processes.live.processes", lambda: ())
     arguments = row.make(World(cli, tmp_path, monkeypatch))
     before = signal.signal(signal.SIGALRM, _hang)
     signal.alarm(HANG)

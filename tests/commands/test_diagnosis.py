@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
+from overlay._features import model_runners as runners
 from overlay.commands import diagnosis
 from overlay.commands.diagnosis import DeviceFacts, PluginFacts
-from overlay.features import model_runners as runners
 from tests.support import fake_vllm
 from tests.support.cli import Cli
 
@@ -119,7 +119,7 @@ def test_doctor_tells_of_another_environment(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
 ) -> None:
     """Where overlay was installed by uv tool or pipx, and so has no vLLM beside it."""
-    monkeypatch.setattr("overlay.processes.live.processes", lambda: ())
+    monkeypatch.setattr("overlay._processes.live.processes", lambda: ())
     place = environment(tmp_path / "venv", plugin=True)
     words = [place] if named == "target" else ["--python", place]
     told = cli("doctor", *words, "--json").json

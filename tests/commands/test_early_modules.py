@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
+from overlay._features.early_modules import early_among, early_modules
+from overlay._features.folder import load
+from overlay._features.sources import shipped_folder
 from overlay.authoring.commands.import_ import ImportReport
 from overlay.authoring.reports.authored import AuthoredFile, AuthoredHunks, NewReport
 from overlay.authoring.triage import FileFate
-from overlay.features.early_modules import early_among, early_modules
-from overlay.features.folder import load
-from overlay.features.sources import shipped_folder
 from overlay.package import KNOWN_RELEASES
 from overlay.report.codes import Code, Verdict
 from overlay.results import Fate

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from overlay._features.sources import entries
 from overlay.cache import PrivateFolder
 from overlay.cli.run import run
-from overlay.features.sources import entries
 from overlay.planning.scope_cache import Memo
 from tests.authoring.test_importing import CHANGE, RELEASES, Tree
 from tests.support import audited, fake_vllm

@@ -194,7 +194,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OVERLAY_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setattr("overlay.processes.live.processes", lambda: ())
+    monkeypatch.setattr("overlay._processes.live.processes", lambda: ())
     monkeypatch.chdir(tmp_path / "work")
     return tmp_path
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from overlay.features.folder import load_all
+from overlay._features.folder import load_all
 from tests.authoring.commands.test_import import SCHEMA
 from tests.support.cli import CAPTURE, PROPOSER, Cli
 from tests.support.patches import write_feature

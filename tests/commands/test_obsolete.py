@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from overlay._features.feature_toml import read_document, read_fields
+from overlay._features.folder import load
 from overlay.authoring.commands.log import ReleaseEntry, table
 from overlay.authoring.commands.matrix import _Column
 from overlay.cli.run import run
-from overlay.features.feature_toml import read_document, read_fields
-from overlay.features.folder import load
 from overlay.planning.scope_cache import Memo
 from overlay.results import RUNNER_FILES, ModelRunner, Outcome, State
 from tests.in_memory.boxes import FEATURE, PRISTINE, Box

@@ -153,7 +153,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         write_feature(
             shipped, {"10-propose/0.20.0..0.33.0.patch": PROPOSE, f"files/{ADDED}": "VALUE = 1\n"}
         )
-        patch.setattr("overlay.features.sources.shipped_folder", lambda: shipped)
+        patch.setattr("overlay._features.sources.shipped_folder", lambda: shipped)
         patch.delenv("OVERLAY_PATCHES", raising=False)
         patch.setenv("OVERLAY_CACHE", str(folder / "cache"))
         yield Lab(folder)

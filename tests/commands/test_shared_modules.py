@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from overlay.features.folder import load
+from overlay._features.folder import load
 from tests.authoring.test_pruning import NAMES, TYPICAL, Tree
 from tests.support import port_world, releases
 from tests.support.cli import ADDED, RUNNER, Cli, digest, edit

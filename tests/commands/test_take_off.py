@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from overlay.features.model import Hunk
+from overlay._features.model import Hunk
 from tests.support import fake_vllm
 from tests.support.cli import PROPOSER, RUNNER, Cli, digest, edit
 from tests.support.patches import hunk, patch_text, write_feature

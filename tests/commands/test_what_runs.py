@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from overlay.processes.live import LiveProcess
+from overlay._processes.live import LiveProcess
 from tests.support import fake_vllm
 from tests.support.cli import ADDED, CAPTURE, Cli
 from tests.support.patches import write_feature
@@ -167,7 +167,7 @@ def test_an_apply_beside_a_running_server_says_that_it_has_to_be_restarted(
 ) -> None:
     ours = LiveProcess(7, "vllm serve", 7, None, None, root=str(newest))
     theirs = LiveProcess(8, "vllm serve", 8, None, None, root="/other")
-    monkeypatch.setattr("overlay.processes.live.processes", lambda: (ours, theirs))
+    monkeypatch.setattr("overlay._processes.live.processes", lambda: (ours, theirs))
     says = "process 7 of vLLM runs what was there before: restart vLLM there"
     assert says in cli("apply", newest).out
     assert says not in cli("apply", newest).out  # it writes nothing

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from overlay import __version__
+from overlay._processes.live import LiveProcess
+from overlay._processes.records import CodeState, ModuleRecord
 from overlay.commands.live import ProcessesReport
-from overlay.processes.live import LiveProcess
-from overlay.processes.records import CodeState, ModuleRecord
 from overlay.report.codes import Code, Verdict
 from tests.support.cli import Cli
 from tests.support.process_records import record

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from overlay.features.folder import load
-from overlay.features.sources import shipped_folder
+from overlay._features.folder import load
+from overlay._features.sources import shipped_folder
 from overlay.package import KNOWN_RELEASES
 from overlay.planning.planner import plan
 from overlay.planning.scopes import Syntax

@@ -22,10 +22,10 @@ import pytest
 import yaml
 from packaging.version import Version
 
+from overlay._features.folder import load
+from overlay._features.model_runners import ONLY_V2, Runs, runs, settings
+from overlay._features.sources import shipped_folder
 from overlay.cli.run import run
-from overlay.features.folder import load
-from overlay.features.model_runners import ONLY_V2, Runs, runs, settings
-from overlay.features.sources import shipped_folder
 from tests.in_memory.installed import copy_tree
 from tests.support.markdown import ROOT
 from tests.test_all_releases import of_patches, unpack
@@ -148,7 +148,7 @@ def test_a_manifest_is_whole(file: Path) -> None:
 def test_probes_are_commands_that_end_with_1_where_nothing_is_served(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("overlay.processes.live.processes", lambda: ())
+    monkeypatch.setattr("overlay._processes.live.processes", lambda: ())
     probes = [
         container[kind]["exec"]["command"]
         for container in containers(file)

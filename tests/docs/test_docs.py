@@ -11,9 +11,9 @@ import click
 import pytest
 
 from overlay import settings
+from overlay._features.folder import load
+from overlay._features.sources import shipped_folder
 from overlay.cli.group import COMMANDS, cli
-from overlay.features.folder import load
-from overlay.features.sources import shipped_folder
 from overlay.results import State
 from tests.support import markdown
 from tests.support.markdown import ROOT, Page

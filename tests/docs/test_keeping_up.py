@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
+from overlay._features.folder import load
+from overlay._features.model import of_package, paths_of
+from overlay._features.sources import shipped_folder
 from overlay.cache import cache_folder
-from overlay.features.folder import load
-from overlay.features.model import of_package, paths_of
-from overlay.features.sources import shipped_folder
 from overlay.package import KNOWN_RELEASES, VLLM
 from overlay.targets.resolution import resolve
 from tests.support import fake_vllm
@@ -93,8 +93,24 @@ class Night:
         return self.clone("diff", "-M", "--", "our-patches")
 
 
+@pytest.fixture(scope="module")
+def warm_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of the known releases; each night leaves there what it has read of their modules.
+
+    To read them takes a night fifteen seconds, and an entry is named by the text it is of.
+    """
+    cache = tmp_path_factory.mktemp("warm")
+    for folder in (cache, cache / "releases"):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    for release in KNOWN_RELEASES:  # on a fresh machine no other test may have fetched it yet
+        resolve(release)
+    for archive in (cache_folder() / "releases").glob("vllm-0.[23]*.zip"):
+        shutil.copy(archive, cache / "releases" / archive.name)
+    return cache
+
+
 @pytest.fixture
-def night(tmp_path: Path) -> Iterator[Night]:
+def night(tmp_path: Path, warm_cache: Path) -> Iterator[Night]:
     command = tmp_path / "bin/overlay"
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m overlay "$@"\n')
@@ -105,13 +121,7 @@ def night(tmp_path: Path) -> Iterator[Night]:
     leave = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "patches", package / "patches", ignore=leave)
     shipped = digest(package / "patches")
-    cache = tmp_path / "cache/releases"
-    cache.mkdir(parents=True, mode=0o700)
-    os.chmod(cache.parent, 0o700)
-    for release in KNOWN_RELEASES:  # on a fresh machine no other test may have fetched it yet
-        resolve(release)
-    for archive in (cache_folder() / "releases").glob("vllm-0.[23]*.zip"):
-        shutil.copy(archive, cache / archive.name)
+    shutil.copytree(warm_cache, tmp_path / "cache")
     source = (resolve(BASE).read(PATH) or b"").decode()
     lines = source.split("\n")
     at = next(n for n, line in enumerate(lines) if line.startswith("class FastIncrementalDetok"))
@@ -131,6 +141,7 @@ def night(tmp_path: Path) -> Iterator[Night]:
         made = Night(clone, index, tmp_path)
         index.add(fake_vllm.sdist(tmp_path, BASE))  # known: nothing of it is fetched
         yield made
+    shutil.copytree(tmp_path / "cache/syntax", warm_cache / "syntax", dirs_exist_ok=True)
     assert digest(package / "patches") == shipped
     # Beside the sources other tests may write bytecode meanwhile.
     there = digest(ROOT / "patches")

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 from packaging.version import Version
 
-from overlay.features.model_runners import (
+from overlay._features.model_runners import (
     MODELS,
     ONLY_V2,
     SETTINGS,
@@ -17,9 +17,9 @@ from overlay.features.model_runners import (
     Setting,
     advice,
     models,
+    note_on,
     runs,
     settings,
-    told,
 )
 from overlay.package import KNOWN_RELEASES
 from overlay.results import ModelRunner
@@ -255,7 +255,7 @@ def test_what_a_release_runs_is_what_the_table_says(release: str) -> None:
     assert (ours is Runs.YES) == (rule.v2 == "no model")
     assert (ours is Runs.NO) == (rule.v2 == "every model")
     assert (runs(ModelRunner.V2, version, {}) is Runs.YES) == (rule.v1 == "no model")
-    answer = told({"mine": ModelRunner.V1, "theirs": ModelRunner.V2}, version, {})
+    answer = note_on({"mine": ModelRunner.V1, "theirs": ModelRunner.V2}, version, {})
     assert answer.runs["mine"] is ours
     assert (ours is Runs.YES) == ("V2 for" not in answer.text)
     if ours is not Runs.YES:
@@ -269,10 +269,10 @@ def test_what_a_release_runs_is_what_the_table_says(release: str) -> None:
 
 
 def test_a_release_that_the_table_lacks_is_not_guessed() -> None:
-    answer = told({"mine": ModelRunner.V1}, Version("0.99.0"), {})
+    answer = note_on({"mine": ModelRunner.V1}, Version("0.99.0"), {})
     assert answer.runs == {"mine": Runs.UNKNOWN}
     assert "not known here" in answer.text
-    assert told({}, Version("0.33.0"), {}).text == ""
+    assert note_on({}, Version("0.33.0"), {}).text == ""
 
 
 @pytest.mark.parametrize("value", ["", "on", "true"])

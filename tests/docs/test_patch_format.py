@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from overlay.features import feature_toml, switches
-from overlay.features.folder import load
+from overlay._features import feature_toml, switches
+from overlay._features.folder import load
 from tests.support import markdown
 from tests.support.markdown import ROOT
 

@@ -14,8 +14,8 @@ pytest.importorskip("vllm")
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlay.features.folder import load
-from overlay.features.sources import shipped_folder
+from overlay._features.folder import load
+from overlay._features.sources import shipped_folder
 from tests.support.beside_vllm import put_beside_vllm
 
 pytestmark = pytest.mark.network

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 import pytest
 from packaging.version import Version
 
-from overlay.features.folder import load
-from overlay.features.sources import shipped_folder
+from overlay._features.folder import load
+from overlay._features.sources import shipped_folder
 from overlay.package import KNOWN_RELEASES
 from overlay.planning.planner import plan
 from overlay.planning.scopes import Syntax

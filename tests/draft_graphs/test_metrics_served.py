@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from overlay.processes import records
-from overlay.processes.records import ProcessRecord
+from overlay._processes import records
+from overlay._processes.records import ProcessRecord
 from tests.draft_graphs.double_environment import ARGUMENTS, double_environment
 from tests.in_memory.installed import install_beside
 from tests.support.process_records import counting

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.draft_graphs.forked_modules import ForkedModules, forked_modules
 from tests.draft_graphs.mutation_types import one
 from tests.engine.engine_launch import write_models
 from tests.gpu import connectors, reload, rounds
@@ -49,6 +51,17 @@ def models(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
+@pytest.fixture(scope="module")
+def forks(patched_python: Path) -> Iterator[ForkedModules]:
+    """Every engine is forked from one process that imported vLLM."""
+    with forked_modules(patched_python) as process:
+        yield process
+
+
+def launch(plan: dict[str, Any], log: Path, forks: ForkedModules) -> dict[str, Any]:
+    return rounds.launch(plan, log, 900, {}, forks=forks)
+
+
 def plan_of(name: str, models: Path, events: tuple[str, ...]) -> dict[str, Any]:
     spec, draft = reload.engine_of(name, models, double=True)
     spec = replace(spec, requests=spec.requests[:4])
@@ -64,29 +77,29 @@ def plan_of(name: str, models: Path, events: tuple[str, ...]) -> dict[str, Any]:
     ],
 )
 def test_drafts_behind_each_event_are_those_of_the_oracle(
-    name: str, models: Path, patched_python: Path, tmp_path: Path
+    name: str, models: Path, forks: ForkedModules, tmp_path: Path
 ) -> None:
     events = SHORT.get(name) or reload.rounds_of(name, double=True)
     plan = plan_of(name, models, events)
-    found = rounds.launch(plan, tmp_path / "log", 900, {}, patched_python)
+    found = launch(plan, tmp_path / "log", forks)
     assert rounds.why_wrong(found, events, graphs=True) == [], found["log"]
     again = sum("capturing them again" in line for line in found["log"])
     assert again > 0
 
 
 def test_a_bug_that_notices_nothing_is_seen_in_the_drafts(
-    models: Path, patched_python: Path, tmp_path: Path
+    models: Path, forks: ForkedModules, tmp_path: Path
 ) -> None:
     events = ("before", "moved_parameters")
     plan = changed(plan_of("eagle3", models, events), "nothing is noticed", UNNOTICED)
-    found = rounds.launch(plan, tmp_path / "log", 900, {}, patched_python)
+    found = launch(plan, tmp_path / "log", forks)
     wrong = rounds.why_wrong(found, events, graphs=True)
     assert [why.partition(":")[0] for why in wrong] == ["moved_parameters"], wrong
 
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_a_connector_that_acts_per_layer_stores_and_loads_the_drafts_layer(
-    asked: bool, models: Path, patched_python: Path, tmp_path: Path
+    asked: bool, models: Path, forks: ForkedModules, tmp_path: Path
 ) -> None:
     """Unless it is not asked: then a graph of mixed batches skips the draft's layer."""
     store = tmp_path / "store"
@@ -97,7 +110,7 @@ def test_a_connector_that_acts_per_layer_stores_and_loads_the_drafts_layer(
         plan["rounds"] = ["before"]
         if not asked:
             plan = changed(plan, "no connector is asked", UNASKED)
-        found = rounds.launch(plan, tmp_path / f"{phase}.log", 900, {}, patched_python)
+        found = launch(plan, tmp_path / f"{phase}.log", forks)
         layers = {path.stem for path in store.rglob("*.safetensors")}
         assert any(".4." in layer for layer in layers) == asked, (layers, found)
         if asked:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from overlay._features import folder as features
+from overlay._features.documents import MalformedToml, parse_toml
+from overlay._features.switches import declarations
 from overlay.errors import MAX_LINE, OverlayError
-from overlay.features import folder as features
-from overlay.features.documents import MalformedToml, parse_toml
-from overlay.features.switches import declarations
 from overlay.in_memory.patch_folders import further_packages
 from tests.support.patches import hunk, patch_text, write_feature
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import overlay
+from overlay._features import folder as features
+from overlay._features import sources
+from overlay._features.model import UpstreamTest
 from overlay.errors import OverlayError, PatchFormatErrors, UsageError
-from overlay.features import folder as features
-from overlay.features import sources
-from overlay.features.model import UpstreamTest
 from tests.support.patches import hunk, patch_text, write_feature
 
 PATCH = patch_text("vllm/a.py", hunk([" a", "+b"], "f"))

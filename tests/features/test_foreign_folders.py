@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from overlay._features import folder as features
+from overlay._features import sources
 from overlay.errors import PatchFormatErrors, UsageError
-from overlay.features import folder as features
-from overlay.features import sources
 from tests.support.patches import hunk, patch_text, write_feature
 
 PATCH = patch_text("vllm/a.py", hunk([" a", "+b"], "f"))

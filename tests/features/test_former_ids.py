@@ -12,11 +12,11 @@ import pytest
 
 import overlay
 from overlay import settings
+from overlay._features.folder import load
+from overlay._processes.records import Effect, EffectRecord, of_features
 from overlay.errors import PatchFormatErrors
-from overlay.features.folder import load
 from overlay.in_memory.effects import EffectWatch
 from overlay.on_disk.ledger import Ledger, LedgerFeature, decode, encode
-from overlay.processes.records import Effect, EffectRecord, of_features
 from overlay.results import FeatureResult, FileResult, State
 from tests.support.fake_vllm import site_packages
 from tests.support.patches import write_feature

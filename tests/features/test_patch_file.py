@@ -12,8 +12,8 @@ import pytest
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
+from overlay._features.patch_file import parse_patch
 from overlay.errors import PatchFormatErrors
-from overlay.features.patch_file import parse_patch
 from overlay.package import VLLM, path_problem
 from tests.support.patches import GOOD_PATCH, hunk, patch_text
 

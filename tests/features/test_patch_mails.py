@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from overlay._features.patch_file import parse_patch
+from overlay._features.patch_headers import author, description, last_update
 from overlay.authoring.writing import render_patch
 from overlay.errors import PatchFormatErrors
-from overlay.features.patch_file import parse_patch
-from overlay.features.patch_headers import author, description, last_update
 from tests.support.patches import GOOD_PATCH
 
 

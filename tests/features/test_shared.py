@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from overlay._features import folder as features
+from overlay._features import sources
+from overlay._features.model import Feature
+from overlay._features.sources import shipped_folder
+from overlay._features.switches import declarations
 from overlay.errors import PatchFormatErrors
-from overlay.features import folder as features
-from overlay.features import sources
-from overlay.features.model import Feature
-from overlay.features.sources import shipped_folder
-from overlay.features.switches import declarations
 from overlay.planning import advice
 from tests.support.patches import hunk, patch_text, write_feature
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from overlay._features.folder import load
+from overlay._features.sources import feature_documents
+from overlay._features.switches import check_values, declarations, read_switches
 from overlay.errors import PatchFormatErrors
-from overlay.features.folder import load
-from overlay.features.sources import feature_documents
-from overlay.features.switches import check_values, declarations, read_switches
 
 SHIPPED = Path(__file__).parents[2] / "patches"
 READING = [path.parent for path in feature_documents(SHIPPED) if (path.parent / "files").is_dir()]

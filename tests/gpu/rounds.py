@@ -18,12 +18,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.engine.engine_launch import run_session
 from tests.engine.engine_spec import EngineSpec
+
+if TYPE_CHECKING:
+    from tests.draft_graphs.forked_modules import ForkedModules
 
 EXTENSION = "tests.draft_graphs.weight_events.WeightEvents"
 #: Name -> level, and whether weights and KV cache wake one after the other.
@@ -55,10 +58,12 @@ def launch(
     seconds: float,
     env: dict[str, str],
     python: Path | str = sys.executable,
+    forks: ForkedModules | None = None,
 ) -> dict[str, Any]:
     """Run a plan in a process of its own; its result, or what it said last under ``failed``.
 
     :param seconds: until it is killed; :param env: more variables; :param python: has vLLM.
+    :param forks: runs the plan in a fork instead, and these three are its own.
     """
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="rounds-") as scratch:
@@ -66,10 +71,17 @@ def launch(
         given.write_text(json.dumps(plan), encoding="utf-8")
         root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), root)))
-        command = [str(python), "-m", "tests.gpu.rounds", str(given), "--out", str(out)]
-        with log.open("wb") as stream:
+        command = ["tests.gpu.rounds", str(given), "--out", str(out)]
+        status: int | None
+        if forks is not None:
+            done = forks.run(*command)
+            status = done.returncode
+            log.write_text(done.stdout + done.stderr, encoding="utf-8")
+        else:
             environment = {**os.environ, **env, "PYTHONPATH": path}
-            status = run_session(command, Path(scratch), environment, stream, seconds)
+            with log.open("wb") as stream:
+                alone = [str(python), "-m", *command]
+                status = run_session(alone, Path(scratch), environment, stream, seconds)
         said = log.read_text(encoding="utf-8", errors="replace")
         result: dict[str, Any] = {"rounds": []}
         if out.is_file():

@@ -99,9 +99,9 @@ class Box:
             f"import sys; sys.path[:0] = {path or []!r}\n"
             "import logging; logging.basicConfig(level=logging.DEBUG)\n"
             "from pathlib import Path\n"
-            "import overlay.features.folder\n"
+            "import overlay._features.folder\n"
             f"empty = Path({str(self.empty)!r})\n"
-            "overlay.features.sources.shipped_folder = lambda: empty\n"
+            "overlay._features.sources.shipped_folder = lambda: empty\n"
             "def runs():\n"
             "    from vllm.v1.spec_decode.proposer import SpecDecodeBaseProposer as P\n"
             "    p = P(1); p.model = lambda tokens: 'pristine'\n"
@@ -137,9 +137,9 @@ class Box:
 OVERLAY = """
 import sys
 from pathlib import Path
-import overlay.features.folder
+import overlay._features.folder
 shipped = Path(sys.argv.pop(1))
-overlay.features.sources.shipped_folder = lambda: shipped
+overlay._features.sources.shipped_folder = lambda: shipped
 from overlay.__main__ import main
 main()
 """

@@ -36,7 +36,7 @@ def start_nodes(nodes: list[dict[str, str]]) -> Any:
 
 def describe(worker: Any) -> dict[str, Any]:
     """What the worker's process runs, by its record; called there."""
-    from overlay.processes import records
+    from overlay._processes import records
 
     (own,) = [record for record in records.read_all() if record.pid == os.getpid()]
     return {
@@ -57,7 +57,7 @@ def run(plan: dict[str, Any]) -> list[dict[str, Any]]:
     from vllm.utils.network_utils import get_distributed_init_method, get_open_port
     from vllm.v1.executor.ray_utils import RayWorkerWrapper
 
-    from overlay.processes.family import family
+    from overlay._processes.family import family
 
     world = len(plan["nodes"])
     config = EngineArgs(

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from overlay.in_memory.import_hook import Expected
-from overlay.processes import live, records
+from overlay._processes import live, records
+from overlay.in_memory.import_hook import PendingModules
 from tests.in_memory.boxes import OTHER_FINDER, PATCHED, PRISTINE, Box
 from tests.in_memory.test_process import second_feature
 
@@ -149,16 +149,16 @@ def test_what_is_waited_for_ends_when_all_were_seen(monkeypatch: pytest.MonkeyPa
     class Ours:
         pass
 
-    expected = Expected(["one", "two"], Ours)
-    assert expected.bypassed() == {}
+    pending = PendingModules(["one", "two"], Ours)
+    assert pending.bypassed() == {}
     monkeypatch.setitem(sys.modules, "one", type(sys)("one"))
-    assert expected.bypassed() == {"one": "builtins.NoneType"}
-    assert expected.bypassed() == {}
-    expected.executes("two")
+    assert pending.bypassed() == {"one": "builtins.NoneType"}
+    assert pending.bypassed() == {}
+    pending.mark_executing("two")
     monkeypatch.setitem(sys.modules, "two", type(sys)("two"))
-    assert expected.bypassed() == {}
-    expected.failed("two")
-    assert set(expected.bypassed()) == {"two"}
+    assert pending.bypassed() == {}
+    pending.mark_failed("two")
+    assert set(pending.bypassed()) == {"two"}
 
 
 @pytest.mark.parametrize(

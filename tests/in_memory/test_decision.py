@@ -34,7 +34,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shipped = tmp_path / "shipped"
     files = {"10-propose/0.20.0..0.33.0.patch": PROPOSE, f"files/{ADDED}": "VALUE = 1\n"}
     write_feature(shipped, files)
-    monkeypatch.setattr("overlay.features.sources.shipped_folder", lambda: shipped)
+    monkeypatch.setattr("overlay._features.sources.shipped_folder", lambda: shipped)
     for name in [name for name in os.environ if name.startswith("OVERLAY")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("OVERLAY_CACHE", str(tmp_path / "cache"))

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 import overlay
+from overlay._processes.live import LiveProcess
+from overlay._processes.records import CodeState, Effect, EffectRecord, ModuleRecord, ProcessRecord
 from overlay.commands import diagnosis
 from overlay.commands.doctor import doctor
 from overlay.commands.live import ProcessesReport, live, running
 from overlay.commands.report_ import report as collect
 from overlay.commands.request import Request
-from overlay.processes.live import LiveProcess
-from overlay.processes.records import CodeState, Effect, EffectRecord, ModuleRecord, ProcessRecord
 from overlay.report.as_json import as_data
 from overlay.report.codes import Code, Verdict
 from overlay.results import Way
@@ -121,7 +121,7 @@ def test_doctor_tells_each_as_json_and_on_the_page(box: Box, what: str) -> None:
 
 def test_doctor_lists_the_processes_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "overlay.processes.live.processes", lambda: (process(7, "differs"), process(8))
+        "overlay._processes.live.processes", lambda: (process(7, "differs"), process(8))
     )
     monkeypatch.setattr(diagnosis, "installed", lambda *_: (None, "no vLLM"))
     report = doctor(Request())
@@ -195,9 +195,9 @@ input()
 def test_live_lists_a_running_process_and_its_proof(box: Box) -> None:
     script = box.cache.parent / "serves.py"
     head = (
-        "from pathlib import Path\nimport overlay.features.folder, overlay.features.sources\n"
+        "from pathlib import Path\nimport overlay._features.folder, overlay._features.sources\n"
         f"empty = Path({str(box.empty)!r})\n"
-        "overlay.features.sources.shipped_folder = lambda: empty\n"
+        "overlay._features.sources.shipped_folder = lambda: empty\n"
         "from overlay.plugin import register\n"
         "def runs():\n"
         "    from vllm.v1.spec_decode.proposer import SpecDecodeBaseProposer as P\n"
@@ -345,7 +345,7 @@ def test_doctor_tells_a_former_spelling_and_is_not_red_for_it(box: Box) -> None:
 
 def test_doctor_names_another_vllm_and_is_not_red_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     alien = replace(process(7, "runs without the overlay's plugin", recorded=False), root="/other")
-    monkeypatch.setattr("overlay.processes.live.processes", lambda: (alien,))
+    monkeypatch.setattr("overlay._processes.live.processes", lambda: (alien,))
     monkeypatch.setattr(diagnosis, "installed", lambda *_: (None, None))
     monkeypatch.setattr(diagnosis, "plugin_problems", lambda plugins: iter(()))
     report = doctor(Request())
@@ -353,7 +353,7 @@ def test_doctor_names_another_vllm_and_is_not_red_for_it(monkeypatch: pytest.Mon
     assert report.page.notes == ("process 7 is another vLLM, runs without the overlay's plugin",)
     peer = replace(process(8), engine=7)
     mine = replace(alien, engine=7)
-    monkeypatch.setattr("overlay.processes.live.processes", lambda: (mine, peer))
+    monkeypatch.setattr("overlay._processes.live.processes", lambda: (mine, peer))
     assert doctor(Request()).problems == ("process 7: runs without the overlay's plugin",)
 
 
@@ -366,7 +366,7 @@ def test_live_names_another_vllm_and_is_not_red_for_it(
     alien = replace(alien, root=root, engine=7)
     target = SimpleNamespace(root=Path("/site"))
     monkeypatch.setattr("overlay.commands.live.resolve_installed", lambda: target)
-    monkeypatch.setattr("overlay.processes.live.processes", lambda: (alien, process(9)))
+    monkeypatch.setattr("overlay._processes.live.processes", lambda: (alien, process(9)))
     assert process(9).engine != 7
     report = live(Request())
     assert report.exit == 0
@@ -379,7 +379,7 @@ def test_live_names_another_vllm_and_is_not_red_for_it(
     assert overlay.processes()[0].problem is None
     ours = replace(alien, root="/site")
     for red in ((ours,), (alien, replace(process(9), engine=7))):
-        monkeypatch.setattr("overlay.processes.live.processes", lambda red=red: red)
+        monkeypatch.setattr("overlay._processes.live.processes", lambda red=red: red)
         assert live(Request()).exit == 1
         assert (
             as_data(live(Request()))["processes"][0]["problem"]
@@ -389,7 +389,7 @@ def test_live_names_another_vllm_and_is_not_red_for_it(
 
 def test_the_page_is_not_red_for_another_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     alien = replace(process(7, "runs without the overlay's plugin", recorded=False), root="/other")
-    monkeypatch.setattr("overlay.processes.live.processes", lambda: (alien,))
+    monkeypatch.setattr("overlay._processes.live.processes", lambda: (alien,))
     sections = {each.title: each.report for each in collect(Request(), matrix=False).sections}
     assert sections["overlay status --live"].exit == 0
 

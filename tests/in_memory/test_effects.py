@@ -43,7 +43,7 @@ MORE = {
 SERVE = """
 register()
 import json, os, importlib
-from overlay.processes import counts, records
+from overlay._processes import counts, records
 def report():
     from vllm.v1 import overlay_effects as effects
     {report}

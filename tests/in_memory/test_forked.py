@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from overlay._processes import records
+from overlay._processes.live import problem
 from overlay.in_memory import plugin as process
-from overlay.processes import records
-from overlay.processes.live import problem
 from overlay.results import Way
 from tests.in_memory.boxes import PATCHED, Box
 
@@ -26,7 +26,7 @@ forked = multiprocessing.get_context("fork").Process(target=child, name="EngineC
 forked.start(); forked.join(); assert forked.exitcode == 0
 """
 RECORD = """
-    from overlay.processes import records
+    from overlay._processes import records
     [mine] = [r for r in records.read_all() if r.pid == os.getpid()]
     print(mine.role, mine.way.value, flush=True)
 """

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from tests.in_memory.installed import REPOSITORY, copy_tree
-from tests.in_memory.test_effects_module import FILE
 from tests.support.code_edits import edited
 
 DOCUMENT = REPOSITORY / "docs/auto-apply.md"
@@ -94,7 +93,7 @@ HAZARDS = (
     Hazard(
         "several processes write the same entry",
         "overlay/in_memory/module_cache.py",
-        ("Store._publish", "...", "made.rename(final)"),
+        ("Store._publish", "...", "unfinished.rename(final)"),
         "tests/in_memory/test_store.py::test_many_makers_of_one_entry_agree",
     ),
     Hazard(
@@ -118,13 +117,13 @@ HAZARDS = (
     ),
     Hazard(
         "a misspelt variable does nothing, and nobody says so",
-        "overlay/features/switches.py",
+        "overlay/_features/switches.py",
         ("check_values", "unknown.append(_unknown(...))", "pass"),
         "tests/in_memory/test_unread.py::test_a_variable_that_nobody_declares_is_named",
     ),
     Hazard(
         "a misspelt value is seen after the weights were read, or never",
-        "overlay/features/switches.py",
+        "overlay/_features/switches.py",
         ("_value_problem", "...", "return None"),
         "tests/in_memory/test_unread.py::"
         "test_an_unknown_value_stops_the_process_before_anything_is_patched",
@@ -144,7 +143,7 @@ HAZARDS = (
     Hazard(
         "a forked child writes its counts into its parent's memory",
         # The copies are equal; the test takes the first.
-        FILE.relative_to(REPOSITORY).as_posix(),
+        "patches/shared/files/vllm/v1/overlay_effects.py",
         ("_after_fork", "_numbers = array('Q', bytes(8 * SLOTS))", "pass"),
         "tests/in_memory/test_effects_module.py::"
         "test_a_fork_starts_without_reports_and_does_not_write_to_its_parents_memory",
@@ -152,7 +151,7 @@ HAZARDS = (
     Hazard(
         "`OVERLAY=off` leaves what is on disk in effect",
         "overlay/in_memory/switched_off.py",
-        ("activation", "...", "return off"),
+        ("activation", "...", "return Activation(Way.OFF, 'unknown', '', (), '')"),
         "tests/in_memory/test_effects.py::test_off_turns_off_the_switches_of_what_is_on_disk",
     ),
     Hazard(

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from overlay.processes import live, records
-from overlay.processes.records import CodeState, ModuleRecord
+from overlay._processes import live, records
+from overlay._processes.records import CodeState, ModuleRecord
 from overlay.results import Way
 from tests.support.process_records import record
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overlay._processes import records
+from overlay._processes.family import Member, Number, family
+from overlay._processes.records import Effect, EffectRecord, Meaning, ProcessRecord
 from overlay.in_memory import metrics
 from overlay.in_memory.metrics import METRICS, Sample, Statistics
-from overlay.processes import records
-from overlay.processes.family import Member, Number, family
-from overlay.processes.records import Effect, EffectRecord, Meaning, ProcessRecord
 from tests.support import process_records
 from tests.support.process_records import LOOP, counting
 

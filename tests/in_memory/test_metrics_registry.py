@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from overlay._processes import records
+from overlay._processes.family import Member, Number
+from overlay._processes.records import Effect, EffectRecord, Meaning, ProcessRecord
 from overlay.in_memory import metrics, metrics_watch
-from overlay.processes import records
-from overlay.processes.family import Member, Number
-from overlay.processes.records import Effect, EffectRecord, Meaning, ProcessRecord
 from overlay.results import Way
 
 prometheus_client: Any = pytest.importorskip("prometheus_client")

@@ -16,17 +16,17 @@ from tests.support.patches import hunk, patch_text
 
 PLANNING = {
     "overlay.in_memory.module_cache",
-    "overlay.features.folder",
+    "overlay._features.folder",
     "overlay.planning.matching",
-    "overlay.features.model",
+    "overlay._features.model",
     "overlay.planning.planner",
 }
 CHILD = f"""
 import logging; logging.basicConfig(level=logging.DEBUG)
 import sys
 from pathlib import Path
-import overlay.features.sources
-overlay.features.sources.shipped_folder = lambda: Path(sys.argv[1])
+import overlay._features.sources
+overlay._features.sources.shipped_folder = lambda: Path(sys.argv[1])
 from overlay.plugin import register
 register()
 print(sorted({PLANNING!r} & set(sys.modules)))

@@ -9,7 +9,7 @@ import pytest
 
 import overlay
 from overlay import settings
-from overlay.features.sources import source_of
+from overlay._features.sources import source_of
 from overlay.in_memory.decision import settled_without_plan
 from overlay.in_memory.patch_folders import patches_folders, required_features
 from overlay.on_disk.ledger import Ledger, LedgerFeature
@@ -168,7 +168,7 @@ def test_a_feature_that_is_asked_for_has_to_be_there(
 def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "shipped"
     write_feature(folder, {}, id="plain")
-    monkeypatch.setattr("overlay.features.sources.shipped_folder", lambda: folder)
+    monkeypatch.setattr("overlay._features.sources.shipped_folder", lambda: folder)
     return folder
 
 
@@ -202,7 +202,7 @@ def test_the_word_alone_requires_nothing_and_is_not_parsed(
     def never(folders: object) -> None:
         raise AssertionError(folders)
 
-    monkeypatch.setattr("overlay.features.folder.load_all", never)
+    monkeypatch.setattr("overlay._features.folder.load_all", never)
     assert required_features(PLAIN) == frozenset()
     write_feature(shipped, {}, id="zz", toml="required = true")
     with pytest.raises(AssertionError, match="shipped"):

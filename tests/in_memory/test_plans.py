@@ -10,8 +10,8 @@ import pytest
 from packaging.version import Version
 
 import overlay
-from overlay.features.folder import Loaded
-from overlay.features.model import Feature
+from overlay._features.folder import Loaded
+from overlay._features.model import Feature
 from overlay.in_memory import preparation
 from overlay.in_memory.preparation import Plans
 from overlay.package import VLLM

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from overlay.features.sources import shipped_folder
-from overlay.in_memory.file_hashes import Named, Recording, as_it_stands
+from overlay._features.sources import shipped_folder
+from overlay.in_memory.file_hashes import Recording, ReferencedPaths, as_it_stands
 from overlay.package import VLLM
 from overlay.targets.installations import resolve_folder
 from overlay.untrusted import sha256
@@ -82,32 +82,32 @@ def test_a_module_that_would_be_added_and_appears_is_seen(box: Box) -> None:
 
 
 def test_the_paths_are_read_off_every_file_that_names_one(tmp_path: Path) -> None:
-    named = Named("vllm")
+    referenced = ReferencedPaths("vllm")
     lines = ["-    return 1", "+    return 2"]
     text = patch_text("vllm/a.py", hunk(lines, "f")) + patch_text("vllm/b/c.py", hunk(lines, "g"))
-    named.see("one/10-first/0.25.0..0.26.0.patch", text.encode())
-    named.see("one/10-first/0.27.0.patch", b"--- vllm/d.py\n+++ vllm/d.py\t2026-11-21\n@@")
-    named.see("one/feature.toml", b"[[upstreamed]]\npath = 'vllm/e.py'\n")
-    named.see("one/files/vllm/new/f.py", b"path = 'vllm/none.py'")
-    named.see("files/vllm/g.py", b"")  # the folder itself is a feature's
-    named.see("one/README.md", b"+++ b/vllm/none.py")
-    assert named.paths == {f"vllm/{name}.py" for name in ("a", "b/c", "d", "e", "new/f", "g")}
+    referenced.scan("one/10-first/0.25.0..0.26.0.patch", text.encode())
+    referenced.scan("one/10-first/0.27.0.patch", b"--- vllm/d.py\n+++ vllm/d.py\t2026-11-21\n@@")
+    referenced.scan("one/feature.toml", b"[[upstreamed]]\npath = 'vllm/e.py'\n")
+    referenced.scan("one/files/vllm/new/f.py", b"path = 'vllm/none.py'")
+    referenced.scan("files/vllm/g.py", b"")  # the folder itself is a feature's
+    referenced.scan("one/README.md", b"+++ b/vllm/none.py")
+    assert referenced.paths == {f"vllm/{name}.py" for name in ("a", "b/c", "d", "e", "new/f", "g")}
 
 
 def test_the_shipped_features_name_all_that_a_plan_reads() -> None:
     """So a warm process reads each file once."""
-    from overlay.features.folder import load
-    from overlay.features.model import of_package
-    from overlay.features.sources import fingerprint
+    from overlay._features.folder import load
+    from overlay._features.model import of_package
+    from overlay._features.sources import fingerprint
     from overlay.package import VLLM
 
-    named = Named("vllm")
-    fingerprint([str(shipped_folder())], named.see)
+    referenced = ReferencedPaths("vllm")
+    fingerprint([str(shipped_folder())], referenced.scan)
     features = of_package(load([shipped_folder()]), VLLM)
     patched = {v.patch.path for feature in features for t in feature.topics for v in t.variants}
     tested = {test.path for feature in features for test in feature.upstream_tests}
     added = {module.path for feature in features for module in feature.added}
-    assert named.paths == patched | tested | added
+    assert referenced.paths == patched | tested | added
 
 
 def test_what_cannot_be_read_is_left_to_who_plans(box: Box, tmp_path: Path) -> None:
@@ -115,9 +115,9 @@ def test_what_cannot_be_read_is_left_to_who_plans(box: Box, tmp_path: Path) -> N
     outside.write_text("")
     (box.site / "vllm/linked.py").symlink_to(outside)
     target = resolve_folder(box.site, "box", VLLM)
-    named = Named("vllm")
-    named.paths |= {"vllm/linked.py", PROPOSER, "vllm/../x.py", "vllm/none.py"}
-    hashes = named.hashes(target)
+    referenced = ReferencedPaths("vllm")
+    referenced.paths |= {"vllm/linked.py", PROPOSER, "vllm/../x.py", "vllm/none.py"}
+    hashes = referenced.hashes(target)
     assert hashes["vllm/none.py"] is None
     assert hashes[PROPOSER] == sha256((box.site / PROPOSER).read_bytes())
     assert str(hashes["vllm/linked.py"]).startswith("cannot be read: ")

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from overlay import settings as switches
+from overlay._processes import records
 from overlay.in_memory import plugin as process
 from overlay.in_memory import vllm_caches as caches
 from overlay.in_memory.activation import Activation
 from overlay.in_memory.import_watch import HookError
 from overlay.in_memory.module_cache import StoredModule
 from overlay.in_memory.running import RunningProcess
-from overlay.processes import records
 from overlay.results import Way
 from tests.in_memory.boxes import FEATURE, PATCHED, PRISTINE, PROPOSER, Box
 
@@ -270,7 +270,7 @@ def test_a_damaged_cache_is_made_again(box: Box) -> None:
 
 
 def test_the_record_proves_what_runs(box: Box) -> None:
-    show = PATCHED + "from overlay.processes import records; import os\n"
+    show = PATCHED + "from overlay._processes import records; import os\n"
     show += "[r] = [r for r in records.read_all() if r.pid == os.getpid()]\n"
     show += "print([(m.module.rpartition('.')[2], {s: c.value for s, c in m.scopes.items()})"
     show += " for m in r.modules], r.way.value)"
@@ -319,10 +319,10 @@ def test_importing_the_plugin_imports_nothing_of_weight(box: Box) -> None:
 def test_a_process_with_nothing_to_patch_does_without_what_plans(box: Box) -> None:
     """Half of what such a process would pay is the making of these modules' data classes."""
     planning = {
-        "overlay.features.model",
+        "overlay._features.model",
         "overlay.planning.matching",
         "overlay.planning.planner",
-        "overlay.features.patch_file",
+        "overlay._features.patch_file",
     }
     check = "import sys; from overlay.plugin import register; register()\n"
     check += f"assert not {planning} & set(sys.modules), sorted(sys.modules)"
@@ -347,7 +347,7 @@ def test_an_open_cache_is_not_executed(box: Box) -> None:
 def test_no_place_to_write_leaves_the_feature_out(box: Box) -> None:
     nowhere = {"OVERLAY_CACHE": "/proc/nowhere", "TMPDIR": "/proc/nowhere"}
     code = "import tempfile; tempfile.tempdir = '/proc/nowhere'\n"
-    code += "from overlay.processes import records; records.folders = lambda: ()\n"
+    code += "from overlay._processes import records; records.folders = lambda: ()\n"
     log = box.run(code + PRISTINE, **nowhere)
     assert "no place" in log
     done = box.attempt(code + "register()", **nowhere, OVERLAY_REQUIRED="demo")

@@ -64,9 +64,9 @@ def ensure_model_parallel_initialized(*sizes):
 WORKER = """
 import os, sys
 from pathlib import Path
-import overlay.features.folder
+import overlay._features.folder
 empty = Path(os.environ["TEST_SHIPPED"])
-overlay.features.sources.shipped_folder = lambda: empty
+overlay._features.sources.shipped_folder = lambda: empty
 import overlay.in_memory.ranks
 overlay.in_memory.ranks.TIMEOUT = 8.0
 rank, world, method, loads = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
@@ -80,7 +80,7 @@ parallel_state.init_distributed_environment(world, rank, method)
 parallel_state.ensure_model_parallel_initialized(world, 1)
 print("the model is loaded")
 if loads != "never":
-    from overlay.processes import records
+    from overlay._processes import records
     (own,) = [one for one in records.read_all() if one.pid == os.getpid()]
     assert own.rank == rank, own
     assert own.role == "worker", own

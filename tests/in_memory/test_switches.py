@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from overlay import settings as switches
+from overlay._features.sources import shipped_folder
+from overlay._features.switches import declarations
 from overlay.errors import UsageError
-from overlay.features.sources import shipped_folder
-from overlay.features.switches import declarations
 from overlay.in_memory.activation import digest
 from tests.in_memory.boxes import PATCHED, PRISTINE, Box
 

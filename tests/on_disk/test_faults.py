@@ -23,6 +23,9 @@ Action = Callable[[Site], object]
 ERRORS = [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EIO]
 #: The code tells EACCES apart, where it means that there are no links; the others are one case.
 REPEATED = {errno.EROFS, errno.EIO}
+#: Every so many calls of a recovery fail in CI, others for each death: all deaths together meet
+#: every call, and `--thorough` has each pair.
+STRIDE = 3
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,26 @@ class Scenario:
             if known and found not in known:
                 return False
         return True
+
+
+def second_calls(number: int, count: int, *, thorough: bool) -> range:
+    """The calls of a recovery to fail, of so many, after the death of a number."""
+    return range(1, count + 1) if thorough else range(1 + number % STRIDE, count + 1, STRIDE)
+
+
+def calls_to_fail(scenario: Scenario, number: int, *, thorough: bool) -> list[int]:
+    """The calls that an error is put at.
+
+    What the code tells EACCES apart for is one kind of call, so CI puts it at the first and the
+    last call of each kind, and at every link; other errors are put at every call.
+    """
+    every = list(range(1, len(scenario.calls) + 1))
+    if thorough or number != errno.EACCES:
+        return every
+    first = {kind: at for at, kind in reversed(list(enumerate(scenario.calls, 1)))}
+    last = {kind: at for at, kind in enumerate(scenario.calls, 1)}
+    ends = {*first.values(), *last.values()}
+    return [at for at in every if at in ends or scenario.calls[at - 1] == "link"]
 
 
 def _apply(site: Site) -> object:
@@ -134,6 +157,12 @@ def test_the_scenarios_go_through_every_kind_of_call(scenario: Scenario) -> None
     assert len(scenario.calls) > 60
 
 
+def test_all_deaths_together_meet_every_call_of_a_recovery() -> None:
+    for count in (1, 2, 7, 60):
+        met = [second_calls(number, count, thorough=False) for number in range(STRIDE)]
+        assert sorted(call for calls in met for call in calls) == list(range(1, count + 1))
+
+
 def test_killed_at_every_call(scenario: Scenario) -> None:
     for at in range(1, len(scenario.calls) + 1):
         site = scenario.copies.fresh()
@@ -165,8 +194,11 @@ def test_killed_at_every_call(scenario: Scenario) -> None:
     ],
     ids=lambda value: errno.errorcode[value] if value > 1 else ("once", "from-then-on")[value],
 )
-def test_an_error_at_every_call(scenario: Scenario, number: int, lasting: bool) -> None:
-    for at in range(1, len(scenario.calls) + 1):
+def test_an_error_at_every_call(
+    scenario: Scenario, number: int, lasting: bool, pytestconfig: pytest.Config
+) -> None:
+    thorough = pytestconfig.getoption("--thorough")
+    for at in calls_to_fail(scenario, number, thorough=thorough):
         site = scenario.copies.fresh()
         where = f"{errno.errorcode[number]} at call {at}, {scenario.calls[at - 1]}"
         with faulty(scenario.system(at, faults.failing(number), lasting)):
@@ -210,15 +242,16 @@ def test_ctrl_c_at_every_call(scenario: Scenario) -> None:
 
 
 def test_dead_again_while_recovering(scenario: Scenario, pytestconfig: pytest.Config) -> None:
-    """A second death, at every call of the recovery from a death at every few calls."""
-    few = 10 if pytestconfig.getoption("--thorough") else 19
-    for first in range(1, len(scenario.calls) + 1, few):
+    """A second death, at the calls of the recovery from a death at every few calls."""
+    thorough = pytestconfig.getoption("--thorough")
+    few = 10 if thorough else 19
+    for number, first in enumerate(range(1, len(scenario.calls) + 1, few)):
         site = scenario.copies.fresh()
         scenario.die_at(first, scenario.action, site)
         dead = Copies(site, scenario.folder / f"dead-{first}")
         with faulty(scenario.system()) as system:
             recover(site.root)
-        for second in range(1, system.count + 1):
+        for second in second_calls(number, system.count, thorough=thorough):
             site = dead.fresh()
             scenario.die_at(second, lambda one: recover(one.root), site)
             where = f"dead at call {first}, recovering dead at {second}"
@@ -236,15 +269,18 @@ def recovered(site: Site) -> str | None:
 
 
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "from-then-on"])
-def test_an_error_while_recovering(scenario: Scenario, lasting: bool) -> None:
+def test_an_error_while_recovering(
+    scenario: Scenario, lasting: bool, pytestconfig: pytest.Config
+) -> None:
     """Neither direction is taken where it could not be gone to its end."""
-    for first in range(2, len(scenario.calls) + 1, 20):
+    thorough = pytestconfig.getoption("--thorough")
+    for number, first in enumerate(range(2, len(scenario.calls) + 1, 20)):
         site = scenario.copies.fresh()
         scenario.die_at(first, scenario.action, site)
         dead = Copies(site, scenario.folder / f"dead-{first}")
         with faulty(scenario.system()) as system:
             recover(site.root)
-        for second in range(1, system.count + 1):
+        for second in second_calls(number, system.count, thorough=thorough):
             site = dead.fresh()
             with faulty(scenario.system(second, faults.failing(errno.EIO), lasting)):
                 said = recovered(site)

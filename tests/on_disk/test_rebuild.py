@@ -12,8 +12,8 @@ from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
 from overlay import untrusted as hashing
+from overlay._features.model import Feature
 from overlay.errors import LedgerError
-from overlay.features.model import Feature
 from overlay.on_disk import ledger
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.rebuild import rebuild

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 import overlay
+from overlay._features.model import Feature
 from overlay.errors import LedgerError
-from overlay.features.model import Feature
 from overlay.on_disk.changes import Rebuilt
 from overlay.on_disk.ledger import Entry, Ledger, reinstall
 from overlay.on_disk.rebuild import rebuild

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from packaging.version import Version
 
-from overlay.features.model import SHIPPED
+from overlay._features.model import SHIPPED
 from overlay.planning import advice
 from overlay.results import State
 from tests.support.patches import feature, hunk

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from overlay.features.model import Hunk, Patch
+from overlay._features.model import Hunk, Patch
 from overlay.planning.attempt import Attempt, Texts, attempt
 from overlay.planning.scopes import Scopes, Syntax, find
 from overlay.planning.text import Edit, SourceText

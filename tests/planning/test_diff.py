@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from overlay.features.patch_file import parse_patch
+from overlay._features.patch_file import parse_patch
 from overlay.planning.diff import render
 from overlay.results import Change
 from tests.support.patches import HEADERS

@@ -8,9 +8,9 @@ from random import Random
 from hypothesis import assume, event, example, given, settings
 from hypothesis import strategies as st
 
+from overlay._features.model import Hunk
+from overlay._features.patch_file import parse_patch
 from overlay.errors import PatchFormatErrors
-from overlay.features.model import Hunk
-from overlay.features.patch_file import parse_patch
 from overlay.package import parse_release
 from overlay.planning.diff import render
 from overlay.planning.matching import edits, match

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from overlay.features.model import Hunk
+from overlay._features.model import Hunk
 from overlay.planning.matching import edits, final_newline_after, match
 from overlay.planning.scopes import find
 from overlay.planning.text import SourceText

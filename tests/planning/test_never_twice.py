@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from overlay.features.model import MODULE_SCOPE, Hunk
-from overlay.features.patch_file import parse_patch
+from overlay._features.model import MODULE_SCOPE, Hunk
+from overlay._features.patch_file import parse_patch
 from overlay.planning.matching import edits, match, new_lines
 from overlay.planning.scopes import UnparsableError, find
 from overlay.planning.text import SourceText

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from packaging.version import Version
 
-from overlay.features.model import AddedFile, Build, Feature, Topic, Way
+from overlay._features.model import AddedFile, Build, Feature, Topic, Way
 from overlay.planning import advice
 from overlay.results import Clash, FeatureResult, HunkResult, Reason, State
 from tests.support.patches import feature, hunk, topic

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from overlay.features.model import Hunk
+from overlay._features.model import Hunk
 from overlay.package import VLLM
 from overlay.planning import advice
 from overlay.results import FileResult, State

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from overlay.features.model import MODULE_SCOPE, Hunk
+from overlay._features.model import MODULE_SCOPE, Hunk
 from overlay.planning import matching
 from overlay.planning.matching import (
     holding_scopes,

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
+from overlay._features.folder import load
+from overlay._features.model import AddedFile, Build, Feature, UpstreamTest
 from overlay.authoring.composing import compose
 from overlay.errors import PatchFormatErrors
-from overlay.features.folder import load
-from overlay.features.model import AddedFile, Build, Feature, UpstreamTest
 from overlay.planning.planner import plan
 from overlay.planning.upstream import Evidence, build_of, evidence, has_module, hunk_is_upstream
 from overlay.results import State

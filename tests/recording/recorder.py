@@ -288,7 +288,7 @@ def warm() -> None:
 
 def _see_only(folder: Path) -> None:
     """Let this fork see no processes but those whose records lie in a folder."""
-    from overlay.processes import live, records
+    from overlay._processes import live, records
 
     own = live._own
     records.folders = lambda: (folder,)

@@ -58,9 +58,9 @@ def _keep_digest(recorder: Recorder, line: str) -> None:
 
 def _unpack(recorder: Recorder, release: str, site: Path) -> None:
     """Lay out the files of a release that the shipped features name, and its version."""
-    from overlay.features.folder import load
-    from overlay.features.model import of_package, paths_of
-    from overlay.features.sources import shipped_folder
+    from overlay._features.folder import load
+    from overlay._features.model import of_package, paths_of
+    from overlay._features.sources import shipped_folder
     from overlay.package import VLLM
     from overlay.targets.releases import CachedRelease
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overlay._features.folder import Hole
 from overlay.commands.list_ import ListReport
-from overlay.features.folder import Hole
 from overlay.package import VLLM
 from overlay.planning import advice
 from overlay.report.base import Report, failure

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overlay._features.folder import Hole
+from overlay._processes.live import LiveProcess
+from overlay._processes.records import ProcessRecord
 from overlay.commands.list_ import ListReport
 from overlay.commands.live import ProcessesReport
-from overlay.features.folder import Hole
-from overlay.processes.live import LiveProcess
-from overlay.processes.records import ProcessRecord
 from overlay.report.as_json import as_json
 from overlay.report.base import Report, failure
 from overlay.report.codes import Code, Verdict

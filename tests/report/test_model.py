@@ -6,9 +6,9 @@ from typing import Any
 
 from packaging.version import Version
 
+from overlay._features.folder import Hole
+from overlay._features.model import AddedFile, Feature, Patch, Topic, Variant
 from overlay.commands.list_ import ListReport
-from overlay.features.folder import Hole
-from overlay.features.model import AddedFile, Feature, Patch, Topic, Variant
 from overlay.package import ReleaseRange
 from overlay.report.as_json import as_data, as_json
 from overlay.report.base import failure

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlay.features.folder import load
-from overlay.features.sources import shipped_folder
+from overlay._features.folder import load
+from overlay._features.sources import shipped_folder
 from overlay.planning.planner import plan
 from overlay.targets.resolution import resolve
 from tests.steady_inputs.test_steady_inputs import FakeBuffer, steady

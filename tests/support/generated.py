@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from overlay.features.model import MODULE_SCOPE, Hunk
+from overlay._features.model import MODULE_SCOPE, Hunk
 from overlay.planning.scopes import find
 
 

@@ -9,9 +9,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from overlay._features.model import Hunk
+from overlay._features.patch_file import parse_patch
 from overlay.errors import PatchFormatErrors
-from overlay.features.model import Hunk
-from overlay.features.patch_file import parse_patch
 from overlay.package import parse_release
 from overlay.planning.planner import plan
 from overlay.planning.scopes import Syntax

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from overlay.features.model import Feature
+from overlay._features.model import Feature
 from overlay.on_disk import lock
 from overlay.on_disk.transaction import Outcome, adopting, applying, carry_out, reverting
 from overlay.results import Plan

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from overlay.features.model import Feature
+from overlay._features.model import Feature
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.recovery import recover
 from overlay.package import VLLM, Package, package_named

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from overlay.features.model import (
+from overlay._features.model import (
     MODULE_SCOPE,
     AddedFile,
     Feature,

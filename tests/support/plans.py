@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from packaging.version import Version
 
-from overlay.features.model import Feature
+from overlay._features.model import Feature
 from overlay.planning.planner import plan
 from overlay.results import Plan
 from tests.support.patches import MemoryTree, hunk

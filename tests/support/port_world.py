@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from overlay._features.folder import load
+from overlay._features.model import Feature
 from overlay.authoring.composing import compose
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.porting import Porter
 from overlay.authoring.variants import base_has
 from overlay.authoring.writing import render_patch
-from overlay.features.folder import load
-from overlay.features.model import Feature
 from tests.support.patches import write_feature
 
 PATH = "vllm/v1/runner.py"

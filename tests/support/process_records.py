@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from overlay._processes import records
+from overlay._processes.counts import COUNTS_NAME
+from overlay._processes.records import Meaning, ProcessRecord
 from overlay.in_memory.ranks import RankReport
-from overlay.processes import records
-from overlay.processes.counts import COUNTS_NAME
-from overlay.processes.records import Meaning, ProcessRecord
 from overlay.results import Way
 
 LOOP = Meaning("replays", (("graph", "loop"), ("sampled", "false")))

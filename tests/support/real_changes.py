@@ -14,6 +14,9 @@ from typing import NamedTuple
 from packaging.version import Version
 
 from bench.real_changes import RealChange, Tree
+from overlay._features.folder import load
+from overlay._features.model import Feature, Variant, of_package
+from overlay._features.sources import shipped_folder
 from overlay.authoring.importing import prepare
 from overlay.authoring.incoming import read_changes
 from overlay.authoring.locating import ReleaseTexts
@@ -21,9 +24,6 @@ from overlay.authoring.porting import Porter
 from overlay.authoring.ports import FeaturePort
 from overlay.authoring.writing import check_files
 from overlay.errors import UsageError
-from overlay.features.folder import load
-from overlay.features.model import Feature, Variant, of_package
-from overlay.features.sources import shipped_folder
 from overlay.package import VLLM, ReleaseRange
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from overlay.features.folder import load
-from overlay.features.sources import shipped_folder
+from overlay._features.folder import load
+from overlay._features.sources import shipped_folder
 from overlay.planning.planner import plan
 from overlay.targets.resolution import resolve
 from tests.support import triton_by_hand

@@ -6,9 +6,9 @@ import ast
 import functools
 from collections.abc import Sequence
 
-from overlay.features.folder import load
-from overlay.features.model import Feature
-from overlay.features.sources import shipped_folder
+from overlay._features.folder import load
+from overlay._features.model import Feature
+from overlay._features.sources import shipped_folder
 from overlay.package import VLLM
 
 DRAFTS = "draft-graphs"

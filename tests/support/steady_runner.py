@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from overlay.features.folder import load
-from overlay.features.sources import shipped_folder
+from overlay._features.folder import load
+from overlay._features.sources import shipped_folder
 from overlay.planning.planner import plan
 from overlay.targets.resolution import resolve
 from tests.steady_inputs.test_steady_inputs import FILE, steady

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlay.processes import records
+from overlay._processes import records
 from tests.support.process_records import counting
 from tests.support.served_metrics import counted_inside, replays_of
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from overlay.features.model import Feature
+from overlay._features.model import Feature
 from overlay.on_disk import transaction as commit
 from overlay.package import VLLM, ReleaseRange
 from overlay.results import Change, FeatureResult, FileResult, HunkResult, Plan, State

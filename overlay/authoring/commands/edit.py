@@ -11,14 +11,16 @@ from typing import Any
 
 from packaging.version import Version
 
+from overlay._features.model import Feature, of_package
+from overlay._features.sources import SHARED, entries, shipped_folder, stray
 from overlay.authoring import disk
 from overlay.authoring import releases as package_releases
 from overlay.authoring import session as sessions
+from overlay.authoring.building import TwoTexts
 from overlay.authoring.commands.new import made_of, words
 from overlay.authoring.editing import Edited, expect_bytes
 from overlay.authoring.editing import commit as compose_commit
 from overlay.authoring.free_ids import require_free
-from overlay.authoring.from_texts import TwoTexts
 from overlay.authoring.layout import lay_out
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.reports.authored import (
@@ -33,8 +35,6 @@ from overlay.authoring.triage import FileFate
 from overlay.authoring.writing import check_folder, write_folder
 from overlay.commands.request import Request
 from overlay.errors import PackageIndexError, UsageError
-from overlay.features.model import Feature, of_package
-from overlay.features.sources import SHARED, entries, shipped_folder, stray
 from overlay.package import VLLM, Package, package_named, package_problem, path_problem
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
@@ -70,13 +70,13 @@ def begin(
     """
     features = request._replace(features=(id_,)).load()
     feature = _named(features, id_)
-    package, features = feature.package, of_package(features, feature.package)
-    own = {id_: feature.source or ""}
-    empty = Session(Path(), SessionKind.EDIT, own, "", (_writable(feature),), package=package)
-    empty = replace(empty, release=_release(release, package, feature))
+    patches, package = _writable(feature), feature.package
+    name = _release(release, package, feature)
     _expect_paths(more, package)
+    features = of_package(features, package)
     earlier = features[: features.index(feature)]
-    return _opened(request, empty, feature, features, earlier, more, progress)
+    fresh = _fresh(id_, feature.source or "", name, patches, package)
+    return _opened(request, fresh, feature, features, earlier, more, progress)
 
 
 def begin_new(
@@ -101,26 +101,29 @@ def begin_new(
     """
     patches = in_home(request.patches[-1])
     require_free(patches, id_, update=False, instead=f"{command('edit', id_)}, which edits that")
-    name = files[0].partition("/")[0]
-    package = package_named(name) if package_problem(name) is None else VLLM
+    first = files[0].partition("/")[0]
+    package = package_named(first) if package_problem(first) is None else VLLM
     _expect_paths(files, package)
-    notes = {_TITLE: title} if title else {}
-    folder = Path(os.path.abspath(patches))
-    empty = Session(
-        Path(), SessionKind.EDIT, {id_: ""}, "", (folder,), notes=notes, package=package
-    )
-    empty = replace(empty, release=_release(release, package))
+    name = _release(release, package)
     everything = _at_hand(request, patches)
     if any(feature.id == id_ for feature in everything):
         raise UsageError(f"{id_}: expected no feature of that id, found one; choose another id")
     features = of_package(everything, package)
     earlier = [each for each in features if not _behind(each, id_, patches)]
-    return _opened(request, empty, None, features, earlier, files, progress)
+    fresh = _fresh(id_, "", name, Path(os.path.abspath(patches)), package)
+    fresh = replace(fresh, notes={_TITLE: title} if title else {})
+    return _opened(request, fresh, None, features, earlier, files, progress)
+
+
+def _fresh(id_: str, source: str, release: str, patches: Path, package: Package) -> Session:
+    """A session without files."""
+    folder, own = Path(f"{id_}@{release}"), {id_: source}
+    return Session(folder, SessionKind.EDIT, own, release, (patches,), package=package)
 
 
 def _opened(
     request: Request,
-    empty: Session,
+    fresh: Session,
     feature: Feature | None,
     features: Sequence[Feature],
     earlier: Sequence[Feature],
@@ -129,20 +132,19 @@ def _opened(
 ) -> EditReport:
     """Begin a session, or lay further files into the one that is in its folder.
 
-    :param empty: the session without its folder and its files.
+    :param fresh: the session without files.
     :param feature: ``None`` for one that is not there yet; :param features: those at hand.
     :param earlier: those before it; :param more: files that are wanted beside those it patches.
     :raises UsageError: if something other than its session lies in that folder, or the features
         are others than when it began.
     :raises OSError: if it cannot be written.
     """
-    (id_,), release, package = empty.features, empty.release, empty.package
+    release, package = fresh.release, fresh.package
     tree = package_releases.tree_of(release, package, progress)
     layout = lay_out(feature, earlier, tree, Version(release), more, Memo(), package)
     folders = os.pathsep.join(os.path.abspath(each) for each in request.patches)
     below = {each.id: each.source or "" for each in layout.below}
-    notes = {_FOLDERS: folders, **empty.notes}
-    session = replace(empty, folder=Path(f"{id_}@{release}"), below=below, notes=notes)
+    session = replace(fresh, below=below, notes={_FOLDERS: folders, **fresh.notes})
     action = EditAction.BEGUN
     if more and (session.folder / DOCUMENT).exists():
         action = EditAction.GROWN
@@ -381,7 +383,7 @@ def _made(
     text = words(id_, session.notes.get(_TITLE, ""), source, package)
     files = [TwoTexts(path, now.base.get(path), now.now[path]) for path in now.changed]
     names = package_releases.known(package)
-    prepared, unread = made_of(files, now, release, text, below, names, progress)
+    prepared = made_of(files, now, release, text, below, names, progress)
     summary = prepared.summary
     if prepared.folder is None:
         raise UsageError("\n".join(str(file.problem) for file in summary.problems))
@@ -390,7 +392,7 @@ def _made(
         "folder": write_folder(prepared.folder, session.patches[0]),
         "files": authored(summary.files, prepared.hunks),
         "releases": str(summary.releases),
-        "unread": unread,
+        "unread": prepared.unread,
         "merged": summary.merged,
     }
 

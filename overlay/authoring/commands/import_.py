@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
+from overlay._features.model import Feature
 from overlay.authoring import releases as package_releases
 from overlay.authoring.building import Prepared, texts_with
 from overlay.authoring.disk import NewFolder, replace_features
@@ -22,7 +23,6 @@ from overlay.authoring.sources import Source, read_source
 from overlay.authoring.triage import FileFate
 from overlay.authoring.writing import check_folder, write_folder
 from overlay.errors import UsageError, told_once
-from overlay.features.model import Feature
 from overlay.package import VLLM, Package, known_package
 from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax

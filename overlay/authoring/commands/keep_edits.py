@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from overlay._features.model import Feature
 from overlay.authoring.commands.new import (
     Workshop,
     feature_of,
@@ -20,7 +21,6 @@ from overlay.commands.request import Request
 from overlay.commands.revert import Keep, Kept
 from overlay.commands.scene import root_of
 from overlay.errors import OverlayError, UsageError
-from overlay.features.model import Feature
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.beside import folders_of
 from overlay.on_disk.journal import reading
@@ -40,20 +40,20 @@ def keep(request: Request, targets: Sequence[Target], keep_as: Keep) -> Kept:
     :raises UsageError: if several packages have edits that no feature holds, or the id is taken.
     :raises OverlayError: if a file, its pristine text or the features cannot be read.
     """
-    surveyed, notes = _surveyed(request, targets)
-    edited = [workshop for workshop in surveyed if workshop.edits]
-    with_others = [workshop for workshop in surveyed if workshop.others]
+    workshops, notes = _surveyed(request, targets)
+    edited = [workshop for workshop in workshops if workshop.edits]
+    with_others = [workshop for workshop in workshops if workshop.others]
     notes += [
         f"files of {workshop.target.package.title} that are not Python were not compared, since "
         "there is no RECORD with their hashes"
-        for workshop in surveyed
+        for workshop in workshops
         if workshop.others is None
     ]
     beside = tuple((o.path, o.what) for workshop in with_others for o in workshop.others or ())
     titles = enumeration([workshop.target.package.title for workshop in with_others])
     if not edited:
         what = "no module" if beside else "nothing"
-        looked_at = enumeration([workshop.target.package.title for workshop in surveyed])
+        looked_at = enumeration([workshop.target.package.title for workshop in workshops])
         notes.append(f"{what} was edited in {looked_at}, so no feature was made")
         return Kept({}, None, None, targets[0], tuple(notes), beside, titles)
     holders = {id(workshop): saved(workshop, keep_as.id) for workshop in edited}
@@ -99,19 +99,19 @@ def _surveyed(request: Request, targets: Sequence[Target]) -> tuple[list[Worksho
 
     :raises OverlayError: if those of a patched package cannot be told, or of none.
     """
-    surveyed, notes, errors = [], [], []
+    workshops, notes, errors = [], [], []
     for target in targets:
         root = root_of(target, "revert")
         try:
-            surveyed.append(survey(request, target, root))
+            workshops.append(survey(request, target, root))
         except OverlayError as error:
             if _is_patched(target, root):
                 raise
             errors.append(error)
             notes.append(f"{target.package.title} was not looked at for edits: {error}")
-    if not any(workshop.edits for workshop in surveyed) and errors:
+    if not any(workshop.edits for workshop in workshops) and errors:
         raise errors[0]
-    return surveyed, notes
+    return workshops, notes
 
 
 def _is_patched(target: Target, root: Path) -> bool:

@@ -13,13 +13,13 @@ from typing import Any, ClassVar, NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
+from overlay._features.model import Feature, Patch, Variant
+from overlay._features.patch_headers import author, last_update
 from overlay.authoring.git import Checkout, LogEntry
 from overlay.authoring.incoming import IncomingFile, read_changes
 from overlay.commands.check import every_target
 from overlay.commands.request import Request
 from overlay.errors import OverlayError, UsageError
-from overlay.features.model import Feature, Patch, Variant
-from overlay.features.patch_headers import author, last_update
 from overlay.package import VLLM, Package, path_problem
 from overlay.report.base import Report, by_fields
 from overlay.report.codes import Code, Verdict

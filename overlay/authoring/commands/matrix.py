@@ -10,13 +10,13 @@ from typing import Any, ClassVar, NamedTuple
 
 from packaging.version import Version
 
+from overlay._features.model import Feature, Topic, of_package, packages_of
 from overlay.authoring.carry import carry
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.releases import package_of
 from overlay.commands.assess import examine
 from overlay.commands.parallel import cores, in_processes
 from overlay.commands.request import Request
-from overlay.features.model import Feature, Topic, of_package, packages_of
 from overlay.package import VLLM, Package
 from overlay.planning.obsolete import obsolete_by
 from overlay.planning.scope_cache import Memo

@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from packaging.version import Version
 
+from overlay._features.model import Feature
 from overlay.authoring import releases as package_releases
-from overlay.authoring.building import Prepared, Words, build, texts_with
+from overlay.authoring.building import Prepared, TwoTexts, Words, build, change_of, texts_with
 from overlay.authoring.free_ids import require_free
-from overlay.authoring.from_texts import TwoTexts, change_of
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.reports.authored import AuthoredFile, NewReport, authored, made_new
 from overlay.authoring.triage import FileFate
@@ -25,7 +25,6 @@ from overlay.authoring.writing import check_folder, write_folder
 from overlay.commands.request import Request
 from overlay.commands.scene import resolve
 from overlay.errors import PackageIndexError, UsageError
-from overlay.features.model import Feature
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.beside import Beside, beside
 from overlay.on_disk.disk_state import conditions, void
@@ -73,59 +72,58 @@ def new_from_edits(
             f"{package.name}/, where files were edited; found a file or a release, which nobody "
             "edits"
         )
-    surveyed = survey(request, target, target.root, progress)
-    if any(feature.id == id_ for feature in surveyed.below):
+    workshop = survey(request, target, target.root, progress)
+    if any(feature.id == id_ for feature in workshop.below):
         raise UsageError(
             f"{id_} is applied there and its files were edited since: choose another id, on top of "
             f"it, or take the edits over in {command('edit', id_)}"
         )
-    made = feature_of(surveyed, id_, patches, title=title, releases=names, progress=progress)
-    return written(surveyed, made, patches, update=update)
+    prepared = feature_of(workshop, id_, patches, title=title, releases=names, progress=progress)
+    return written(workshop, prepared, patches, update=update)
 
 
 def written(
-    surveyed: Workshop, result: FeatureOfEdits, patches: Path, *, update: bool = False
+    workshop: Workshop, prepared: Prepared, patches: Path, *, update: bool = False
 ) -> NewReport:
     """Write a feature that was made of edits, if it is complete, and say what it is.
 
     :raises OverlayError, OSError: if it cannot be written.
     """
-    prepared = result.prepared
     summary, folder = prepared.summary, None
     if prepared.folder is not None:
         folder = write_folder(prepared.folder, patches, update=update)
     return _report(
-        surveyed,
+        workshop,
         summary.id,
-        authored(summary.files, prepared.hunks, surveyed.stacks),
+        authored(summary.files, prepared.hunks, workshop.stacks),
         folder,
         None if folder is None else str(summary.releases),
         outcomes=summary.outcomes,
         merged=summary.merged,
-        unread=result.unread,
+        unread=prepared.unread,
     )
 
 
-def held_report(surveyed: Workshop, feature: Feature) -> NewReport:
+def held_report(workshop: Workshop, feature: Feature) -> NewReport:
     """The report of a feature that holds the edits already."""
     hunks = {
         variant.patch.path: variant.patch.hunks
         for topic in feature.topics
         for variant in topic.variants
-        if surveyed.release in variant.releases
+        if workshop.release in variant.releases
     }
     added = {added.path for added in feature.added}
     fates = [
         FileFate(edit.path, Fate.ADDED if edit.path in added else Fate.EDITED)
-        for edit in surveyed.edits
+        for edit in workshop.edits
     ]
-    files = authored(fates, hunks, surveyed.stacks)
+    files = authored(fates, hunks, workshop.stacks)
     folder = Path(feature.origin) / feature.id
-    return _report(surveyed, feature.id, files, folder, str(feature.releases))
+    return _report(workshop, feature.id, files, folder, str(feature.releases))
 
 
 def _report(
-    surveyed: Workshop,
+    workshop: Workshop,
     id_: str,
     files: tuple[AuthoredFile, ...],
     folder: Path | None,
@@ -137,14 +135,14 @@ def _report(
     :param span: the range that the feature serves; :param more: further fields of the report.
     """
     return NewReport(
-        made_new(id_, files, folder, span, surveyed.others or ()),
+        made_new(id_, files, folder, span, workshop.others or ()),
         id_,
-        str(surveyed.release),
+        str(workshop.release),
         files,
         releases=span,
         folder=folder,
-        target=surveyed.target.name,
-        beside=surveyed.others or (),
+        target=workshop.target.name,
+        beside=workshop.others or (),
         **more,
     )
 
@@ -224,23 +222,23 @@ def survey(
     if request.patches and not os.path.lexists(request.folders[-1]):
         request = request._replace(patches=request.patches[:-1])
     features = request.authored(package)
-    surveyed = Workshop(
+    workshop = Workshop(
         target, release, ledger, pristine, edits, features, request.folders, others=others
     )
-    return _with_patched(surveyed) if any(edit.written for edit in edits) else surveyed
+    return _with_patched(workshop) if any(edit.written for edit in edits) else workshop
 
 
-def _with_patched(surveyed: Workshop) -> Workshop:
+def _with_patched(workshop: Workshop) -> Workshop:
     """Work out what the overlay wrote to the edited files: it is planned again, and compared."""
-    assert surveyed.ledger is not None
-    touched = {edit.path: edit for edit in surveyed.edits if edit.written is not None}
+    assert workshop.ledger is not None
+    touched = {edit.path: edit for edit in workshop.edits if edit.written is not None}
     patching = {
         entry.result.feature: entry
-        for entry in surveyed.ledger.applied
+        for entry in workshop.ledger.applied
         if any(file.path in touched for file in entry.result.files)
     }
-    below = tuple(feature for feature in surveyed.features if feature.id in patching)
-    planned = _plan(below, surveyed)
+    below = tuple(feature for feature in workshop.features if feature.id in patching)
+    planned = _plan(below, workshop)
     written = {change.path: change.after for change in planned.changes}
     for path, edit in touched.items():
         data = written.get(path)
@@ -261,35 +259,25 @@ def _with_patched(surveyed: Workshop) -> Workshop:
         )
         for path in touched
     }
-    return replace(surveyed, below=below, written=written, stacks=stacks)
+    return replace(workshop, below=below, written=written, stacks=stacks)
 
 
-def _plan(features: Sequence[Feature], surveyed: Workshop) -> Plan:
-    return make_plan(features, surveyed.pristine, surveyed.release, None, Memo())
+def _plan(features: Sequence[Feature], workshop: Workshop) -> Plan:
+    return make_plan(features, workshop.pristine, workshop.release, None, Memo())
 
 
 # A feature of the edits
 
 
-class FeatureOfEdits(NamedTuple):
-    """A feature made of edits, not written yet.
-
-    :ivar unread: releases that could not be read, with the error, so that they are not served.
-    """
-
-    prepared: Prepared
-    unread: Mapping[str, str]
-
-
 def feature_of(
-    surveyed: Workshop,
+    workshop: Workshop,
     id_: str,
     patches: Path,
     *,
     title: str = "",
     releases: Sequence[str] | None = None,
     progress: Progress | None = None,
-) -> FeatureOfEdits:
+) -> Prepared:
     """The feature that makes the edits of a target, tried on releases; nothing is written.
 
     :param patches: the folder of patches that it is for: the order of features depends on it.
@@ -297,18 +285,18 @@ def feature_of(
         are known of its package.
     :raises UsageError: if applying it would not give the edited files byte for byte.
     """
-    release, package = str(surveyed.release), surveyed.target.package
-    files = [TwoTexts(edit.path, surveyed.base(edit), edit.now) for edit in surveyed.edits]
+    release, package = str(workshop.release), workshop.target.package
+    files = [TwoTexts(edit.path, workshop.base(edit), edit.now) for edit in workshop.edits]
     text = words(id_, title, f"edits of an installed {package.title} {release}", package)
-    tree: Tree = surveyed.pristine
-    if surveyed.below:
-        pristine = ReleaseTexts((release,), lambda _: surveyed.pristine)
-        tree = texts_with(surveyed.below, pristine, Memo()).open(release)
+    tree: Tree = workshop.pristine
+    if workshop.below:
+        pristine = ReleaseTexts((release,), lambda _: workshop.pristine)
+        tree = texts_with(workshop.below, pristine, Memo()).open(release)
     names = package_releases.known(package) if releases is None else releases
-    result = made_of(files, tree, release, text, surveyed.below, names, progress)
-    if result.prepared.folder is not None:
-        _expect_edits(surveyed, check_folder(result.prepared.folder), patches)
-    return result
+    prepared = made_of(files, tree, release, text, workshop.below, names, progress)
+    if prepared.folder is not None:
+        _expect_edits(workshop, check_folder(prepared.folder), patches)
+    return prepared
 
 
 def made_of(
@@ -319,7 +307,7 @@ def made_of(
     below: Sequence[Feature],
     names: Sequence[str],
     progress: Progress | None,
-) -> FeatureOfEdits:
+) -> Prepared:
     """The feature that edits of a release make, tried on releases; nothing is written.
 
     :param tree: the release's files with the features below applied.
@@ -329,7 +317,7 @@ def made_of(
     plain, unread = readable(release, tree, names, text.package, progress)
     others = texts_with(below, plain, syntax) if below else plain
     texts = ReleaseTexts(plain.names, lambda name: tree if name == release else others.open(name))
-    return FeatureOfEdits(build(change_of(files, release, syntax), text, texts, {}, syntax), unread)
+    return replace(build(change_of(files, release, syntax), text, texts, {}, syntax), unread=unread)
 
 
 def words(id_: str, title: str, source: str, package: Package = VLLM) -> Words:
@@ -369,16 +357,16 @@ def readable(
     return ReleaseTexts(names, trees.__getitem__), unread
 
 
-def _expect_edits(surveyed: Workshop, feature: Feature, patches: Path) -> None:
+def _expect_edits(workshop: Workshop, feature: Feature, patches: Path) -> None:
     """Refuse a feature by which the features that are applied would not give the edited files.
 
     :raises UsageError: naming the files, and why where the plan tells.
     """
-    order = _placed(feature, patches, surveyed)
-    planned = _plan(order, surveyed)
+    order = _placed(feature, patches, workshop)
+    planned = _plan(order, workshop)
     texts = {change.path: change.after for change in planned.changes}
     wrong = [
-        edit.path for edit in surveyed.edits if texts.get(edit.path, edit.pristine) != edit.now
+        edit.path for edit in workshop.edits if texts.get(edit.path, edit.pristine) != edit.now
     ]
     if not wrong:
         return
@@ -402,32 +390,32 @@ def _expect_edits(surveyed: Workshop, feature: Feature, patches: Path) -> None:
     )
 
 
-def _placed(feature: Feature, patches: Path, surveyed: Workshop) -> list[Feature]:
+def _placed(feature: Feature, patches: Path, workshop: Workshop) -> list[Feature]:
     """The features below an edit with one more, in the order in which they are applied."""
-    places = [os.path.realpath(folder) for folder in surveyed.folders]
+    places = [os.path.realpath(folder) for folder in workshop.folders]
 
     def place(each: Feature) -> tuple[int, str]:
         own = patches if each is feature else Path(each.origin)
         real = places[0] if each.shipped and each is not feature else os.path.realpath(own)
         return (places.index(real) if real in places else len(places)), each.id
 
-    others = (other for other in surveyed.below if other.id != feature.id)
+    others = (other for other in workshop.below if other.id != feature.id)
     return sorted([*others, feature], key=place)
 
 
 # What revert needs to know
 
 
-def saved(surveyed: Workshop, id_: str) -> Feature | None:
+def saved(workshop: Workshop, id_: str) -> Feature | None:
     """The feature at hand that holds all edits already; ``None`` where there is none of that id.
 
     :raises UsageError: if there is one, and it does not hold them.
     """
-    feature = next((each for each in surveyed.features if each.id == id_), None)
+    feature = next((each for each in workshop.features if each.id == id_), None)
     if feature is None:
         return None
     try:
-        _expect_edits(surveyed, feature, Path(feature.origin))
+        _expect_edits(workshop, feature, Path(feature.origin))
     except UsageError as error:
         update = f", or {command('new', id_, '--from-edits', '--update')} first"
         raise UsageError(
@@ -437,13 +425,13 @@ def saved(surveyed: Workshop, id_: str) -> Feature | None:
     return feature
 
 
-def holder(surveyed: Workshop) -> Feature | None:
+def holder(workshop: Workshop) -> Feature | None:
     """The feature at hand that holds all edits, whatever its id; ``None`` where there is none."""
-    below = {feature.id for feature in surveyed.below}
-    for feature in surveyed.features:
+    below = {feature.id for feature in workshop.below}
+    for feature in workshop.features:
         if feature.id not in below and not feature.shipped:
             try:
-                _expect_edits(surveyed, feature, Path(feature.origin))
+                _expect_edits(workshop, feature, Path(feature.origin))
             except UsageError:
                 continue  # it makes other texts, or none
             return feature

@@ -9,24 +9,32 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from overlay._features import sources
+from overlay._features.folder import holes as holes_of
+from overlay._features.model import Feature
 from overlay.authoring import disk
 from overlay.authoring import releases as package_releases
-from overlay.authoring.port_session import create, session_folder
+from overlay.authoring.port_views import conflict
 from overlay.authoring.porting import Porter
 from overlay.authoring.ports import FeaturePort
 from overlay.authoring.reports.ported import PortReport, concluded
+from overlay.authoring.session import (
+    Session,
+    SessionKind,
+    Waiting,
+    begin,
+    features_of,
+)
 from overlay.authoring.variants import remembered, with_ports
 from overlay.authoring.writing import Expected, check_files
 from overlay.commands.request import Request
 from overlay.errors import OverlayError, UsageError
-from overlay.features import sources
-from overlay.features.folder import holes as holes_of
-from overlay.features.model import Feature
 from overlay.package import VLLM, Package
 from overlay.planning.scope_cache import Memo
 from overlay.results.invocation import absolute, command
 from overlay.settings import in_home
 from overlay.targets.target import Progress
+from overlay.untrusted import sha256
 
 
 def port(
@@ -285,3 +293,46 @@ def folder_of(feature: Feature) -> Path:
 def _in_checkout() -> bool:
     """Whether the shipped features lie in a checkout of the overlay, and may be written."""
     return (sources.shipped_folder().parent / "setup.py").is_file()
+
+
+# The session of what waits
+
+
+def session_folder(release: str, package: Package = VLLM) -> Path:
+    """The folder of a port's session in the working folder."""
+    return Path(f"port-{release}" if package == VLLM else f"port-{package.distribution}-{release}")
+
+
+def create(
+    folder: Path,
+    release: str,
+    ports: Sequence[FeaturePort],
+    patches: Sequence[str],
+    package: Package = VLLM,
+) -> Path:
+    """Make a session for the topics of ports that wait for a person, whole or not at all.
+
+    A file in it is the release's with every hunk that lands, and the others between markers.
+
+    :param package: whose release it is.
+    :raises UsageError: if something is there already; :raises OSError: if it cannot be written.
+    :raises NotPrivate: if somebody else could have written the patches.
+    """
+    laid: dict[str, bytes] = {}
+    waiting: list[Waiting] = []
+    for port in ports:
+        id_, digest = port.feature.id, port.feature.digest
+        for topic in port.topics:
+            if not topic.covered and (topic.conflicts or topic.review):
+                texts = conflict(topic, release)
+                text = "" if texts is None else sha256(texts.merged)
+                waiting.append(Waiting(id_, digest, topic.topic, topic.path, topic.base, text))
+                if texts is not None:
+                    laid[waiting[-1].name] = texts.merged
+        if port.problem is not None:
+            waiting.append(Waiting(id_, digest, "files", port.feature.added[0].path, "", ""))
+    features, places = features_of(waiting), tuple(Path(p).absolute() for p in patches)
+    session = Session(
+        folder, SessionKind.PORT, features, release, places, package=package, waiting=tuple(waiting)
+    )
+    return begin(session, laid, {}).folder

@@ -9,13 +9,13 @@ from typing import ClassVar
 
 from packaging.version import Version
 
+from overlay._features.model import Feature, of_package, packages_of
+from overlay._features.sources import entries, unread
 from overlay.authoring import releases as package_releases
 from overlay.authoring.disk import NewFolder, contents, finish_switch, replace_features
 from overlay.authoring.pruning import Proposal, Pruner, Served
 from overlay.commands.request import Request
 from overlay.errors import OverlayError, UsageError
-from overlay.features.model import Feature, of_package, packages_of
-from overlay.features.sources import entries, unread
 from overlay.package import VLLM, Package
 from overlay.planning.scope_cache import Memo
 from overlay.report.base import Report

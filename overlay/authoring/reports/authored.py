@@ -8,9 +8,9 @@ from enum import Enum
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
+from overlay._features.model import Hunk
 from overlay.authoring.landing import landings, on_disk_only
 from overlay.authoring.triage import FileFate
-from overlay.features.model import Hunk
 from overlay.on_disk.beside import Beside
 from overlay.report.base import Report
 from overlay.report.codes import Code, Verdict

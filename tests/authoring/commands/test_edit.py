@@ -12,8 +12,8 @@ from typing import Any
 import jsonschema
 import pytest
 
+from overlay._features.folder import load
 from overlay.authoring import disk
-from overlay.features.folder import load
 from tests.support import releases
 from tests.support.cli import ADDED, CAPTURE, PROPOSER, RUNNER, Cli, edit
 from tests.support.faults import FaultyOs, faulty, in_child, killing

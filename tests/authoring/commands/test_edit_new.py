@@ -12,8 +12,8 @@ import jsonschema
 import pytest
 from packaging.version import Version
 
+from overlay._features.folder import load
 from overlay.authoring import disk
-from overlay.features.folder import load
 from overlay.planning.planner import plan
 from overlay.results import State
 from tests.support import releases

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from overlay.features.folder import load
+from overlay._features.folder import load
 from overlay.targets import resolution
 from overlay.targets.target import Target
 from tests.commands.test_every_call import ENDS, FAULTS, command
@@ -47,7 +47,7 @@ def ours(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("overlay.authoring.commands.matrix.resolve", resolve)
     releases.know(monkeypatch, releases.RELEASES)
     for module in ("log", "matrix"):
-        known = f"overlay.commands.{module}.releases"
+        known = f"overlay.authoring.commands.{module}.releases"
         monkeypatch.setattr(known, lambda *_, **__: releases.RELEASES)
     monkeypatch.setattr(resolution, "resolve_each", lambda name, *_, **__: (opened[name],))
     shutil.rmtree(cli.shipped / "demo")

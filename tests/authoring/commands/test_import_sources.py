@@ -12,10 +12,10 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from overlay._features.folder import load
 from overlay.authoring import urls
 from overlay.authoring.urls import page_of
 from overlay.errors import UsageError
-from overlay.features.folder import load
 from tests.authoring.commands.test_import import SCHEMA, releases
 from tests.authoring.test_importing import BASE, CHANGE, PATCHED, PATH, diff
 from tests.support.cli import Cli

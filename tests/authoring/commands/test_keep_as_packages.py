@@ -7,8 +7,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from overlay._features.folder import load
 from overlay.errors import PackageIndexError
-from overlay.features.folder import load
 from overlay.package import package_named
 from overlay.targets import resolution
 from tests.authoring.commands.test_import import SCHEMA

@@ -41,7 +41,9 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli: Cli) -> Path:
 
     know(monkeypatch, RELEASES)
     for module in ("log", "matrix"):
-        monkeypatch.setattr(f"overlay.commands.{module}.releases", lambda *_, **__: (*RELEASES,))
+        monkeypatch.setattr(
+            f"overlay.authoring.commands.{module}.releases", lambda *_, **__: (*RELEASES,)
+        )
     monkeypatch.setattr(resolution, "resolve", opened)
     monkeypatch.setattr(resolution, "resolve_each", lambda name, *_, **__: (opened(name),))
     monkeypatch.setattr("overlay.authoring.commands.matrix.resolve", opened)

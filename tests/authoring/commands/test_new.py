@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from overlay.features.folder import load
+from overlay._features.folder import load
 from tests.authoring.test_composing import changes
 from tests.support import fake_vllm, releases
 from tests.support.cli import ADDED, PROPOSER, RUNNER, Cli, digest, edit

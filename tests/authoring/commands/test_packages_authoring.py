@@ -9,9 +9,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from overlay._features.folder import load
+from overlay._features.model import Feature
 from overlay.authoring.commands import matrix
-from overlay.features.folder import load
-from overlay.features.model import Feature
 from overlay.package import package_named
 from overlay.targets import resolution
 from overlay.targets.target import Target

@@ -13,13 +13,13 @@ import jsonschema
 import pytest
 from packaging.version import Version
 
+from overlay._features.folder import holes, load
+from overlay._features.model import Way
 from overlay.authoring.commands.port import port
 from overlay.authoring.commands.port_session import Key, ask
 from overlay.authoring.reports.ported import OpenFile, PortReport
 from overlay.commands.request import Request
 from overlay.errors import OverlayError
-from overlay.features.folder import holes, load
-from overlay.features.model import Way
 from overlay.planning.planner import plan
 from overlay.report.codes import Code
 from overlay.results import State

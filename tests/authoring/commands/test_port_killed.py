@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from overlay._features.folder import load
 from overlay.authoring import disk
 from overlay.authoring.commands.port import port
 from overlay.authoring.commands.port_session import abort, proceed
 from overlay.commands.request import Request
 from overlay.errors import OverlayError
-from overlay.features.folder import load
 from tests.support import port_world as world
 from tests.support.faults import FaultyOs, failing, faulty, in_child, killing
 from tests.support.releases import know
@@ -29,7 +29,7 @@ def releases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("overlay.targets.resolution.resolve", lambda name, **_: world.Tree(name))
     shipped = tmp_path / "shipped"
     shipped.mkdir()
-    monkeypatch.setattr("overlay.features.sources.shipped_folder", lambda: shipped)
+    monkeypatch.setattr("overlay._features.sources.shipped_folder", lambda: shipped)
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
+from overlay._features.folder import load
 from overlay.cli.run import run
-from overlay.features.folder import load
 from overlay.planning.planner import plan
 from overlay.results import State
 from tests.support import port_world as world

@@ -9,8 +9,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from overlay._features.folder import load
 from overlay.authoring import disk
-from overlay.features.folder import load
 from tests.authoring.commands.test_import import SCHEMA
 from tests.authoring.test_pruning import NAMES, TYPICAL, Tree
 from tests.support.cli import Cli, digest

@@ -184,7 +184,7 @@ for _name, _value, _word in (
 
 
 def _shipped(w: World, name: str, value: str) -> Arguments:
-    w.patch.setattr("overlay.features.sources.shipped_folder", lambda: _SHIPPED)
+    w.patch.setattr("overlay._features.sources.shipped_folder", lambda: _SHIPPED)
     return _set(w, {name: value}, ["doctor"])
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from overlay.features.sources import EFFECTS_PATH, feature_documents
+from overlay._features.sources import EFFECTS_PATH, feature_documents
 from overlay.results import ModelRunner
 from overlay.settings import KNOWN
 from overlay.untrusted import read_regular
@@ -76,17 +76,17 @@ def declarations(folders: Iterable[Path]) -> tuple[Declaration, ...]:
 
     A folder or document that cannot be read declares nothing: loading the features reports it.
     """
-    found: dict[str, Declaration] = {}
+    by_id: dict[str, Declaration] = {}
     for folder in folders:
         for document in feature_documents(folder):
             declared = _declaration(document)
             if declared is not None:
-                found.setdefault(declared.id, declared)
-    return tuple(found.values())
+                by_id.setdefault(declared.id, declared)
+    return tuple(by_id.values())
 
 
 def _declaration(document: Path) -> Declaration | None:
-    from overlay.features.documents import parse_toml
+    from overlay._features.documents import parse_toml
 
     try:
         table = parse_toml(read_regular(document, follow=False) or b"")
@@ -150,7 +150,7 @@ def read_switches(table: dict[str, Any], error: ErrorAt) -> tuple[Switch, ...]:
     switches: list[Switch] = []
     for each in tables:
         problem = _problem(each)
-        if problem is None and any(each["name"] == known.name for known in switches):
+        if problem is None and any(each["name"] == switch.name for switch in switches):
             problem = f"{each['name']} is declared twice"
         if problem is not None:
             error("switches", f"[[switches]]: {problem}")
@@ -237,11 +237,11 @@ def check_values(variables: Mapping[str, str], declared: Iterable[Declaration]) 
     return SwitchCheck(tuple(wrong), tuple(unknown), tuple(former))
 
 
-def _unknown(name: str, known: Iterable[str]) -> str:
+def _unknown(name: str, names: Iterable[str]) -> str:
     import difflib
 
     text = f"{name} is set, but neither the overlay nor a feature that is at hand declares it"
-    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8)
+    close = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.8)
     return f"{text}; did you mean {close[0]}?" if close else text
 
 

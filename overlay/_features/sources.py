@@ -98,14 +98,14 @@ def entries(folder: str | os.PathLike[str]) -> dict[str, Path]:
     switch = place / SWITCH
     parts = _parts(switch)
     while True:
-        found = {name: place / name for name in os.listdir(place) if name != SWITCH}
+        paths = {name: place / name for name in os.listdir(place) if name != SWITCH}
         now = _parts(switch)
         if now == parts:  # else a writer is moving them just now
             break
         parts = now
     coming, gone = parts
-    found |= {name: switch / "new" / name for name in coming}
-    return {name: path for name, path in sorted(found.items()) if name not in gone}
+    paths |= {name: switch / "new" / name for name in coming}
+    return {name: path for name, path in sorted(paths.items()) if name not in gone}
 
 
 def feature_documents(folder: Path) -> list[Path]:
@@ -167,7 +167,7 @@ def shared_by(feature: Path) -> list[str]:
 
     :param feature: its folder; where it is malformed, loading the feature reports it.
     """
-    from overlay.features.documents import parse_toml  # not where no modules are shared
+    from overlay._features.documents import parse_toml  # not where no modules are shared
 
     try:
         table = parse_toml(read_regular(feature / "feature.toml", follow=False) or b"")
@@ -340,11 +340,11 @@ def _listed(folder: str, prefix: str) -> list[tuple[str, str, bool]]:
             entries = sorted(listed, key=lambda entry: entry.name, reverse=True)
     except OSError:
         return []  # not there, or not readable: reading the features reports it
-    kept = []
+    read = []
     for entry in entries:
         switch = entry.name == SWITCH and not prefix
         if switch or not (stray(entry.name) or left_behind(entry.name)):
             # A link to a folder could lead anywhere, and round in a circle.
             is_folder = entry.is_dir(follow_symlinks=False)
-            kept.append((f"{prefix}{entry.name}{'/' if is_folder else ''}", entry.path, is_folder))
-    return kept
+            read.append((f"{prefix}{entry.name}{'/' if is_folder else ''}", entry.path, is_folder))
+    return read

@@ -153,7 +153,7 @@ class ProcessRecord(NamedTuple):
 
     def with_module(self, module: ModuleRecord) -> ProcessRecord:
         """The record after another module was executed (or executed again)."""
-        others = tuple(known for known in self.modules if known.module != module.module)
+        others = tuple(each for each in self.modules if each.module != module.module)
         return self._replace(modules=(*others, module))
 
 
@@ -232,19 +232,19 @@ def role() -> str:
     if name == "MainProcess":
         # A spawned child inherits the arguments of its parent, so they speak for this one only.
         command = " ".join([*(os.path.basename(part) for part in sys.argv[:1]), *sys.argv[1:2]])
-        known = (
+        roles = (
             ("default_worker", "worker"),
             ("serve", "api server"),
             ("api_server", "api server"),
         )
     else:
         command = name
-        known = (
+        roles = (
             ("worker", "worker"),
             ("enginecore", "engine core"),
             ("api", "api server"),
         )
-    part = next((role for needle, role in known if needle in command.lower()), None)
+    part = next((role for needle, role in roles if needle in command.lower()), None)
     return part or (MAIN if name == "MainProcess" else name)
 
 

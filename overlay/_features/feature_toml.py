@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from packaging.version import Version
 
+from overlay._features.documents import MalformedToml, parse_toml
+from overlay._features.model import MODULE_SCOPE, Build, Feature, UpstreamPlan, UpstreamTest
+from overlay._features.sources import read_text, unread
+from overlay._features.switches import read_model_runner, read_situational, read_switches
 from overlay.errors import MAX_ERRORS, PatchFormatError
-from overlay.features.documents import MalformedToml, parse_toml
-from overlay.features.model import MODULE_SCOPE, Build, Feature, UpstreamPlan, UpstreamTest
-from overlay.features.sources import read_text, unread
-from overlay.features.switches import read_model_runner, read_situational, read_switches
 from overlay.package import (
     VLLM,
     Package,
@@ -248,14 +248,14 @@ def _required(document: Document) -> bool:
     return required is True
 
 
-def _tables(document: Document, name: str, known: tuple[str, ...]) -> list[dict[str, Any]]:
+def _tables(document: Document, name: str, keys: tuple[str, ...]) -> list[dict[str, Any]]:
     """The tables of a key, with an error for each of their keys that is not known."""
     tables = document.table.get(name, [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         document.error(name, f"{name}: expected tables, written [[{name}]]")
         return []
-    for key in (key for table in tables for key in table if key not in known):
-        document.error(key, f"unknown key {key!r} in [[{name}]]; known are {', '.join(known)}")
+    for key in (key for table in tables for key in table if key not in keys):
+        document.error(key, f"unknown key {key!r} in [[{name}]]; known are {', '.join(keys)}")
     return tables
 
 

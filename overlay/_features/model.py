@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from packaging.version import Version
 
-from overlay.features.sources import SHARED
-from overlay.features.switches import Switch
+from overlay._features.sources import SHARED
+from overlay._features.switches import Switch
 from overlay.package import VLLM, Package, ReleaseRange
 from overlay.results import ModelRunner, Notice
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from overlay.processes import records
-from overlay.processes.live import counts_of, problem
-from overlay.processes.records import Meaning, ProcessRecord
+from overlay._processes import records
+from overlay._processes.live import counts_of, problem
+from overlay._processes.records import Meaning, ProcessRecord
 
 #: The most ancestors that are followed.
 _GENERATIONS = 64
@@ -85,11 +85,11 @@ class _Parents:
 
     def first(self, pid: int, recorded: Mapping[int, ProcessRecord]) -> int:
         """The first recorded process among ``pid`` and its ancestors; ``pid`` if there is none."""
-        found = pid
+        first = pid
         for at in self._line(pid):
             if at in recorded:
-                found = at
-        return found
+                first = at
+        return first
 
     def under(self, pid: int, name: str) -> bool:
         """Whether ``pid`` or an ancestor of it has that name."""

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from overlay._processes import counts, records
+from overlay._processes.records import CodeState, Effect, ProcessRecord
 from overlay.errors import OverlayError
-from overlay.processes import counts, records
-from overlay.processes.records import CodeState, Effect, ProcessRecord
 from overlay.results import Way
 
 #: What a process title or argument of vLLM's own begins with or holds.
@@ -59,25 +59,25 @@ def processes(proc: Path = Path("/proc")) -> tuple[LiveProcess, ...]:
         raise OverlayError(
             f"expected the running processes under {proc}, found none; --live needs Linux"
         )
-    said = {record.pid: record for record in records.read_all()}
+    by_pid = {record.pid: record for record in records.read_all()}
     every = {seen.pid: seen for seen in _own(proc)}
-    ours = {pid: seen for pid, seen in every.items() if pid in said or _is_vllm(proc, seen)}
+    ours = {pid: seen for pid, seen in every.items() if pid in by_pid or _is_vllm(proc, seen)}
     engines = {pid: _engine(pid, ours, every) for pid in ours}
     return tuple(
         LiveProcess(
             pid,
             ours[pid].title,
             engines[pid],
-            said.get(pid),
-            problem(said.get(pid), [said.get(p) for p in ours if engines[p] == engines[pid]]),
-            counts_of(said.get(pid), proc),
-            _root(proc, pid) if said.get(pid) is None else said[pid].root,
+            by_pid.get(pid),
+            problem(by_pid.get(pid), [by_pid.get(p) for p in ours if engines[p] == engines[pid]]),
+            counts_of(by_pid.get(pid), proc),
+            _root(proc, pid) if by_pid.get(pid) is None else by_pid[pid].root,
         )
         for pid in sorted(ours, key=lambda pid: (engines[pid], pid))
     )
 
 
-def strangers_noted(found: Iterable[LiveProcess], root: Path | None) -> tuple[LiveProcess, ...]:
+def strangers_noted(processes: Iterable[LiveProcess], root: Path | None) -> tuple[LiveProcess, ...]:
     """Processes, those of another vLLM without the plugin with a note in the place of a problem.
 
     Nobody asked the overlay to patch those.  A peer with the plugin shows that somebody did.
@@ -85,8 +85,8 @@ def strangers_noted(found: Iterable[LiveProcess], root: Path | None) -> tuple[Li
     :param root: the folder that holds the ``vllm/`` that is asked about, ``None`` where there is
         none.
     """
-    known = tuple(found)
-    engines = {process.engine for process in known if process.record is not None}
+    every = tuple(processes)
+    engines = {process.engine for process in every if process.record is not None}
     ours = None if root is None else os.path.realpath(root)
 
     def noted(process: LiveProcess) -> LiveProcess:
@@ -95,7 +95,7 @@ def strangers_noted(found: Iterable[LiveProcess], root: Path | None) -> tuple[Li
             return process
         return replace(process, note=f"is another vLLM, {process.problem}", problem=None)
 
-    return tuple(noted(process) for process in known)
+    return tuple(noted(process) for process in every)
 
 
 def counts_of(
@@ -129,12 +129,12 @@ def problem(mine: ProcessRecord | None, peers: Iterable[ProcessRecord | None]) -
 
 
 def _differs(mine: ProcessRecord | None, peers: Iterable[ProcessRecord | None]) -> str | None:
-    known = [peer for peer in peers if peer is not None]
-    patched = [peer for peer in known if peer.way.patched]
+    reporting = [peer for peer in peers if peer is not None]
+    patched = [peer for peer in reporting if peer.way.patched]
     if mine is None:
         return (
             "runs without the overlay's plugin, its peers with it: start it in the same environment"
-            if known
+            if reporting
             else "runs without the overlay's plugin: is it installed there, and does VLLM_PLUGINS "
             "allow it?"
         )
@@ -153,7 +153,7 @@ def _differs(mine: ProcessRecord | None, peers: Iterable[ProcessRecord | None]) 
     others = sorted(
         {
             f"{peer.pid} {peer.digest[:12] or peer.way.value}"
-            for peer in known
+            for peer in reporting
             if not _same(mine, peer)
         }
     )

@@ -18,7 +18,7 @@ from packaging.version import Version
 from overlay.package import KNOWN_RELEASES, VLLM, ReleaseRange
 
 if TYPE_CHECKING:
-    from overlay.features.model import Feature
+    from overlay._features.model import Feature
     from overlay.results import FeatureResult
 
 TABLE = "early-modules.json"
@@ -37,12 +37,12 @@ def early_modules(release: Version | None) -> frozenset[str]:
     """
     import json
 
-    known = {Version(text) for text in KNOWN_RELEASES}
+    releases = {Version(text) for text in KNOWN_RELEASES}
     version = None if release is None else Version(release.base_version)
-    if version is None or version not in known:
-        version = max(known)
+    if version is None or version not in releases:
+        version = max(releases)
     table: Mapping[str, list[str]] = json.loads(
-        files("overlay.features").joinpath(TABLE).read_text(encoding="utf-8")
+        files("overlay._features").joinpath(TABLE).read_text(encoding="utf-8")
     )
     return frozenset(
         module
@@ -79,9 +79,9 @@ def too_early(
     :param results: their state in a target of vLLM of this release.
     """
     own = {each.id for each in features if not each.shipped and each.package == VLLM}
-    found = {
+    early = {
         result.feature: early_among((file.path for file in result.files), release)
         for result in results
         if result.feature in own
     }
-    return {name: modules for name, modules in found.items() if modules}
+    return {name: modules for name, modules in early.items() if modules}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from overlay._features.model import Patch
+from overlay._features.patch_headers import read_headers, way
+from overlay._features.patch_hunks import read_hunks
+from overlay._features.patch_source import FORBIDDEN, Source
 from overlay.errors import PatchFormatErrors
-from overlay.features.model import Patch
-from overlay.features.patch_headers import read_headers, way
-from overlay.features.patch_hunks import read_hunks
-from overlay.features.patch_source import FORBIDDEN, Source
 from overlay.package import VLLM, Package, path_problem
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from overlay.features.model import MODULE_SCOPE, Hunk
-from overlay.features.patch_source import Source
+from overlay._features.model import MODULE_SCOPE, Hunk
+from overlay._features.patch_source import Source
 
 #: No file has a line of ten digits, and Python refuses numbers of more than 4,300.
 _RANGE = r"([0-9]{1,9})(?:,([0-9]{1,9}))?"
@@ -94,11 +94,11 @@ def _read_hunk(source: Source, line: str, number: int) -> Hunk | None:
         )
         _skip_hunk(source)
         return None
-    known = len(source.errors)
+    before = len(source.errors)
     _check_counts(source, body)
     hunk = _hunk(source, body)
     _check_images(source, hunk)
-    return hunk if len(source.errors) == known else None
+    return hunk if len(source.errors) == before else None
 
 
 def _skip_hunk(source: Source) -> None:
@@ -151,10 +151,10 @@ def _check_counts(source: Source, body: _Body) -> None:
     """Compare the numbers of the hunk's header with its lines."""
     if body.counts == body.promised:
         return
-    (said_pre, said_post), (pre, post) = body.promised, body.counts
+    (promised_pre, promised_post), (pre, post) = body.promised, body.counts
     source.error(
         body.line,
-        f"the header promises {said_pre} lines before and {said_post} after, the hunk "
+        f"the header promises {promised_pre} lines before and {promised_post} after, the hunk "
         f"has {pre} and {post}: @@ -{body.source_line},{pre} +...,{post} @@",
     )
 

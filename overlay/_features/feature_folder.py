@@ -12,11 +12,10 @@ from itertools import pairwise
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 
-from overlay.errors import PatchFormatError, PatchFormatErrors
-from overlay.features.feature_toml import NO_RELEASES, Document, read_document, read_fields
-from overlay.features.model import AddedFile, Feature, Hunk, Topic, UpstreamTest, Variant
-from overlay.features.patch_file import parse_patch
-from overlay.features.sources import (
+from overlay._features.feature_toml import NO_RELEASES, Document, read_document, read_fields
+from overlay._features.model import AddedFile, Feature, Hunk, Topic, UpstreamTest, Variant
+from overlay._features.patch_file import parse_patch
+from overlay._features.sources import (
     SHARED,
     is_document,
     left_behind,
@@ -26,6 +25,7 @@ from overlay.features.sources import (
     source_of,
     stray,
 )
+from overlay.errors import PatchFormatError, PatchFormatErrors
 from overlay.package import VLLM, Package, ReleaseRange, path_problem
 from overlay.results import RUNNER_FILES, Notice
 

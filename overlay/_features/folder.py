@@ -16,6 +16,10 @@ from typing import NamedTuple
 
 from packaging.version import Version
 
+from overlay._features import sources
+from overlay._features.feature_folder import ignored, is_plain, read_feature, sha256_of
+from overlay._features.feature_toml import NO_RELEASES
+from overlay._features.model import SHIPPED, Feature
 from overlay.errors import (
     MAX_ERRORS,
     OverlayError,
@@ -24,10 +28,6 @@ from overlay.errors import (
     UsageError,
     bounded,
 )
-from overlay.features import sources
-from overlay.features.feature_folder import ignored, is_plain, read_feature, sha256_of
-from overlay.features.feature_toml import NO_RELEASES
-from overlay.features.model import SHIPPED, Feature
 from overlay.package import id_problem
 from overlay.results import Notice
 from overlay.untrusted import read_regular
@@ -98,18 +98,18 @@ def load_each(folders: Sequence[Path], named: Container[str] = ()) -> tuple[Feat
     ]
     if refused:
         raise PatchFormatErrors(refused)
-    known = {feature.id for feature in loaded.features}
-    return (*loaded.features, *(_left_out(each, known) for each in loaded.malformed))
+    ids = {feature.id for feature in loaded.features}
+    return (*loaded.features, *(_left_out(each, ids) for each in loaded.malformed))
 
 
 def _lies_in(error: PatchFormatError, folder: str) -> bool:
     return error.file == folder or error.file.startswith(folder.rstrip(os.sep) + os.sep)
 
 
-def _left_out(malformed: Malformed, known: Container[str]) -> Feature:
+def _left_out(malformed: Malformed, ids: Container[str]) -> Feature:
     """What stands for a malformed feature; where its id is another one's, its place is its id."""
     problems = tuple(str(error) for error in malformed.errors[:MAX_ERRORS])
-    usable = id_problem(malformed.id) is None and malformed.id not in known
+    usable = id_problem(malformed.id) is None and malformed.id not in ids
     return Feature(
         malformed.id if usable else bounded(malformed.errors[0].file),
         "its files cannot be used",
@@ -158,8 +158,8 @@ def holes(feature: Feature, releases: Iterable[str] | None = None) -> tuple[Hole
 
     :param releases: those that are asked about; default: those of its package that are known.
     """
-    known = feature.package.releases if releases is None else releases
-    inside = [text for text in known if Version(text) in feature.releases]
+    every = feature.package.releases if releases is None else releases
+    inside = [text for text in every if Version(text) in feature.releases]
     return tuple(
         Hole(topic.name, text)
         for topic in feature.topics

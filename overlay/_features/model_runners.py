@@ -236,7 +236,7 @@ def runs(runner: ModelRunner, release: Version | None, environment: Mapping[str,
     return Runs.SOME
 
 
-def told(
+def note_on(
     runners: Mapping[str, ModelRunner],
     release: Version | None,
     environment: Mapping[str, str],
@@ -257,16 +257,16 @@ def told(
         return RunnerNote(dict.fromkeys(runners, Runs.UNKNOWN), text, text, asks)
     every = {name: runs(runner, release, environment) for name, runner in runners.items()}
     idle = {name: runners[name] for name, each in every.items() if each is not Runs.YES}
-    said = [
-        _told(runner, [name for name in idle if idle[name] is runner], release, environment)
+    sentences = [
+        _sentence(runner, [name for name in idle if idle[name] is runner], release, environment)
         for runner in ModelRunner
         if runner in idle.values()
     ]
-    texts, shorts = (list(each) for each in zip(*said, strict=True)) if said else ([], [])
+    texts, shorts = (list(each) for each in zip(*sentences, strict=True)) if sentences else ([], [])
     return RunnerNote(every, "; ".join(texts), "; ".join(shorts), asks)
 
 
-def _told(
+def _sentence(
     runner: ModelRunner,
     ids: Sequence[str],
     release: Version | None,
@@ -279,19 +279,19 @@ def _told(
     names = _names(ids)
     do = "does" if len(ids) == 1 else "do"
     other = ModelRunner.V1 if runner is ModelRunner.V2 else ModelRunner.V2
-    shown = other.value.upper()
+    default = other.value.upper()
     value = environment.get(VARIABLE)
     if value is not None and asked(environment) is None:
         text = f"does not start with {VARIABLE}={value[:40]!r}: it expects a number there, 0 for V1"
         return text, text
     if value is not None and asked(environment) is other:
-        text = f"uses model runner {shown} by {VARIABLE}={int(value)}: {names} {do} nothing there"
+        text = f"uses model runner {default} by {VARIABLE}={int(value)}: {names} {do} nothing there"
         return text, text
     unless = f"unless {asking(runner)} is set"
     rule = models(release)
     if rule is None:
         text = (
-            f"chooses a model runner that is not known here, and its log says which: on {shown} "
+            f"chooses a model runner that is not known here, and its log says which: on {default} "
             f"{names} {do} nothing, {unless}"
         )
         return text, text
@@ -299,13 +299,13 @@ def _told(
     if runs(runner, release, environment) is Runs.NO:
         but = "" if mine == _NONE else f" (but {mine})"
         settled = " or a setting needs V1" if runner is ModelRunner.V1 else ""
-        head = f"chooses model runner {shown} for every model"
+        head = f"chooses model runner {default} for every model"
         tail = f": {names} {do} nothing there {unless}{settled} ({_PAGE})"
         return f"{head}{but}{tail}", f"{head}{tail}"
     tail = f"{names} {do} nothing there {unless} ({_PAGE})"
     return (
-        f"chooses model runner {shown} for {theirs}: {tail}",
-        f"chooses model runner {shown} for some models: {tail}",
+        f"chooses model runner {default} for {theirs}: {tail}",
+        f"chooses model runner {default} for some models: {tail}",
     )
 
 

@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 from datetime import date
 
-from overlay.features.model import Way
-from overlay.features.patch_source import Source, diff_begins
+from overlay._features.model import Way
+from overlay._features.patch_source import Source, diff_begins
 from overlay.package import parse_release
 
 REQUIRED_HEADERS = ("Description", "Origin", "Last-Update")
@@ -181,7 +181,7 @@ def _file_begins(source: Source) -> bool:
 
 def _check_header(source: Source, name: str, number: int) -> str | None:
     """The known header that ``name`` misspells, after an error; ``None`` for any other."""
-    proper = {known.lower(): known for known in KNOWN_HEADERS}.get(name.lower())
+    proper = {header.lower(): header for header in KNOWN_HEADERS}.get(name.lower())
     if proper is None and not name.startswith(("Bug-", "X-")) and name not in _OF_MAILS:
         source.error(number, f"unknown header {name}; known are {', '.join(KNOWN_HEADERS)}")
     if proper is None or proper == name:
@@ -215,9 +215,9 @@ def _check_required(source: Source, headers: Mapping[str, str], misspelt: set[st
 def _check_date(source: Source, headers: Mapping[str, str]) -> None:
     value = headers.get("Last-Update")
     if not value:
-        said = headers.get("Date")
-        if said and _day(said) is None:
-            source.error(_line_of(source, "Date"), f"Date is {said!r}, which is not that of a mail")
+        sent = headers.get("Date")
+        if sent and _day(sent) is None:
+            source.error(_line_of(source, "Date"), f"Date is {sent!r}, which is not that of a mail")
         return
     try:
         well_formed = date.fromisoformat(value).isoformat() == value
@@ -252,13 +252,13 @@ def _check_base(source: Source, value: str | None) -> None:
 def way(value: str | None) -> Way | None:
     """How a variant was ported: the last word of its header ``Ported-From``."""
     word = (value or "").split()[-1:]
-    return next((known for known in Way if [known.value] == word), None)
+    return next((each for each in Way if [each.value] == word), None)
 
 
 def _check_way(source: Source, value: str | None) -> None:
     """Require a known last word: it decides whether the patch is applied."""
     if value is not None and way(value) is None:
-        ways = ", ".join(known.value for known in Way)
+        ways = ", ".join(each.value for each in Way)
         source.error(
             _line_of(source, "Ported-From"),
             f"Ported-From: expected a release and one of {ways}, found {value!r}",
