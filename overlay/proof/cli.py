@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,28 +26,28 @@ if TYPE_CHECKING:
     from overlay.proof.commands.budget import Schedule
     from overlay.report.base import Report
 
+#: Every default is shown.
+option = functools.partial(click.option, show_default=True)
+
 
 @cli.command(
-    context_settings={"show_default": True},
     epilog="Exit status: 0 the graphs give what they must, 1 something differs, an engine with "
     "graphs died, or no graph was replayed, 2 no engine could be compared.",
 )
-@click.option("--model", metavar="MODEL", help="The model to serve: a folder, or an id on the hub.")
-@click.option(
+@option("--model", metavar="MODEL", help="The model to serve: a folder, or an id on the hub.")
+@option(
     "--draft",
     metavar="MODEL",
     help="Its draft, likewise; with --tiny only eagle3hid, eagle3 or p-eagle.",
 )
-@click.option(
+@option(
     "--method",
     metavar="NAME",
     help="vLLM's name for the kind of draft, such as eagle3; vLLM itself knows most.",
 )
-@click.option("--k", type=click.IntRange(1), help="Draft tokens a step.", show_default="3")
-@click.option(
-    "--tiny", is_flag=True, help="Make small models whose answer is known, and serve them."
-)
-@click.option(
+@option("--k", type=click.IntRange(1), help="Draft tokens a step.", show_default="3")
+@option("--tiny", is_flag=True, help="Make small models whose answer is known, and serve them.")
+@option(
     "--mode",
     "modes",
     type=click.Choice(["off", "step", "loop", "whole"]),
@@ -54,29 +55,27 @@ if TYPE_CHECKING:
     help="Only this mode; may be given several times. Models of your own are always compared with "
     "`off`.",
 )
-@click.option("--check", is_flag=True, help="Turn on the address check before every replay.")
-@click.option(
+@option("--check", is_flag=True, help="Turn on the address check before every replay.")
+@option(
     "--prompts",
     type=click.Path(path_type=Path, dir_okay=False),
     help="A file with a prompt on each line, in the place of the sixteen built in.",
 )
-@click.option(
-    "--tokens", type=click.IntRange(1), default=64, help="Tokens to generate for each prompt."
-)
-@click.option("--python", metavar="PATH", help="The interpreter whose vLLM is served.")
-@click.option(
+@option("--tokens", type=click.IntRange(1), default=64, help="Tokens to generate for each prompt.")
+@option("--python", metavar="PATH", help="The interpreter whose vLLM is served.")
+@option(
     "--jobs",
     type=click.IntRange(1),
     help="Engines that run at a time.",
     show_default="1 for models of your own, 4 with --tiny",
 )
-@click.option(
+@option(
     "--deadline",
     type=click.FloatRange(1),
     default=900.0,
     help="Seconds after which an engine is killed.",
 )
-@click.option(
+@option(
     "--logs", type=click.Path(path_type=Path, file_okay=False), help="Keep what the engines print."
 )
 @json_option
@@ -104,10 +103,7 @@ def verify(request: Request, /, modes: tuple[str, ...], **options: Any) -> Repor
 
 
 def _on_engine(write: Callable[[str], None]) -> Callable[[str, float | None], None]:
-    """Write a line when an engine starts and when it has ended.
-
-    :returns: takes the engine's title, and its seconds where it has ended.
-    """
+    """Write a line when an engine, by its title, starts (``None``) or has ended after seconds."""
 
     def write_progress(title: str, seconds: float | None) -> None:
         event = "started" if seconds is None else f"ended after {seconds:.0f} s"
@@ -126,35 +122,34 @@ def _refuse_side_by_side(_: click.Context, __: click.Parameter, given: bool) -> 
 
 
 @cli.command(
-    context_settings={"show_default": True},
     epilog="Exit status: 0 measured, 1 the overlay is slower than stock V1 (with --against v2: "
     "than V2) or captured no graph, 2 the engines could not be compared.",
 )
-@click.option(
+@option(
     "--shape",
     type=click.Choice(["1b", "8b", "moe", "trial"]),
     default="1b",
     help="The shape of the models, whose weights are dummies.",
 )
-@click.option("--model", metavar="MODEL", help="A model of your own in the place of a shape.")
-@click.option("--draft", metavar="MODEL", help="Its draft; folders, or ids on the hub.")
-@click.option(
+@option("--model", metavar="MODEL", help="A model of your own in the place of a shape.")
+@option("--draft", metavar="MODEL", help="Its draft; folders, or ids on the hub.")
+@option(
     "--method",
     metavar="NAME",
     help="vLLM's name for the kind of draft.",
     show_default="as the draft's configuration says",
 )
-@click.option("--k", type=click.IntRange(1), default=3, help="Draft tokens a step.")
-@click.option(
+@option("--k", type=click.IntRange(1), default=3, help="Draft tokens a step.")
+@option(
     "--only", type=click.Choice(["steps", "serving"]), help="Step times alone, or servers alone."
 )
-@click.option(
+@option(
     "--against",
     type=click.Choice(["stock", "v2"]),
     help="Measure the overlay against stock V1 or V2 alone.",
     show_default="both",
 )
-@click.option(
+@option(
     "--batch",
     "batches",
     type=click.IntRange(1),
@@ -162,91 +157,89 @@ def _refuse_side_by_side(_: click.Context, __: click.Parameter, given: bool) -> 
     help="Number of requests at a time for step times; may be given several times.",
     show_default="1, 8, 32",
 )
-@click.option(
+@option(
     "--concurrency",
     type=click.IntRange(1),
     multiple=True,
     help="Number of requests at a time for servers; may be given several times.",
     show_default="1, 16, 64",
 )
-@click.option(
+@option(
     "--prompt",
     type=click.IntRange(1),
     default=512,
     help="Tokens of each prompt that a server gets.",
 )
-@click.option(
+@option(
     "--answer",
     type=click.IntRange(2),
     default=256,
     help="Tokens of each answer that a server gives.",
 )
-@click.option(
+@option(
     "--request-rate",
     "rate",
     type=click.FloatRange(0),
     help="Requests a second while the time to the first token is taken; 0 leaves it out.",
     show_default="half of what stock V1 (with --against v2: the overlay) answers",
 )
-@click.option(
+@option(
     "--port",
     type=click.IntRange(1, 65535),
     help="The port of the servers.",
     show_default="a free one",
 )
-@click.option(
+@option(
     "--rounds",
     type=click.IntRange(1),
     default=3,
     help="Rounds, in each of which every engine starts and is measured.",
 )
-@click.option(
+@option(
     "--side-by-side/--one-by-one",
     "side_by_side",
     hidden=True,
     callback=_refuse_side_by_side,
     expose_value=False,
 )
-@click.option(
+@option(
     "--repeats",
     type=click.IntRange(2),
     default=5,
     help="Repeats for each batch size in each round.",
 )
-@click.option(
+@option(
     "--budget",
     type=click.FloatRange(0),
     default=720.0,
     help="Seconds for everything: what takes longer is left out, and the report names it.",
 )
-@click.option(
+@option(
     "--tokens",
     type=click.IntRange(16),
     default=192,
     help="Tokens that each request generates for step times.",
 )
-@click.option(
+@option(
     "--accept",
     type=click.FloatRange(0),
     help="Tokens a step by synthetic acceptance; 0: what the models accept.",
     show_default="2.5 for shapes, 0 for models",
 )
-@click.option("--mode", default="FULL_AND_PIECEWISE", help="The cudagraph_mode of a shape.")
-@click.option("--engine", metavar="JSON", default="{}", help="Further arguments of vllm.LLM.")
-@click.option("--python", metavar="PATH", help="The interpreter whose vLLM is timed.")
-@click.option(
+@option("--mode", default="FULL_AND_PIECEWISE", help="The cudagraph_mode of a shape.")
+@option("--engine", metavar="JSON", default="{}", help="Further arguments of vllm.LLM.")
+@option("--python", metavar="PATH", help="The interpreter whose vLLM is timed.")
+@option(
     "--deadline",
     type=click.FloatRange(1),
     default=600.0,
     help="Seconds after which an engine is killed.",
 )
-@click.option(
+@option(
     "--html", "page", type=click.Path(path_type=Path, dir_okay=False), help="Write a page as well."
 )
-@click.option(
-    "--svg", "plot", type=click.Path(path_type=Path, dir_okay=False), help="Write the plots."
-)
-@click.option(
+@option("--svg", "plot", type=click.Path(path_type=Path, dir_okay=False), help="Write the plots.")
+@option(
     "--logs", type=click.Path(path_type=Path, file_okay=False), help="Keep what the engines print."
 )
 @json_option
