@@ -211,7 +211,7 @@ def _refuse_side_by_side(_: click.Context, __: click.Parameter, given: bool) -> 
 @option(
     "--budget",
     type=click.FloatRange(0),
-    default=720.0,
+    default=1800.0,
     help="Seconds for everything: what takes longer is left out, and the report names it.",
 )
 @option(

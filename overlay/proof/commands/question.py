@@ -49,7 +49,7 @@ class BenchQuestion:
     port: int | None = None
     rounds: int = 3
     repeats: int = 5
-    budget: float = 720.0
+    budget: float = 1800.0
     tokens: int = 192
     accept: float | None = None
     engine: str = "{}"

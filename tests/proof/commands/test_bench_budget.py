@@ -228,5 +228,5 @@ def test_the_schedule_says_how_often_an_engine_starts() -> None:
     text = BenchQuestion().schedule.text
     assert "at most 3 rounds of 6 engine starts" in text
     assert f"step times of {enumeration(ENGINES)}, then servers of" in text
-    assert "--budget 720 s" in text
+    assert "--budget 1800 s" in text
     assert "3 engine starts" in BenchQuestion(only=Part.STEPS, rounds=1).schedule.text
