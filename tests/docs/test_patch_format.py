@@ -21,16 +21,16 @@ def block(language: str) -> str:
 
 def test_the_examples_are_well_formed(tmp_path: Path) -> None:
     feature = tmp_path / "draft-graphs"
-    (feature / "10-topic").mkdir(parents=True)
+    (feature / "10-dispatcher-keys").mkdir(parents=True)
     (feature / "feature.toml").write_text(block("toml"))
     shared = tmp_path / "shared/files/vllm/v1/b.py"
     shared.parent.mkdir(parents=True)
     shared.write_text("")
     # The blank line of context has no blank in front: Markdown would lose it, and git accepts it.
-    (feature / "10-topic/0.20.0..0.33.0.patch").write_text(block("diff"))
+    (feature / "10-dispatcher-keys/0.20.0..0.33.0.patch").write_text(block("diff"))
     (read,) = load([tmp_path])
     assert (read.required, read.model_runner, len(read.switches)) == (True, "v1", 1)
-    assert len(read.upstream_tests) == 2
+    assert (len(read.upstream_tests), len(read.topics[0].upstream_tests)) == (1, 1)
     assert [module.path for module in read.added] == ["vllm/v1/b.py"]
     assert [hunk.scope for hunk in read.topics[0].variants[0].patch.hunks] == [
         "SpecDecodeBaseProposer.propose"
