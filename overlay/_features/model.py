@@ -77,7 +77,7 @@ class Hunk(NamedTuple):
         return any(pre[at : at + size] == post for at in range(len(pre) - size + 1))
 
 
-class Way(Enum):
+class PortedWay(Enum):
     """How the text of a ported variant came about; the last word of ``Ported-From``."""
 
     MERGED = "merged"
@@ -97,7 +97,7 @@ class Patch(NamedTuple):
     path: str
     headers: Mapping[str, str]
     hunks: tuple[Hunk, ...]
-    ported: Way | None = None
+    ported: PortedWay | None = None
 
     @property
     def retired(self) -> bool:
@@ -105,7 +105,7 @@ class Patch(NamedTuple):
 
         Its hunks say what it was that upstream took.
         """
-        return self.ported is Way.UPSTREAM
+        return self.ported is PortedWay.UPSTREAM
 
 
 class Variant(NamedTuple):

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from datetime import date
 
-from overlay._features.model import Way
+from overlay._features.model import PortedWay
 from overlay._features.patch_source import Source, diff_begins
 from overlay.package import parse_release
 
@@ -249,16 +249,16 @@ def _check_base(source: Source, value: str | None) -> None:
         source.error(_line_of(source, "Base"), f"Base: {error}")
 
 
-def way(value: str | None) -> Way | None:
+def way(value: str | None) -> PortedWay | None:
     """How a variant was ported: the last word of its header ``Ported-From``."""
     word = (value or "").split()[-1:]
-    return next((each for each in Way if [each.value] == word), None)
+    return next((each for each in PortedWay if [each.value] == word), None)
 
 
 def _check_way(source: Source, value: str | None) -> None:
     """Require a known last word: it decides whether the patch is applied."""
     if value is not None and way(value) is None:
-        ways = ", ".join(each.value for each in Way)
+        ways = ", ".join(each.value for each in PortedWay)
         source.error(
             _line_of(source, "Ported-From"),
             f"Ported-From: expected a release and one of {ways}, found {value!r}",

@@ -207,7 +207,7 @@ def environment() -> dict[str, str]:
     }
 
 
-class Ended(NamedTuple):
+class GitResult(NamedTuple):
     """How a program ended.
 
     :ivar status: negative for a signal; :ivar size: how many bytes it printed.
@@ -231,7 +231,7 @@ def run(
     variables: Mapping[str, str],
     folder: Path | None = None,
     data: bytes = b"",
-) -> Ended:
+) -> GitResult:
     """Run a program in a process group of its own, which ends with it.
 
     It reads and writes files: a child that it detaches can hold a pipe open for ever.  It is ended
@@ -263,7 +263,9 @@ def run(
         output.seek(0)
         errors.seek(max(0, length - MAX_ERRORS))
         lines = errors.read(MAX_ERRORS).decode("utf-8", "replace").strip().splitlines()
-        return Ended(process.returncode, output.read(LIMIT), size, [line[:500] for line in lines])
+        return GitResult(
+            process.returncode, output.read(LIMIT), size, [line[:500] for line in lines]
+        )
 
 
 def _in_time(

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from overlay._features.model import Feature, Hunk, Patch, Variant, Way
+from overlay._features.model import Feature, Hunk, Patch, PortedWay, Variant
 from overlay.authoring.carry import CarriedHunk
 from overlay.report.base import plain
 from overlay.results import Outcome, whole_outcome
@@ -40,14 +40,14 @@ class TopicPort:
     by_hand: bool = False
 
     @property
-    def way(self) -> Way | None:
+    def way(self) -> PortedWay | None:
         """How the text came about; ``None`` where it is the variant's own, or a part of it."""
         if self.by_hand:
-            return Way.BY_HAND
+            return PortedWay.BY_HAND
         outcomes = {hunk.outcome for hunk in self.hunks}
         if Outcome.MOVED in outcomes:
-            return Way.MOVED
-        return Way.MERGED if Outcome.MERGED in outcomes else None
+            return PortedWay.MOVED
+        return PortedWay.MERGED if Outcome.MERGED in outcomes else None
 
     @property
     def path(self) -> str:

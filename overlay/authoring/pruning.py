@@ -62,7 +62,7 @@ class Proposal:
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedFeature:
     """A feature with the files of its folder.
 
     :ivar files: path below its folder -> bytes; ``None`` for a feature of another folder, which is
@@ -74,7 +74,7 @@ class Served:
 
 
 #: Makes the proposals of one kind for a feature.
-_Maker = Callable[[Served], Iterator[Proposal]]
+_Maker = Callable[[ServedFeature], Iterator[Proposal]]
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Pruner:
     names: Sequence[str]
     syntax: Syntax = field(default_factory=Syntax)
 
-    def propose(self, served: Sequence[Served]) -> tuple[Proposal, ...]:
+    def propose(self, served: Sequence[ServedFeature]) -> tuple[Proposal, ...]:
         """Everything that can go, in an order in which it can be done.
 
         :param served: every feature, in the order in which they are applied.
@@ -115,7 +115,7 @@ class Pruner:
         self,
         make: _Maker,
         id_: str,
-        present: Sequence[Served],
+        present: Sequence[ServedFeature],
         before: Mapping[str, _Answer],
     ) -> Proposal | None:
         """The first proposal of a kind under which nothing changes."""
@@ -134,7 +134,7 @@ class Pruner:
 
     # What is compared
 
-    def _answers(self, present: Sequence[Served]) -> dict[str, _Answer]:
+    def _answers(self, present: Sequence[ServedFeature]) -> dict[str, _Answer]:
         features = [entry.feature for entry in present]
         return {name: self._answer(features, name) for name in self.names}
 
@@ -173,7 +173,7 @@ class Pruner:
 
     # Proposals
 
-    def _feature(self, entry: Served) -> Iterator[Proposal]:
+    def _feature(self, entry: ServedFeature) -> Iterator[Proposal]:
         """A feature that every release has, or for which none leaves anything to do."""
         feature, span = entry.feature, f"{self.names[0]}..{self.names[-1]}"
         states = self._states(feature)
@@ -185,7 +185,7 @@ class Pruner:
             evidence = f"no release of {span} leaves it anything to do: {next(iter(gone.values()))}"
         yield Proposal(feature.id, Prune.FEATURE, f"remove {feature.id}", evidence, None)
 
-    def _obsolete(self, entry: Served) -> Iterator[Proposal]:
+    def _obsolete(self, entry: ServedFeature) -> Iterator[Proposal]:
         """A feature for which every release from one on has nothing to do: its range ends there."""
         feature, files = entry.feature, entry.files
         serving = [name for name in self.names if self._gone(feature, name) is None]
@@ -202,7 +202,7 @@ class Pruner:
                 feature.id, Prune.OBSOLETE, f"end its range at {last}", evidence, files_after
             )
 
-    def _merged(self, entry: Served) -> Iterator[Proposal]:
+    def _merged(self, entry: ServedFeature) -> Iterator[Proposal]:
         """A feature that every release from one on has: it is remembered, and its range ends.
 
         Once upstreamed, upstreamed in every later release, whatever became of its lines there; but
@@ -238,7 +238,7 @@ class Pruner:
                 yield Proposal(feature.id, Prune.MERGED, ends, evidence, files_after)
         yield Proposal(feature.id, Prune.MERGED, text, evidence, {"feature.toml": noted})
 
-    def _variants(self, entry: Served) -> Iterator[Proposal]:
+    def _variants(self, entry: ServedFeature) -> Iterator[Proposal]:
         """Variants for releases that are not served any more."""
         feature, files = entry.feature, entry.files
         oldest = Version(self.names[0])
@@ -265,7 +265,7 @@ class Pruner:
             {**clipped, "feature.toml": toml},
         )
 
-    def _unite(self, entry: Served) -> Iterator[Proposal]:
+    def _unite(self, entry: ServedFeature) -> Iterator[Proposal]:
         """Neighbouring variants of a topic of which one can serve both ranges."""
         feature, files = entry.feature, entry.files
         if files is None:
@@ -340,12 +340,12 @@ class _Answer:
         return {other: result for other, result in self.alone.items() if other != id_}
 
 
-def _after(present: Sequence[Served], proposal: Proposal) -> list[Served]:
+def _after(present: Sequence[ServedFeature], proposal: Proposal) -> list[ServedFeature]:
     """The features once a proposal is carried out.
 
     :raises PatchFormatErrors: if what is left of the feature cannot be read.
     """
-    result: list[Served] = []
+    result: list[ServedFeature] = []
     for entry in present:
         if entry.feature.id != proposal.feature:
             result.append(entry)
@@ -353,7 +353,7 @@ def _after(present: Sequence[Served], proposal: Proposal) -> list[Served]:
             files_after = {**(entry.files or {}), **proposal.files}
             files = {path: data for path, data in files_after.items() if data is not None}
             feature = check_files(entry.feature.id, files, shared=entry.feature.shared_modules())
-            result.append(Served(replace(feature, origin=entry.feature.origin), files))
+            result.append(ServedFeature(replace(feature, origin=entry.feature.origin), files))
     return result
 
 

@@ -16,7 +16,7 @@ from overlay.untrusted import read_regular
 
 
 @dataclass(frozen=True)
-class Source:
+class ChangeSource:
     """One source of an import.
 
     :ivar name: what errors and headers call it.
@@ -30,7 +30,7 @@ class Source:
     upstream: str = ""
 
 
-def read_source(text: str, *, each: bool = False) -> Source:
+def read_source(text: str, *, each: bool = False) -> ChangeSource:
     """The change that a SOURCE of the command line names.
 
     :param text: a file, ``-``, the URL of a pull request or commit, or ``CHECKOUT@A..B``.
@@ -40,7 +40,7 @@ def read_source(text: str, *, each: bool = False) -> Source:
     """
     if text == "-":
         data = sys.stdin.buffer.read(MAX_BYTES + 1)
-        return Source("standard input", data, read_changes(data, "standard input"))
+        return ChangeSource("standard input", data, read_changes(data, "standard input"))
     if is_url(text):
         return _from_url(text, each)
     if os.path.isdir(text):
@@ -50,7 +50,7 @@ def read_source(text: str, *, each: bool = False) -> Source:
         )
     data_of_file = read_regular(text, MAX_BYTES)
     if data_of_file is not None:
-        return Source(text, data_of_file, read_changes(data_of_file, text))
+        return ChangeSource(text, data_of_file, read_changes(data_of_file, text))
     if (place := _range(text)) is not None:
         return _from_checkout(text, *place, each)
     raise UsageError(
@@ -62,20 +62,20 @@ def read_source(text: str, *, each: bool = False) -> Source:
 # URLs
 
 
-def _from_url(url: str, each: bool) -> Source:
+def _from_url(url: str, each: bool) -> ChangeSource:
     """A pull request as one change: of several commits the sum, with the words of the first."""
     page = page_of(url)
     if page.mails is None:
         assert page.diff is not None, "a page has mails, a diff, or both"
         data = fetch(page.diff, MAX_BYTES)
-        return Source(page.shown, data, read_changes(data, page.shown), page.shown)
+        return ChangeSource(page.shown, data, read_changes(data, page.shown), page.shown)
     data = fetch(page.mails, MAX_BYTES)
     commits = read_changes(data, page.shown)
     if len(commits) > 1 and not each and page.diff is not None:
         # Merges into the branch are in no mail, so that the mails need not follow each other.
         data = fetch(page.diff, MAX_BYTES)
         commits = _summed(commits, data, page.shown)
-    return Source(page.shown, data, commits, page.shown)
+    return ChangeSource(page.shown, data, commits, page.shown)
 
 
 def _summed(mails: tuple[Commit, ...], diff: bytes, name: str) -> tuple[Commit, ...]:
@@ -104,7 +104,7 @@ def _range(text: str) -> tuple[Path, str, str] | None:
     return None
 
 
-def _from_checkout(text: str, folder: Path, first: str, last: str, each: bool) -> Source:
+def _from_checkout(text: str, folder: Path, first: str, last: str, each: bool) -> ChangeSource:
     checkout = Checkout(folder)
     begins, ends = checkout.commit(first), checkout.commit(last)
     name = f"{folder.resolve().name}@{first}..{last}"
@@ -114,11 +114,11 @@ def _from_checkout(text: str, folder: Path, first: str, last: str, each: bool) -
     commits = read_changes(mails, name)
     merges = checkout.merges(begins, ends)
     if not merges:
-        return Source(name, mails, commits)
+        return ChangeSource(name, mails, commits)
     if each:
         raise UsageError(
             f"{text}: expected commits that follow each other, found {merges} merges among them; "
             "import the sum without --each"
         )
     diff = checkout.diff(begins, ends)
-    return Source(name, diff, _summed(commits, diff, name))
+    return ChangeSource(name, diff, _summed(commits, diff, name))

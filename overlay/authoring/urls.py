@@ -29,7 +29,7 @@ class FetchError(PackageIndexError):
 
 
 @dataclass(frozen=True)
-class Page:
+class WebPage:
     """The addresses at which a change is served.
 
     :ivar shown: the page that people read, without a secret.
@@ -47,7 +47,7 @@ def is_url(text: str) -> bool:
     return re.match(r"^[A-Za-z][A-Za-z0-9+.-]*://", text) is not None
 
 
-def page_of(url: str) -> Page:
+def page_of(url: str) -> WebPage:
     """The addresses of the change of a pull request, a commit, a comparison or a plain file.
 
     :raises UsageError: if it is none of these, or not http(s).
@@ -68,7 +68,7 @@ def page_of(url: str) -> Page:
     path = parts.path
     if match := re.match(r"^(?P<page>.+)\.(?P<form>patch|diff)$", path):
         shown = without_secrets(urlunsplit(parts._replace(path=match["page"], query="")))
-        return Page(shown, url, None) if match["form"] == "patch" else Page(shown, None, url)
+        return WebPage(shown, url, None) if match["form"] == "patch" else WebPage(shown, None, url)
     if match := _COMMIT.match(path):
         page = f"{match['root']}/commit/{match['id']}"
     elif (match := _PULL.match(path)) or (match := _COMPARE.match(path)):
@@ -81,7 +81,7 @@ def page_of(url: str) -> Page:
     plain = parts._replace(query="", fragment="")
     shown = without_secrets(urlunsplit(plain._replace(path=page)))
     mails, diff = (urlunsplit(plain._replace(path=f"{page}.{form}")) for form in ("patch", "diff"))
-    return Page(shown, mails, diff)
+    return WebPage(shown, mails, diff)
 
 
 def fetch(url: str, limit: int) -> bytes:

@@ -14,7 +14,7 @@ from itertools import groupby
 from packaging.version import Version
 
 from overlay._features.feature_folder import essence
-from overlay._features.model import Feature, Hunk, Topic, Variant, Way
+from overlay._features.model import Feature, Hunk, PortedWay, Topic, Variant
 from overlay.authoring.porting import Porter
 from overlay.authoring.ports import FeaturePort, TopicPort
 from overlay.authoring.writing import render_patch, require_change
@@ -210,7 +210,7 @@ def _new(part: TopicPort, release: str, today: str) -> _Text:
     if part.made is None:
         headers.pop("Base", None)
         headers.pop("Base-Has", None)
-        headers["Ported-From"] = f"{part.base} {Way.UPSTREAM.value}"
+        headers["Ported-From"] = f"{part.base} {PortedWay.UPSTREAM.value}"
         data = render_patch(headers, patch.path, patch.hunks)
         return _Text(_key(patch.hunks, retired=True), _encoded(data), existing=False)
     key = _key(part.made, retired=False)

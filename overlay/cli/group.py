@@ -30,7 +30,7 @@ class View:
     verbose = False
 
 
-class Entry(NamedTuple):
+class CommandEntry(NamedTuple):
     """A command in the overview.
 
     :ivar module: the module that defines it.
@@ -43,46 +43,54 @@ class Entry(NamedTuple):
 
 #: Command -> its entry, in the order in which commands are used.
 COMMANDS = {
-    "check": Entry("overlay.cli.patching", "Say whether the patches match; write nothing."),
-    "apply": Entry("overlay.cli.patching", "Patch a vLLM: all of it or nothing."),
-    "revert": Entry("overlay.cli.patching", "Put every byte back."),
-    "status": Entry(
+    "check": CommandEntry("overlay.cli.patching", "Say whether the patches match; write nothing."),
+    "apply": CommandEntry("overlay.cli.patching", "Patch a vLLM: all of it or nothing."),
+    "revert": CommandEntry("overlay.cli.patching", "Put every byte back."),
+    "status": CommandEntry(
         "overlay.cli.patching",
         "Say what is applied, and whether it is intact.",
     ),
-    "adopt": Entry("overlay.cli.patching", "Take over patches that were applied without a ledger."),
-    "diff": Entry("overlay.cli.patching", "Print the change as one unified diff."),
-    "list": Entry("overlay.cli.patching", "Show the features and the releases they are made for."),
-    "doctor": Entry(
+    "adopt": CommandEntry(
+        "overlay.cli.patching", "Take over patches that were applied without a ledger."
+    ),
+    "diff": CommandEntry("overlay.cli.patching", "Print the change as one unified diff."),
+    "list": CommandEntry(
+        "overlay.cli.patching", "Show the features and the releases they are made for."
+    ),
+    "doctor": CommandEntry(
         "overlay.cli.about", "Show everything that a bug report needs, and what needs you."
     ),
-    "report": Entry(
+    "report": CommandEntry(
         "overlay.cli.about", "Collect check, status, doctor and the matrix on one page of HTML."
     ),
-    "bench": Entry("overlay.proof.cli", "Time stock V1, the overlay and V2 on your GPU, in turn."),
-    "verify": Entry(
+    "bench": CommandEntry(
+        "overlay.proof.cli", "Time stock V1, the overlay and V2 on your GPU, in turn."
+    ),
+    "verify": CommandEntry(
         "overlay.proof.cli",
         "Serve your models with and without draft graphs, and compare the drafts.",
     ),
-    "cache": Entry("overlay.cli.about", "Show or empty the cache: dir, size or clean."),
-    "completion": Entry(
+    "cache": CommandEntry("overlay.cli.about", "Show or empty the cache: dir, size or clean."),
+    "completion": CommandEntry(
         "overlay.cli.about", "Print what makes your shell complete overlay's words."
     ),
-    "help": Entry("overlay.cli.about", "Show the help of a command."),
-    "import": Entry(
+    "help": CommandEntry("overlay.cli.about", "Show the help of a command."),
+    "import": CommandEntry(
         "overlay.authoring.cli", "Make a feature of a diff, of mails, or of a pull request."
     ),
-    "new": Entry("overlay.authoring.cli", "Make a feature: of files to edit, or of edits."),
-    "edit": Entry("overlay.authoring.cli", "Edit a feature as files, in a session's folder."),
-    "log": Entry(
+    "new": CommandEntry("overlay.authoring.cli", "Make a feature: of files to edit, or of edits."),
+    "edit": CommandEntry(
+        "overlay.authoring.cli", "Edit a feature as files, in a session's folder."
+    ),
+    "log": CommandEntry(
         "overlay.authoring.cli_history",
         "Show a feature from release to release, or all as a matrix.",
     ),
-    "prune": Entry(
+    "prune": CommandEntry(
         "overlay.authoring.cli_history",
         "Propose what a folder of patches no longer needs.",
     ),
-    "port": Entry("overlay.authoring.cli_port", "Carry features to another release."),
+    "port": CommandEntry("overlay.authoring.cli_port", "Carry features to another release."),
 }
 
 

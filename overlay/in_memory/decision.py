@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from overlay.in_memory.import_hook import Observer
-    from overlay.in_memory.preparation import Planned, Prepared
+    from overlay.in_memory.preparation import Planned, PreparedModules
     from overlay.on_disk.ledger import Ledger
     from overlay.package import Package
     from overlay.settings import Switches
@@ -295,7 +295,7 @@ def _in_memory(
 
 
 def _install(
-    target: Target, prepared: Prepared, required_ids: frozenset[str], observer: Observer
+    target: Target, prepared: PreparedModules, required_ids: frozenset[str], observer: Observer
 ) -> tuple[str, ...]:
     """Install the import hook for what was planned.
 

@@ -54,7 +54,7 @@ METRICS = {
 OTHER = Metric(False, "A number of a feature.")
 
 
-class Sample(NamedTuple):
+class MetricSample(NamedTuple):
     """One value of a metric.
 
     :ivar metric: without prefix and suffix.
@@ -66,12 +66,12 @@ class Sample(NamedTuple):
     gauge: bool
 
 
-def of_this_server() -> list[Sample]:
+def of_this_server() -> list[MetricSample]:
     """The values of all metrics for the processes of the server that this process belongs to."""
     return list(samples(family(os.getpid())))
 
 
-def samples(members: Iterable[Member]) -> Iterator[Sample]:
+def samples(members: Iterable[Member]) -> Iterator[MetricSample]:
     """The values of all metrics for the processes of a server.
 
     No two of them have the same metric and labels: each process has a pid of its own.
@@ -85,15 +85,17 @@ def samples(members: Iterable[Member]) -> Iterator[Sample]:
         }
         yield _info(member, own)
         reason = {"reason": printable(member.problem or "")}
-        yield Sample("attention", {**own, **reason}, int(member.problem is not None), gauge=True)
+        yield MetricSample(
+            "attention", {**own, **reason}, int(member.problem is not None), gauge=True
+        )
         for effect in record.effects:
             for state in Effect:
                 labels = {"feature": printable(effect.feature), "state": state.value, **own}
-                yield Sample("feature_state", labels, int(effect.state is state), gauge=True)
+                yield MetricSample("feature_state", labels, int(effect.state is state), gauge=True)
         yield from _numbers(member.numbers, own)
 
 
-def _info(member: Member, own: dict[str, str]) -> Sample:
+def _info(member: Member, own: dict[str, str]) -> MetricSample:
     record = member.record
     labels = {
         **own,
@@ -103,10 +105,10 @@ def _info(member: Member, own: dict[str, str]) -> Sample:
         "patched": "true" if record.way.patched else "false",
         "features": printable(",".join(sorted(effect.feature for effect in record.effects))),
     }
-    return Sample("info", labels, 1, gauge=True)
+    return MetricSample("info", labels, 1, gauge=True)
 
 
-def _numbers(numbers: Iterable[Number], own: dict[str, str]) -> Iterator[Sample]:
+def _numbers(numbers: Iterable[Number], own: dict[str, str]) -> Iterator[MetricSample]:
     """A sample for each number; those that would be one sample are added up."""
     totals: Counter[tuple[str, tuple[tuple[str, str], ...], bool]] = Counter()
     for each in numbers:
@@ -120,7 +122,7 @@ def _numbers(numbers: Iterable[Number], own: dict[str, str]) -> Iterator[Sample]
         }
         totals[meaning.metric, tuple(sorted(labels.items())), meaning.gauge] += each.number
     for (metric, pairs, gauge), number in totals.items():
-        yield Sample(metric, dict(pairs), number, gauge)
+        yield MetricSample(metric, dict(pairs), number, gauge)
 
 
 def _is_metric(meaning: Meaning) -> bool:

@@ -20,7 +20,7 @@ from overlay.in_memory import log
 from overlay.in_memory.import_watch import when_imported
 
 if TYPE_CHECKING:
-    from overlay.in_memory.metrics import Sample, Statistics
+    from overlay.in_memory.metrics import MetricSample, Statistics
 
 _REGISTRY_MODULE = "vllm.v1.metrics.prometheus"
 _LOGGERS_MODULE = "vllm.v1.metrics.loggers"
@@ -85,9 +85,9 @@ class Collector:
             families[name].add_sample(name + suffix, sample.labels, sample.value)
         yield from families.values()
 
-    def _samples(self) -> list[Sample]:
+    def _samples(self) -> list[MetricSample]:
         """The values, or that they cannot be read: vLLM's own metrics must not suffer for it."""
-        from overlay.in_memory.metrics import Sample, of_this_server
+        from overlay.in_memory.metrics import MetricSample, of_this_server
 
         try:
             samples = of_this_server()
@@ -95,8 +95,8 @@ class Collector:
             if not self._warned:
                 self._warned = True
                 log.warn(f"metrics: what the processes count cannot be read: {error!r}")
-            return [Sample("unreadable", {}, 1, gauge=True)]
-        return [*samples, Sample("unreadable", {}, 0, gauge=True)]
+            return [MetricSample("unreadable", {}, 1, gauge=True)]
+        return [*samples, MetricSample("unreadable", {}, 0, gauge=True)]
 
 
 def _watch_statistics(module: ModuleType) -> None:

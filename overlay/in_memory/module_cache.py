@@ -74,7 +74,7 @@ class StoredModule:
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """A verified entry: the patched modules of one patch set on one vLLM.
 
     :ivar facts: what the maker wrote beside the modules (features, digest); JSON.
@@ -104,7 +104,7 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def load(self, key: str) -> Entry | None:
+    def load(self, key: str) -> CacheEntry | None:
         """The verified entry, or ``None`` where there is none.
 
         ``linecache`` holds its texts afterwards, so that ``inspect``, Triton and tracebacks show
@@ -127,14 +127,14 @@ class Store:
         with contextlib.suppress(OSError):  # only the order of eviction depends on it
             os.utime(folder)
         facts = manifest.get("facts")
-        return Entry(folder, modules, facts if isinstance(facts, dict) else {})
+        return CacheEntry(folder, modules, facts if isinstance(facts, dict) else {})
 
     def save(
         self,
         key: str,
         texts: Mapping[str, tuple[bytes, str | None]],
         facts: Mapping[str, object],
-    ) -> Entry:
+    ) -> CacheEntry:
         """Make the entry from ``path -> (patched text, sha256 of the pristine file)``.
 
         :raises OSError: if the folder cannot be written.

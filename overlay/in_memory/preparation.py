@@ -63,13 +63,13 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedModules:
     """A verified entry, and the plan that it was made from.
 
     :ivar scopes: module name -> scopes whose code the plan changes.
     """
 
-    entry: store.Entry
+    entry: store.CacheEntry
     features: tuple[Planned, ...]
     scopes: Mapping[str, tuple[str, ...]]
     warnings: tuple[str, ...]
@@ -154,7 +154,7 @@ class Plans:
         return Syntax()
 
 
-def prepare(plans: Plans, left_out: Iterable[str] = ()) -> Prepared:
+def prepare(plans: Plans, left_out: Iterable[str] = ()) -> PreparedModules:
     """The entry for this vLLM and this patch set, made where there is none.
 
     :param plans: gives the plan from which a missing entry is made.
@@ -170,7 +170,7 @@ def prepare(plans: Plans, left_out: Iterable[str] = ()) -> Prepared:
     )
     scopes = {str(row["module"]): tuple(row["scopes"]) for row in _rows(facts, "scopes")}
     planned = tuple(str(warning) for warning in _rows(facts, "warnings"))
-    return Prepared(entry, features, scopes, (*warnings, *planned))
+    return PreparedModules(entry, features, scopes, (*warnings, *planned))
 
 
 def _rows(facts: Mapping[str, object], name: str) -> list[Any]:
@@ -180,7 +180,7 @@ def _rows(facts: Mapping[str, object], name: str) -> list[Any]:
     return rows
 
 
-def _entry(plans: Plans, without: frozenset[str]) -> tuple[store.Entry, tuple[str, ...]]:
+def _entry(plans: Plans, without: frozenset[str]) -> tuple[store.CacheEntry, tuple[str, ...]]:
     target, switches = plans.target, plans.switches
     package = target.package
     referenced = ReferencedPaths(package.name)
@@ -267,7 +267,7 @@ def _remove(place: str, owner: int) -> None:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _fits(entry: store.Entry, pristine: Mapping[str, str | None], target: Target) -> bool:
+def _fits(entry: store.CacheEntry, pristine: Mapping[str, str | None], target: Target) -> bool:
     sources = entry.facts.get("read")
     return isinstance(sources, dict) and as_it_stands(sources, pristine, target)
 

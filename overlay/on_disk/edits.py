@@ -29,7 +29,7 @@ _BUILT = "_version.py"
 
 
 @dataclass(frozen=True)
-class Edit:
+class FileEdit:
     """One edited file.
 
     :ivar now: its present bytes; ``None`` where somebody removed it.
@@ -141,7 +141,7 @@ def unhashed(record: Mapping[str, str] | None) -> frozenset[str]:
     return record.without_hash if isinstance(record, Record) else frozenset()
 
 
-def find(files: PristineFiles) -> tuple[Edit, ...]:
+def find(files: PristineFiles) -> tuple[FileEdit, ...]:
     """The edited Python modules of a target, by path; nothing is written and nothing run.
 
     :raises OverlayError: if a file, or its pristine text, cannot be read.
@@ -175,7 +175,7 @@ def _modules(files: PristineFiles) -> Iterator[str]:
                 yield f"{below}/{name}"
 
 
-def _edit(path: str, files: PristineFiles) -> Edit | None:
+def _edit(path: str, files: PristineFiles) -> FileEdit | None:
     """The edit of one file; ``None`` where nobody edited it."""
     now = files.tree.read(path)
     entry = None if files.ledger is None else files.ledger.entry(path)
@@ -184,8 +184,8 @@ def _edit(path: str, files: PristineFiles) -> Edit | None:
         if state in (Condition.OURS, Condition.PRISTINE) and not before:
             return None
         written = None if state is Condition.PRISTINE else entry.after
-        return Edit(path, now, files.read(path), written, before)
+        return FileEdit(path, now, files.read(path), written, before)
     if files.record is not None and now is not None and files.record.get(path) == sha256(now):
         return None
     pristine = files.read(path)
-    return None if pristine == now else Edit(path, now, pristine)
+    return None if pristine == now else FileEdit(path, now, pristine)

@@ -302,11 +302,15 @@ def _merged(features: Iterable[LedgerFeature]) -> tuple[LedgerFeature, ...]:
 
     It is no form of the present one: its digest is that of all of them.
     """
-    parts: dict[str, list[LedgerFeature]] = {}
+    groups: list[tuple[str | None, list[LedgerFeature]]] = []
     for each in features:
-        name = FORMER_IDS.get(each.result.feature, each.result.feature)
-        parts.setdefault(name, []).append(each)
-    return tuple(_whole(name, those) for name, those in parts.items())
+        name = FORMER_IDS.get(each.result.feature)
+        same = next((parts for key, parts in groups if name is not None and key == name), None)
+        if same is None:
+            groups.append((name, [each]))
+        else:
+            same.append(each)
+    return tuple(parts[0] if name is None else _whole(name, parts) for name, parts in groups)
 
 
 def _whole(name: str, parts: Sequence[LedgerFeature]) -> LedgerFeature:

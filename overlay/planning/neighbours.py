@@ -16,7 +16,7 @@ REACH = 5
 Rows = dict[str, list[int]]
 
 
-class Line(NamedTuple):
+class HunkLine(NamedTuple):
     """A line of code of a hunk's post-image.
 
     :ivar key: the line, white space aside; :ivar margin: how far in it stands.
@@ -74,7 +74,9 @@ def flanked(code: Sequence[str], at: int, rows: Rows, size: int | None = None) -
     return any(all(sides) for sides in _sides(code, at, rows, 1, size))
 
 
-def placed(hunk: Hunk, code: Sequence[tuple[int, str]], loose: Container[int]) -> tuple[Line, ...]:
+def placed(
+    hunk: Hunk, code: Sequence[tuple[int, str]], loose: Container[int]
+) -> tuple[HunkLine, ...]:
     """The lines of code of a hunk's post-image, with what is known of their places.
 
     :param code: index and key of each; :param loose: the numbers of those that the hunk adds beside
@@ -95,7 +97,7 @@ def placed(hunk: Hunk, code: Sequence[tuple[int, str]], loose: Container[int]) -
         for number, at in enumerate([*(at for at, _ in code), -1])
     ]
     return tuple(
-        Line(
+        HunkLine(
             *(key, margin_of(post[at][1]), added[number]),
             tight=added[number] and number not in loose,
             cut=at in cut,
@@ -106,7 +108,7 @@ def placed(hunk: Hunk, code: Sequence[tuple[int, str]], loose: Container[int]) -
 
 
 def astray(
-    code: Sequence[Line], removed: Iterable[str], rows: Rows, margins: Sequence[int]
+    code: Sequence[HunkLine], removed: Iterable[str], rows: Rows, margins: Sequence[int]
 ) -> int | None:
     """The first line that does not stand where a hunk puts it; ``None`` where they all do.
 
@@ -121,7 +123,7 @@ def astray(
         {row for key in {*removed, *(line.key for line in code)} for row in rows.get(key, ())}
     )
     before = dict(zip(spoken[1:], spoken, strict=False))
-    last: Line | None = None
+    last: HunkLine | None = None
     ends: list[int] = [-1]
     for at, line in enumerate(code):
         beside = code[max(at - 1, 0) : at + 2]

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from overlay._features.model import Hunk
 from overlay.planning.code_lines import code_lines, key_of, margin_of, written_of
 from overlay.planning.neighbours import (
-    Line,
+    HunkLine,
     Removal,
     Rows,
     astray,
@@ -93,7 +93,7 @@ class _Traces(NamedTuple):
 
     code: tuple[str, ...]
     texts: tuple[str, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[HunkLine, ...]
     written: tuple[str, ...]
     at: tuple[int, ...]
     added: tuple[int, ...]

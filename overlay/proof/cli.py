@@ -18,7 +18,7 @@ from overlay.proof.commands import bench as benching
 from overlay.proof.commands import verify as verifying
 from overlay.proof.commands.budget import Part
 from overlay.proof.commands.question import BenchQuestion
-from overlay.proof.verification import Mode
+from overlay.proof.verification import GraphMode
 from overlay.report.progress import Meter
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def verify(request: Request, /, modes: tuple[str, ...], **options: Any) -> Repor
           --draft yuhuili/EAGLE3-LLaMA3.1-Instruct-8B --method eagle3
       overlay verify --model ./target --draft ./draft -- --tensor-parallel-size 2
     """
-    modes_asked = tuple(Mode[title.upper()] for title in modes)
+    modes_asked = tuple(GraphMode[title.upper()] for title in modes)
     question = verifying.VerifyQuestion(modes=modes_asked, python=request.python, **options)
     return verifying.verify(question, _on_engine(Meter().line))
 

@@ -42,7 +42,7 @@ class Job:
         return self.folder / "result.json"
 
 
-class Ended(NamedTuple):
+class EngineEnd(NamedTuple):
     """How an engine ended.
 
     :ivar status: the exit status, negative for a signal; ``None`` where it was killed because it
@@ -70,7 +70,7 @@ class _Engine:
             job.command, job.environment, self._log, job.folder, watchdog, waits=True
         )
 
-    def poll(self, deadline: float) -> Ended | None:
+    def poll(self, deadline: float) -> EngineEnd | None:
         """How it ended; ``None`` while it runs.
 
         :param deadline: seconds after which it is killed.
@@ -79,7 +79,7 @@ class _Engine:
         if status is None and seconds < deadline:
             return None
         self.kill()
-        return Ended(status, seconds, read_result(self.job.out), tail(self.job.log))
+        return EngineEnd(status, seconds, read_result(self.job.out), tail(self.job.log))
 
     def kill(self) -> None:
         """Kill what is left of it, with all its workers."""
@@ -92,8 +92,8 @@ def run_jobs(
     *,
     at_a_time: int,
     deadline: float,
-    on_engine: Callable[[Job, Ended | None], None],
-) -> dict[str, Ended]:
+    on_engine: Callable[[Job, EngineEnd | None], None],
+) -> dict[str, EngineEnd]:
     """Run engines, at most so many at a time, to their end; how each ended, by name.
 
     :param deadline: seconds after which an engine is killed.
@@ -101,7 +101,7 @@ def run_jobs(
         what it raises ends all engines.
     """
     waiting, running = list(jobs), list[_Engine]()
-    ended: dict[str, Ended] = {}
+    ended: dict[str, EngineEnd] = {}
     with _watched(running) as watchdog:
         while waiting or running:
             while waiting and len(running) < at_a_time:

@@ -44,7 +44,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Step:
+class OracleStep:
     """One verification of drafts in one request.
 
     :ivar known: tokens of the request, prompt included, that were known before it.
@@ -136,7 +136,7 @@ def accepted(rule: Rule, known: Sequence[int], k: int) -> int:
     return next((i for i in range(k) if proposed[i] != true[i]), k)
 
 
-def undisturbed(rule: Rule, prompt: Sequence[int], count: int, k: int) -> list[Step]:
+def undisturbed(rule: Rule, prompt: Sequence[int], count: int, k: int) -> list[OracleStep]:
     """Every verification of a request that is never preempted and never near its length limit.
 
     The prefill gives one token; then each step verifies ``k`` proposals and adds one token more
@@ -146,12 +146,12 @@ def undisturbed(rule: Rule, prompt: Sequence[int], count: int, k: int) -> list[S
     steps = []
     while len(known) < len(prompt) + count:
         right = accepted(rule, known, k)
-        steps.append(Step(len(known), k, right))
+        steps.append(OracleStep(len(known), k, right))
         known += continuation(rule, known, right + 1)
     return steps
 
 
-def count_steps(steps: Iterable[Step], k: int) -> Counts:
+def count_steps(steps: Iterable[OracleStep], k: int) -> Counts:
     """Add up the steps of any number of requests."""
     done = list(steps)
     return Counts(

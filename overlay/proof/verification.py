@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 from overlay.errors import OverlayError
 from overlay.proof import oracle
-from overlay.proof.oracle import Rule, Step
+from overlay.proof.oracle import OracleStep, Rule
 from overlay.proof.prompts import EngineRequest
 from overlay.report.base import plain
 
 
-class Mode(str, Enum):
+class GraphMode(str, Enum):
     """The ways of drafting that are compared; the value is that of ``OVERLAY_DRAFT_GRAPHS``."""
 
     OFF = "off"
@@ -31,7 +31,7 @@ class Mode(str, Enum):
     @property
     def shown(self) -> str:
         """The name of the mode for people."""
-        return "whole" if self is Mode.WHOLE else self.value
+        return "whole" if self is GraphMode.WHOLE else self.value
 
 
 class Answer(NamedTuple):
@@ -44,7 +44,7 @@ class Answer(NamedTuple):
 
     prompt: int
     tokens: tuple[int, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[OracleStep, ...]
 
 
 class RankFacts(NamedTuple):
@@ -97,9 +97,9 @@ class EngineRun(NamedTuple):
         return tuple(times / max(counts.drafts, 1) for times in counts.per_position)
 
     @property
-    def modes(self) -> tuple[Mode, ...]:
+    def modes(self) -> tuple[GraphMode, ...]:
         """The modes with graphs that differ for this configuration."""
-        return (Mode.WHOLE,) if self.one_pass else (Mode.STEP, Mode.LOOP)
+        return (GraphMode.WHOLE,) if self.one_pass else (GraphMode.STEP, GraphMode.LOOP)
 
     def plain(self) -> dict[str, Any]:
         """What JSON says of it."""
@@ -143,7 +143,7 @@ class EngineRun(NamedTuple):
 
 
 def _answer(data: Mapping[str, Any]) -> Answer:
-    steps = tuple(Step(*map(int, step)) for step in data["steps"])
+    steps = tuple(OracleStep(*map(int, step)) for step in data["steps"])
     return Answer(int(data["prompt"]), tuple(map(int, data["tokens"])), steps)
 
 
@@ -253,7 +253,9 @@ def known_answer(rule: Rule, request: EngineRequest, served: Answer) -> Answer:
     prompt = list(request.prompt)
     text = prompt + oracle.continuation(rule, prompt, request.tokens)
     steps = tuple(
-        Step(step.known, step.drafted, oracle.accepted(rule, text[: step.known], step.drafted))
+        OracleStep(
+            step.known, step.drafted, oracle.accepted(rule, text[: step.known], step.drafted)
+        )
         for step in served.steps
     )
     return Answer(len(prompt), tuple(text[len(prompt) :]), steps)
@@ -291,7 +293,7 @@ class ModeResult:
     """
 
     models: str
-    mode: Mode
+    mode: GraphMode
     outcome: ModeOutcome
     against: str | None = None
     difference: Difference | None = None
@@ -309,14 +311,14 @@ class ModeResult:
 
         Draft graphs fall back from a loop to steps, and from these to first passes alone.
         """
-        if self.run is None or self.mode is Mode.OFF:
+        if self.run is None or self.mode is GraphMode.OFF:
             return False
         return any(not rank.replayed.get(self.mode.shown, 0) for rank in self.run.ranks)
 
 
 def judged(
     models: str,
-    mode: Mode,
+    mode: GraphMode,
     run: EngineRun,
     reference: EngineRun | None,
     answer: tuple[Rule, Sequence[EngineRequest]] | None,
@@ -328,7 +330,7 @@ def judged(
     difference, against = _compare(run, reference, answer)
     if difference is not None:
         outcome = ModeOutcome.DIFFERS
-    elif mode is Mode.OFF:
+    elif mode is GraphMode.OFF:
         outcome = ModeOutcome.REFERENCE
     else:
         outcome = ModeOutcome.SAME if run.replays else ModeOutcome.IDLE

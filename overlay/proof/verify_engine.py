@@ -194,10 +194,10 @@ def run(spec: VerifySpec) -> dict[str, Any]:
     import vllm
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    steps: dict[str, list[oracle.Step]] = defaultdict(list)
+    steps: dict[str, list[oracle.OracleStep]] = defaultdict(list)
     engine_compat.watch_drafts(
         lambda request_id, *step: steps[engine_compat.external_id(request_id)].append(
-            oracle.Step(*step)
+            oracle.OracleStep(*step)
         )
     )
     engine = LLMEngine.from_engine_args(engine_arguments(spec.arguments))

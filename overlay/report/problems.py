@@ -43,7 +43,7 @@ def word(feature: FeatureResult) -> str:
     return CLASH if clash else feature.state.value
 
 
-class Place(NamedTuple):
+class ProblemPlace(NamedTuple):
     """The place of a problem.
 
     :ivar scope: the scope of the hunk, or ``None`` where the file as a whole is meant.
@@ -69,7 +69,7 @@ class Problem:
     features: tuple[str, ...]
     state: State
     reason: Reason
-    places: tuple[Place, ...] = ()
+    places: tuple[ProblemPlace, ...] = ()
 
     @property
     def word(self) -> str:
@@ -201,15 +201,17 @@ def _of_file(feature: str, file: FileResult, steps: Mapping[State, str]) -> Iter
         if hunk.reason is not None and hunk.reason == file.reason:
             continue
         reason = hunk.reason or Reason(_WHY[hunk.state])
-        place = Place(file.path, hunk.scope, file.patch, hunk.candidates)
+        place = ProblemPlace(file.path, hunk.scope, file.patch, hunk.candidates)
         yield _problem(feature, hunk.state, reason, steps, place)
     if not hunks or file.reason is not None:
         reason = file.reason or Reason(_WHY[file.state])
-        yield _problem(feature, file.state, reason, steps, Place(file.path, None, file.patch))
+        yield _problem(
+            feature, file.state, reason, steps, ProblemPlace(file.path, None, file.patch)
+        )
 
 
 def _problem(
-    feature: str, state: State, reason: Reason, steps: Mapping[State, str], *places: Place
+    feature: str, state: State, reason: Reason, steps: Mapping[State, str], *places: ProblemPlace
 ) -> Problem:
     explanation = reason._replace(next_step=reason.next_step or steps[state])
     return Problem((feature,), state, explanation, places)

@@ -9,7 +9,7 @@ import pytest
 from packaging.version import Version
 
 from overlay._features.folder import load
-from overlay._features.model import Feature, Way
+from overlay._features.model import Feature, PortedWay
 from overlay.authoring.composing import compose
 from overlay.authoring.ports import FeaturePort
 from overlay.authoring.variants import with_merged, with_ports, with_releases
@@ -74,7 +74,7 @@ def test_a_topic_that_upstream_has_whole_is_retired_there_and_the_others_apply()
     texts = {"0.21.0": THREE, "0.22.0": half}
     written, feature = after_port(files(THREE, half, MINE), texts, "0.22.0")
     first, second = feature.topics
-    assert first.variants[-1].patch.ported is Way.UPSTREAM
+    assert first.variants[-1].patch.ported is PortedWay.UPSTREAM
     assert not second.variants[-1].patch.retired
     result = plan([feature], world.Tree("0.22.0", texts), Version("0.22.0")).features[0]
     assert result.state is State.PRISTINE
@@ -124,7 +124,7 @@ def test_a_renamed_scope_is_found_and_waits_for_review() -> None:
     assert ported.outcome is Outcome.MOVED
     assert ported.review
     _, feature = after_port(files(world.BASE, patched), texts, "0.22.0")
-    assert feature.topics[0].variants[-1].patch.ported is Way.MOVED
+    assert feature.topics[0].variants[-1].patch.ported is PortedWay.MOVED
     assert feature.topics[0].variants[-1].patch.hunks[0].scope == "Runner.capture_all"
 
 

@@ -14,7 +14,7 @@ from packaging.version import Version
 from overlay._features.folder import load
 from overlay._features.model import Feature
 from overlay.authoring.locating import ReleaseTexts
-from overlay.authoring.pruning import Proposal, Prune, Pruner, Served
+from overlay.authoring.pruning import Proposal, Prune, Pruner, ServedFeature
 from overlay.planning.planner import plan
 from overlay.results import Change, State
 from tests.support import port_world
@@ -130,7 +130,7 @@ def files(folder: Path, feature: Feature) -> dict[str, bytes]:
 
 def proposals(world: World, folder: Path) -> tuple[Proposal, ...]:
     texts = ReleaseTexts(NAMES, lambda name: Tree(world, name))
-    served = [Served(feature, files(folder, feature)) for feature in load([folder])]
+    served = [ServedFeature(feature, files(folder, feature)) for feature in load([folder])]
     return Pruner(texts, NAMES[world.oldest :]).propose(served)
 
 
@@ -212,7 +212,7 @@ def test_a_merge_is_noted_though_upstream_rewrote_the_lines_later(tmp_path: Path
     def proposed(*texts: bytes) -> list[str]:
         releases = dict(zip(("0.20.0", "0.21.0", "0.22.0"), texts, strict=True))
         (feature,) = load([tmp_path])
-        served = [Served(feature, files(tmp_path, feature))]
+        served = [ServedFeature(feature, files(tmp_path, feature))]
         trees = ReleaseTexts(tuple(releases), lambda name: port_world.Tree(name, releases))
         return [f"{p.text}: {p.evidence}" for p in Pruner(trees, tuple(releases)).propose(served)]
 

@@ -13,7 +13,7 @@ from packaging.version import Version
 from overlay._features.model import Feature
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.porting import Porter
-from overlay.authoring.pruning import Proposal, Prune, Pruner, Served
+from overlay.authoring.pruning import Proposal, Prune, Pruner, ServedFeature
 from overlay.authoring.writing import check_files
 from overlay.planning.planner import plan
 from overlay.results import Outcome, State
@@ -123,7 +123,7 @@ def test_prune_ends_a_range_and_removes_only_where_a_plan_has_nothing_to_do(
     feature = check_files("mine", made)
     known = dict(zip(NAMES, trees, strict=True))
     states = {name: planned(feature, name, tree) for name, tree in known.items()}
-    for proposal in Pruner(texts_of(known), NAMES).propose([Served(feature, made)]):
+    for proposal in Pruner(texts_of(known), NAMES).propose([ServedFeature(feature, made)]):
         if proposal.files is None:
             assert set(states.values()) <= {State.UPSTREAMED, State.INAPPLICABLE}
         elif proposal.kind is Prune.OBSOLETE:
@@ -151,19 +151,19 @@ def with_v1_until(last: str | None) -> dict[str, Tree]:
 def test_the_range_of_what_is_obsolete_ends(topics: bool) -> None:
     made = files(topics=topics, toml='model_runner = "v1"\n')
     known = texts_of(with_v1_until("0.31.0"))
-    (proposal,) = Pruner(known, NAMES).propose([Served(check_files("mine", made), made)])
+    (proposal,) = Pruner(known, NAMES).propose([ServedFeature(check_files("mine", made), made)])
     assert (proposal.kind, proposal.text) == (Prune.OBSOLETE, "end its range at 0.31.0")
     assert proposal.evidence == "vLLM has no model runner V1 any more, from 0.32.0 up to 0.33.0"
     left = carried_out(made, proposal)
     feature = check_files("mine", left)
     assert str(feature.releases) == "0.30.0..0.31.0"
-    assert Pruner(known, NAMES).propose([Served(feature, left)]) == ()
+    assert Pruner(known, NAMES).propose([ServedFeature(feature, left)]) == ()
 
 
 def test_what_is_obsolete_on_every_release_that_is_served_goes() -> None:
     made = files(topics=True, toml='model_runner = "v1"\n')
     known = texts_of(with_v1_until("0.31.0"))
-    (proposal,) = Pruner(known, NAMES[2:]).propose([Served(check_files("mine", made), made)])
+    (proposal,) = Pruner(known, NAMES[2:]).propose([ServedFeature(check_files("mine", made), made)])
     assert (proposal.kind, proposal.files) == (Prune.FEATURE, None)
     assert proposal.evidence == (
         "no release of 0.32.0..0.33.0 leaves it anything to do: vLLM has no model runner V1 any "
@@ -175,7 +175,7 @@ def test_what_is_for_later_releases_stays() -> None:
     """The file that it is for has not come yet."""
     made = files(topics=False, toml=f'obsolete_without = ["{OTHER}"]\n')
     made["feature.toml"] = made["feature.toml"].replace(b"0.30.0..", b"0.33.0..")
-    served = [Served(check_files("mine", made), made)]
+    served = [ServedFeature(check_files("mine", made), made)]
     assert Pruner(texts_of(with_v1_until("0.31.0")), NAMES[:3]).propose(served) == ()
 
 

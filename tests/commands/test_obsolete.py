@@ -10,7 +10,7 @@ import pytest
 
 from overlay._features.feature_toml import read_document, read_fields
 from overlay._features.folder import load
-from overlay.authoring.commands.log import ReleaseEntry, table
+from overlay.authoring.commands.log import LoggedRelease, table
 from overlay.authoring.commands.matrix import _Column
 from overlay.cli.run import run
 from overlay.planning.scope_cache import Memo
@@ -125,7 +125,7 @@ def test_another_file_that_is_gone_is_missing(cli: Cli, v1: str, tmp_path: Path)
 
 
 def test_the_log_of_a_feature_tells_the_reason() -> None:
-    gone = ReleaseEntry("0.34.0", State.INAPPLICABLE, None, (), (), (), (), GONE, "inapplicable")
+    gone = LoggedRelease("0.34.0", State.INAPPLICABLE, None, (), (), (), (), GONE, "inapplicable")
     below = gone._replace(release="0.19.0", why="0.19.0 is below its range")
     told = [str(line) for line in table((below, gone))]
     assert any(GONE in line for line in told)

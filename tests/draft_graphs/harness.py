@@ -345,7 +345,7 @@ class Engine:
             text = prompt + oracle.continuation(own, prompt, request.tokens)
             for step in steps[str(index)]:
                 right = oracle.accepted(own, text[: step.known], step.drafted)
-                wanted.append(oracle.Step(step.known, step.drafted, right))
+                wanted.append(oracle.OracleStep(step.known, step.drafted, right))
         seen = [step for each in steps.values() for step in each]
         outcome.accepted = list(oracle.count_steps(seen, self.spec.k).per_position)
         outcome.expected = list(oracle.count_steps(wanted, self.spec.k).per_position)
@@ -360,7 +360,7 @@ def watch_scheduler() -> None:
     from overlay.proof import engine_compat, oracle
 
     def seen(request_id: str, *step: int) -> None:
-        CURRENT["steps"][engine_compat.external_id(request_id)].append(oracle.Step(*step))
+        CURRENT["steps"][engine_compat.external_id(request_id)].append(oracle.OracleStep(*step))
 
     engine_compat.watch_drafts(seen)
 

@@ -43,7 +43,7 @@ from tests.engine.tiny_eagle import read_rule
 #: Without the overlay's prefix: such variables are part of what ranks compare.
 SPEC_VARIABLE = "TEST_ENGINE_SPEC"
 
-Steps = dict[str, list[oracle.Step]]
+Steps = dict[str, list[oracle.OracleStep]]
 
 
 def call(hook: str, *arguments: Any) -> Any:
@@ -86,7 +86,7 @@ def serve(llm: Any, requests: tuple[Request, ...], models: str) -> tuple[dict[st
 
 
 def judge(
-    request: Request, output: Any, steps: list[oracle.Step], rule: oracle.Rule
+    request: Request, output: Any, steps: list[oracle.OracleStep], rule: oracle.Rule
 ) -> dict[str, Any]:
     """One request's part of the result.
 
@@ -150,7 +150,7 @@ def run(spec: EngineSpec) -> dict[str, Any]:
     steps: Steps = defaultdict(list)
     engine_compat.watch_drafts(
         lambda request_id, *step: steps[engine_compat.external_id(request_id)].append(
-            oracle.Step(*step)
+            oracle.OracleStep(*step)
         )
     )
     llm = vllm.LLM(**with_draft_attention(spec.llm_arguments()))

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from overlay.proof.oracle import (
     FIRST_TOKEN,
+    OracleStep,
     Rule,
-    Step,
     accepted,
     adapted,
     continuation,
@@ -50,7 +50,7 @@ def test_a_case_worked_by_hand() -> None:
     assert accepted(rule, [3, 5], 4) == 1
     assert accepted(rule, [6, 3], 4) == 4
     # 3 5 | 4 is known; then 6 is drafted as 3; 6 is known; then 5 3 are drafted and right.
-    assert undisturbed(rule, [3, 5], 5, 2) == [Step(3, 2, 0), Step(4, 2, 2)]
+    assert undisturbed(rule, [3, 5], 5, 2) == [OracleStep(3, 2, 0), OracleStep(4, 2, 2)]
 
 
 def test_a_prompt_of_one_token_is_refused() -> None:

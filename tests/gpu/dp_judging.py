@@ -22,10 +22,10 @@ def judge(
     k: int, rule: oracle.Rule, served: Served, told: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """The findings on each rank, from its requests and from what its processes told."""
-    steps: dict[str, list[oracle.Step]] = defaultdict(list)
+    steps: dict[str, list[oracle.OracleStep]] = defaultdict(list)
     for event in told:
         if event["kind"] == "step":
-            step = oracle.Step(event["known"], event["drafted"], event["accepted"])
+            step = oracle.OracleStep(event["known"], event["drafted"], event["accepted"])
             steps[event["id"]].append(step)
     same = _same_replays(told)
     return [
@@ -61,7 +61,7 @@ def _of_rank(served: Served, rank: int) -> Served:
 
 
 def answers(
-    k: int, rule: oracle.Rule, served: Served, steps: dict[str, list[oracle.Step]]
+    k: int, rule: oracle.Rule, served: Served, steps: dict[str, list[oracle.OracleStep]]
 ) -> dict[str, Any]:
     """Tokens and accepted drafts of one rank, beside the oracle's."""
     seen, right, tokens_ok = [], [], 0

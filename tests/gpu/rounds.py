@@ -126,7 +126,7 @@ class Engine:
         self.steps: dict[str, list[Any]] = defaultdict(list)
         engine_compat.watch_drafts(
             lambda name, *step: self.steps[engine_compat.external_id(name)].append(
-                oracle.Step(*step)
+                oracle.OracleStep(*step)
             )
         )
         arguments = engine_facts.with_draft_attention(spec.llm_arguments())
@@ -168,7 +168,7 @@ class Engine:
             text = prompt + oracle.continuation(self.rule, prompt, request.tokens)
             for step in steps:
                 right = oracle.accepted(self.rule, text[: step.known], step.drafted)
-                wanted.append(oracle.Step(step.known, step.drafted, right))
+                wanted.append(oracle.OracleStep(step.known, step.drafted, right))
         seen = [step for each in self.steps.values() for step in each]
         effects = self.llm.collective_rpc("draft_effects")
         return {

@@ -365,7 +365,7 @@ def test_live_names_another_vllm_and_is_not_red_for_it(
     alien = process(7, "runs without the overlay's plugin", recorded=False)
     alien = replace(alien, root=root, engine=7)
     target = SimpleNamespace(root=Path("/site"))
-    monkeypatch.setattr("overlay.commands.live.resolve_installed", lambda: target)
+    monkeypatch.setattr("overlay.commands.live.resolve_installed", lambda package: target)
     monkeypatch.setattr("overlay._processes.live.processes", lambda: (alien, process(9)))
     assert process(9).engine != 7
     report = live(Request())

@@ -15,7 +15,7 @@ from overlay._processes import records
 from overlay._processes.family import Member, Number, family
 from overlay._processes.records import Effect, EffectRecord, Meaning, ProcessRecord
 from overlay.in_memory import metrics
-from overlay.in_memory.metrics import METRICS, Sample, Statistics
+from overlay.in_memory.metrics import METRICS, MetricSample, Statistics
 from tests.support import process_records
 from tests.support.process_records import LOOP, counting
 
@@ -28,7 +28,7 @@ def record(pid: int, **changes: Any) -> ProcessRecord:
     return process_records.record(pid, **{"effects": (active,), **changes})
 
 
-def value(found: list[Sample], metric: str, **labels: str) -> float:
+def value(found: list[MetricSample], metric: str, **labels: str) -> float:
     """The one value of a metric with these labels among others."""
     (sample,) = [
         each for each in found if each.metric == metric and labels.items() <= each.labels.items()

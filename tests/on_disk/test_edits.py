@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from overlay.errors import LedgerError, PackageIndexError, TargetError
-from overlay.on_disk.edits import Edit, PristineFiles, find
+from overlay.on_disk.edits import FileEdit, PristineFiles, find
 from overlay.on_disk.ledger import Entry, Ledger
 from overlay.package import VLLM, Package, Tree, package_named
 from overlay.targets.record import Record
@@ -56,7 +56,7 @@ class Target:
         self.opened.append("once")
         return MemoryTree(self.release)
 
-    def edits(self) -> tuple[Edit, ...]:
+    def edits(self) -> tuple[FileEdit, ...]:
         return find(self.pristine())
 
 
@@ -82,9 +82,9 @@ def test_each_module_that_nobody_else_accounts_for_is_an_edit(
         package=package,
     )
     assert target.edits() == (
-        Edit(changed, EDITED, OWN),
-        Edit(gone, None, OWN),
-        Edit(new, ADDED, None),
+        FileEdit(changed, EDITED, OWN),
+        FileEdit(gone, None, OWN),
+        FileEdit(new, ADDED, None),
     )
     assert target.opened == ["once"]
 
@@ -99,8 +99,8 @@ def test_a_module_of_the_release_is_not_added_whatever_record_lacks(
     target.record = Record(
         fake_vllm.record({"vllm/__init__.py": OWN}, "x/RECORD") + row.encode(), VLLM
     )
-    edited = () if now == OWN else (Edit("vllm/a.py", EDITED, OWN),)
-    assert target.edits() == (*edited, Edit("vllm/b.py", ADDED, None))
+    edited = () if now == OWN else (FileEdit("vllm/a.py", EDITED, OWN),)
+    assert target.edits() == (*edited, FileEdit("vllm/b.py", ADDED, None))
     pristine = target.pristine()
     assert not pristine.edited_before(entry("vllm/a.py"))
 
@@ -115,7 +115,7 @@ def test_where_no_index_has_the_build_record_alone_tells(tmp_path: Path) -> None
     target = Target(tmp_path, files, {}, {})
     target.pristine()
     found = find(PristineFiles(MemoryTree(files), tmp_path, None, {}, nowhere))
-    assert found == tuple(Edit(path, ADDED, None) for path in files)
+    assert found == tuple(FileEdit(path, ADDED, None) for path in files)
     assert asked == [1]
 
 
@@ -128,7 +128,7 @@ def test_only_python_modules_are_looked_at(tmp_path: Path) -> None:
 
 def test_the_module_that_a_build_writes_counts_where_record_lists_it(tmp_path: Path) -> None:
     target = Target(tmp_path, {"vllm/_version.py": ADDED, "vllm/v1/_version.py": ADDED}, {})
-    assert target.edits() == (Edit("vllm/v1/_version.py", ADDED, None),)
+    assert target.edits() == (FileEdit("vllm/v1/_version.py", ADDED, None),)
     target.record, target.release = listed("vllm/_version.py"), {"vllm/_version.py": OWN}
     edits = target.edits()
     assert [edit.path for edit in edits] == ["vllm/_version.py", "vllm/v1/_version.py"]
@@ -141,7 +141,7 @@ def test_the_build_of_another_package_has_its_own_module(tmp_path: Path) -> None
 
 def test_without_record_the_release_tells(tmp_path: Path) -> None:
     target = Target(tmp_path, {"vllm/a.py": OWN, "vllm/b.py": EDITED}, {"vllm/a.py": OWN})
-    assert target.edits() == (Edit("vllm/b.py", EDITED, None),)
+    assert target.edits() == (FileEdit("vllm/b.py", EDITED, None),)
     assert target.opened == ["once"]
 
 
@@ -179,10 +179,10 @@ def test_an_edit_of_what_the_overlay_wrote_says_what_that_was(
         package,
     )
     assert target.edits() == (
-        Edit(patched, EDITED, OWN, sha256(PATCHED)),
-        Edit(added, EDITED, None, sha256(ADDED)),
-        Edit(removed, None, OWN, sha256(PATCHED)),
-        Edit(new, ADDED, None),
+        FileEdit(patched, EDITED, OWN, sha256(PATCHED)),
+        FileEdit(added, EDITED, None, sha256(ADDED)),
+        FileEdit(removed, None, OWN, sha256(PATCHED)),
+        FileEdit(new, ADDED, None),
     )
     assert target.opened == ["once"]  # for the new one alone; copies have the others' text
 
@@ -202,8 +202,8 @@ def test_an_edit_from_before_the_overlay_is_found_beneath_it(
         (EDITED,),
     )
     assert target.edits() == (
-        Edit(ours, PATCHED, OWN, sha256(PATCHED), before=True),
-        Edit(back, EDITED, OWN, None, before=True),
+        FileEdit(ours, PATCHED, OWN, sha256(PATCHED), before=True),
+        FileEdit(back, EDITED, OWN, None, before=True),
     )
 
 
@@ -212,7 +212,9 @@ def test_a_module_of_somebody_that_the_overlay_patched_was_edited_before(tmp_pat
     records: tuple[dict[str, str] | None, ...] = ({}, None)
     for record in records:
         target = Target(tmp_path, {"vllm/a.py": PATCHED}, {}, record, (entry("vllm/a.py", EDITED),))
-        assert target.edits() == (Edit("vllm/a.py", PATCHED, None, sha256(PATCHED), before=True),)
+        assert target.edits() == (
+            FileEdit("vllm/a.py", PATCHED, None, sha256(PATCHED), before=True),
+        )
 
 
 @both

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from packaging.version import Version
 
-from overlay._features.model import AddedFile, Build, Feature, Topic, Way
+from overlay._features.model import AddedFile, Build, Feature, PortedWay, Topic
 from overlay.planning import advice
 from overlay.results import Clash, FeatureResult, HunkResult, Reason, State
 from tests.support.patches import feature, hunk, topic
@@ -24,7 +24,7 @@ def only(given: Feature, **options: str) -> FeatureResult:
 
 def retired(given: Topic, number: int) -> Topic:
     variants = list(given.variants)
-    patch = variants[number].patch._replace(ported=Way.UPSTREAM)
+    patch = variants[number].patch._replace(ported=PortedWay.UPSTREAM)
     variants[number] = variants[number]._replace(patch=patch)
     return given._replace(variants=tuple(variants))
 

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from overlay.errors import OverlayError
 from overlay.proof import oracle
-from overlay.proof.oracle import Step, make_rule
+from overlay.proof.oracle import OracleStep, make_rule
 from overlay.proof.prompts import tiny_requests
 from overlay.proof.verification import (
     Answer,
     DifferenceKind,
     EngineRun,
-    Mode,
+    GraphMode,
     ModeOutcome,
     RankFacts,
     first_difference,
@@ -74,7 +74,7 @@ def test_the_first_changed_step_is_found(data: st.DataObject) -> None:
     steps = list(served[number].steps)
     step = steps[place]
     accepted = data.draw(st.integers(0, K).filter(lambda each: each != step.accepted))
-    steps[place] = Step(step.known, step.drafted, accepted)
+    steps[place] = OracleStep(step.known, step.drafted, accepted)
     served[number] = served[number]._replace(steps=tuple(steps))
     for found in (first_difference(right(), served), leaves_answer(RULE, REQUESTS, served)):
         assert found is not None
@@ -93,7 +93,9 @@ def test_another_schedule_is_no_difference(data: st.DataObject) -> None:
         )
         steps = tuple(step for step, keep in zip(each.steps, kept, strict=True) if keep)
         most = data.draw(st.integers(1, K))
-        steps = tuple(Step(s.known, min(s.drafted, most), min(s.accepted, most)) for s in steps)
+        steps = tuple(
+            OracleStep(s.known, min(s.drafted, most), min(s.accepted, most)) for s in steps
+        )
         served[number] = each._replace(steps=steps)
     assert first_difference(right(), served) is None
     assert first_difference(served, right()) is None
@@ -105,7 +107,7 @@ def test_the_earlier_difference_of_a_request_is_told() -> None:
     tokens = list(served[0].tokens)
     tokens[-1] += 1
     steps = list(served[0].steps)
-    steps[0] = Step(steps[0].known, K, (steps[0].accepted + 1) % (K + 1))
+    steps[0] = OracleStep(steps[0].known, K, (steps[0].accepted + 1) % (K + 1))
     served[0] = Answer(served[0].prompt, tuple(tokens), tuple(steps))
     found = first_difference(right(), served)
     assert found is not None
@@ -114,21 +116,25 @@ def test_the_earlier_difference_of_a_request_is_told() -> None:
 
 def test_a_mode_that_replays_nothing_is_idle_and_no_proof() -> None:
     answer = (RULE, REQUESTS)
-    assert judged("", Mode.LOOP, run_of(right()), None, answer).outcome is ModeOutcome.SAME
-    assert judged("", Mode.LOOP, run_of(right(), 0), None, answer).outcome is ModeOutcome.IDLE
-    assert judged("", Mode.OFF, run_of(right(), 0), None, answer).outcome is ModeOutcome.REFERENCE
+    assert judged("", GraphMode.LOOP, run_of(right()), None, answer).outcome is ModeOutcome.SAME
+    assert judged("", GraphMode.LOOP, run_of(right(), 0), None, answer).outcome is ModeOutcome.IDLE
+    assert (
+        judged("", GraphMode.OFF, run_of(right(), 0), None, answer).outcome is ModeOutcome.REFERENCE
+    )
 
 
 def test_where_upstream_leaves_the_known_answer_it_is_the_measure() -> None:
     served = right()
-    served[3] = served[3]._replace(steps=(Step(served[3].prompt + 1, K, 0), *served[3].steps[1:]))
+    served[3] = served[3]._replace(
+        steps=(OracleStep(served[3].prompt + 1, K, 0), *served[3].steps[1:])
+    )
     if leaves_answer(RULE, REQUESTS, served) is None:
         pytest.fail("the example leaves nothing")
     reference = run_of(served, 0)
     answer = (RULE, REQUESTS)
-    same = judged("", Mode.LOOP, run_of(served), reference, answer)
+    same = judged("", GraphMode.LOOP, run_of(served), reference, answer)
     assert (same.outcome, same.against) == (ModeOutcome.SAME, "the engine without draft graphs")
-    assert judged("", Mode.LOOP, run_of(served), None, answer).outcome is ModeOutcome.DIFFERS
+    assert judged("", GraphMode.LOOP, run_of(served), None, answer).outcome is ModeOutcome.DIFFERS
 
 
 @pytest.mark.parametrize("data", [{}, {"vllm": "1"}, {"served": 3}, {"ranks": [{}]}])

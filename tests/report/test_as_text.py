@@ -15,7 +15,7 @@ from overlay.report.base import Report, failure
 from overlay.report.codes import Code, Exit, Verdict
 from overlay.report.lines import Line, Span, aligned, paint
 from overlay.report.model import TargetReport
-from overlay.report.problems import Place, problems
+from overlay.report.problems import ProblemPlace, problems
 from overlay.report.targets import CheckReport, StatusReport
 from overlay.report.wording import checked
 from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State, combine
@@ -134,7 +134,7 @@ def test_a_missing_file_is_said_once_and_not_for_each_hunk() -> None:
     target = TargetReport("0.26.0", "0.26.0", None, (feature,))
     (problem,) = problems(target)
     assert problem.reason.text == reason.text
-    assert problem.places == (Place("vllm/a.py", None, "p"),)
+    assert problem.places == (ProblemPlace("vllm/a.py", None, "p"),)
 
 
 def test_candidates_are_listed() -> None:

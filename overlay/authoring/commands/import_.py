@@ -19,7 +19,7 @@ from overlay.authoring.importing import prepare
 from overlay.authoring.incoming import Commit
 from overlay.authoring.landing import Summary, landings, on_disk_only
 from overlay.authoring.locating import ReleaseTexts
-from overlay.authoring.sources import Source, read_source
+from overlay.authoring.sources import ChangeSource, read_source
 from overlay.authoring.triage import FileFate
 from overlay.authoring.writing import check_folder, write_folder
 from overlay.errors import UsageError, told_once
@@ -128,7 +128,7 @@ class _Importer:
 
     def prepare(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[ChangeSource],
         commits: Sequence[Commit],
         id_: str,
         texts: ReleaseTexts,
@@ -155,7 +155,7 @@ class _Importer:
 
 def _each(
     importer: _Importer,
-    sources: Sequence[Source],
+    sources: Sequence[ChangeSource],
     id_: str,
     texts: ReleaseTexts,
     patches: Path,

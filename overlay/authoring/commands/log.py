@@ -73,7 +73,7 @@ def log(
 # Releases
 
 
-def _release(target: TargetReport | TargetFailure, feature: Feature) -> ReleaseEntry:
+def _release(target: TargetReport | TargetFailure, feature: Feature) -> LoggedRelease:
     """One line of the log.
 
     :raises OverlayError: if the release could not be read.
@@ -84,7 +84,7 @@ def _release(target: TargetReport | TargetFailure, feature: Feature) -> ReleaseE
     (result,) = (entry for entry in target.features if entry.feature == feature.id)
     serving = _serving(feature, Version(release))
     patches = [variant.patch for variant in serving]
-    return ReleaseEntry(
+    return LoggedRelease(
         target.target,
         result.state,
         means(feature, Version(release), result),
@@ -271,7 +271,7 @@ class Means(str, Enum):
     IMAGES = "images"
 
 
-class ReleaseEntry(NamedTuple):
+class LoggedRelease(NamedTuple):
     """State of a feature on one release.
 
     :ivar means: by what upstream is known to have it; ``None`` in every other state.
@@ -332,7 +332,7 @@ class LogReport(Report):
     title: str
     upstream: str
     reason: str | None
-    releases: tuple[ReleaseEntry, ...]
+    releases: tuple[LoggedRelease, ...]
     edits: tuple[LogEntry, ...] = ()
     merge: UpstreamMerge | None = None
     not_found: int | None = None
@@ -360,7 +360,7 @@ class LogReport(Report):
             yield from _merge(self.merge)
 
 
-def logged(feature: str, releases: Sequence[ReleaseEntry]) -> Verdict:
+def logged(feature: str, releases: Sequence[LoggedRelease]) -> Verdict:
     """The verdict of ``log ID``."""
     needy = [entry.release for entry in releases if entry.state.needs_attention]
     if needy:
@@ -375,14 +375,14 @@ def logged(feature: str, releases: Sequence[ReleaseEntry]) -> Verdict:
     return Verdict(Code.LOGGED, text)
 
 
-def _spans(releases: Sequence[ReleaseEntry], state: State) -> str:
+def _spans(releases: Sequence[LoggedRelease], state: State) -> str:
     """The runs of neighbouring releases in a state, as ranges in words."""
     grouped = groupby(releases, key=lambda entry: entry.state is state)
     runs = [[entry.release for entry in group] for is_in_it, group in grouped if is_in_it]
     return enumeration([run[0] if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs])
 
 
-def table(releases: Sequence[ReleaseEntry]) -> Iterator[Line]:
+def table(releases: Sequence[LoggedRelease]) -> Iterator[Line]:
     """A line a release, and below them what prevents the feature."""
     titles = ("release", "state", "means", "variant", "base", "by", "on")
     rows = [[Span(title, "heading") for title in titles]]
@@ -401,7 +401,7 @@ def table(releases: Sequence[ReleaseEntry]) -> Iterator[Line]:
     yield from causes([(entry.release, entry.why) for entry in needy if entry.why], names)
 
 
-def _cells(entry: ReleaseEntry) -> tuple[str, ...]:
+def _cells(entry: LoggedRelease) -> tuple[str, ...]:
     mark = f" {MARK}" if entry.state.needs_attention else ""
     means = entry.means.value if entry.means is not None else ""
     return (

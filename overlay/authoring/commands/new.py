@@ -28,7 +28,7 @@ from overlay.errors import PackageIndexError, UsageError
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.beside import Beside, beside
 from overlay.on_disk.disk_state import conditions, void
-from overlay.on_disk.edits import Edit, PristineFiles, find, unhashed
+from overlay.on_disk.edits import FileEdit, PristineFiles, find, unhashed
 from overlay.on_disk.journal import reading
 from overlay.on_disk.ledger import Ledger
 from overlay.package import VLLM, Package, Tree, path_problem
@@ -166,7 +166,7 @@ class Workshop:
     release: Version
     ledger: Ledger | None
     pristine: PristineFiles
-    edits: tuple[Edit, ...]
+    edits: tuple[FileEdit, ...]
     features: tuple[Feature, ...]
     folders: tuple[Path, ...]
     below: tuple[Feature, ...] = ()
@@ -174,7 +174,7 @@ class Workshop:
     stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     others: tuple[Beside, ...] | None = None
 
-    def base(self, edit: Edit) -> bytes | None:
+    def base(self, edit: FileEdit) -> bytes | None:
         """The text that an edit was made on."""
         return edit.pristine if edit.written is None else self.written[edit.path]
 

@@ -13,7 +13,7 @@ from overlay._features.model import Feature, of_package, packages_of
 from overlay._features.sources import entries, unread
 from overlay.authoring import releases as package_releases
 from overlay.authoring.disk import NewFolder, contents, finish_switch, replace_features
-from overlay.authoring.pruning import Proposal, Pruner, Served
+from overlay.authoring.pruning import Proposal, Pruner, ServedFeature
 from overlay.commands.request import Request
 from overlay.errors import OverlayError, UsageError
 from overlay.package import VLLM, Package
@@ -123,12 +123,14 @@ def _lies_in(feature: Feature, folder: Path) -> bool:
     return not feature.shipped and Path(feature.origin).resolve() == folder.resolve()
 
 
-def _with_files(feature: Feature, folder: Path) -> Served:
+def _with_files(feature: Feature, folder: Path) -> ServedFeature:
     """A feature with the files of its folder, if that is the one to be pruned."""
     if not _lies_in(feature, folder):
-        return Served(feature)
+        return ServedFeature(feature)
     files = contents(entries(folder)[feature.id])
-    return Served(feature, {name: data for name, data in files.items() if unread(name) is None})
+    return ServedFeature(
+        feature, {name: data for name, data in files.items() if unread(name) is None}
+    )
 
 
 def _carry_out(folder: Path, proposals: Sequence[Proposal]) -> None:

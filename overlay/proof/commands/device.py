@@ -31,7 +31,7 @@ _RAY = re.compile(r"(^|=|\")ray(\"|$)")
 _HIDDEN = ("", "-1", "NoDevFiles")
 
 
-class Place(Enum):
+class DevicePlace(Enum):
     """Where an engine would run."""
 
     #: On a device, or it is not known that there is none.
@@ -46,7 +46,7 @@ class Device(NamedTuple):
     :ivar text: what was found, as the part of a sentence; empty for a device.
     """
 
-    place: Place
+    place: DevicePlace
     text: str = ""
 
 
@@ -65,16 +65,16 @@ def device_of(
     built = torch_build(python)
     kind = "" if built is None else built.partition(" ")[0]
     if kind not in _PLACES or any(map(_RAY.search, arguments)):
-        return Device(Place.DEVICE)
+        return Device(DevicePlace.DEVICE)
     hidden = environment.get("CUDA_VISIBLE_DEVICES")
     if kind == "cuda" and hidden in _HIDDEN:
-        return Device(Place.NOWHERE, f"CUDA_VISIBLE_DEVICES={hidden} hides every GPU")
+        return Device(DevicePlace.NOWHERE, f"CUDA_VISIBLE_DEVICES={hidden} hides every GPU")
     if any(place for pattern in _PLACES[kind] for place in root.glob(pattern)):
-        return Device(Place.DEVICE)
+        return Device(DevicePlace.DEVICE)
     if kind == "cpu":
-        return Device(Place.CPU, "its torch is built for CPUs")
+        return Device(DevicePlace.CPU, "its torch is built for CPUs")
     return Device(
-        Place.NOWHERE, f"its torch is built for {built}, and this machine shows no device"
+        DevicePlace.NOWHERE, f"its torch is built for {built}, and this machine shows no device"
     )
 
 
@@ -86,7 +86,7 @@ def expect_device(
     :param otherwise: what to do.
     :raises OverlayError: naming what was found.
     """
-    if device.place is Place.DEVICE:
+    if device.place is DevicePlace.DEVICE:
         return
     raise OverlayError(
         f"overlay {command}: expected a GPU for vLLM, found none: {device.text}; {otherwise}"

@@ -15,7 +15,7 @@ from overlay.errors import OverlayError
 from overlay.proof.commands.budget import Part, Start
 from overlay.proof.commands.launch import Launch
 from overlay.proof.commands.verify_failures import failure_text
-from overlay.proof.engine_pool import Ended, Job, run_jobs
+from overlay.proof.engine_pool import EngineEnd, Job, run_jobs
 from overlay.proof.repeats import Gap, Quantity, Served, Timed, read, read_served
 from overlay.proof.reports.benched import OVERLAY
 
@@ -35,12 +35,12 @@ class Measured(NamedTuple):
 
 
 #: Takes an engine when it starts (``None``) and when it has ended.
-OnJob = Callable[[Job, Ended | None], None]
+OnJob = Callable[[Job, EngineEnd | None], None]
 #: Runs one engine to its end; it is killed after so many seconds.
-Runner = Callable[[Job, float, OnJob], Ended]
+Runner = Callable[[Job, float, OnJob], EngineEnd]
 
 
-def run_one(job: Job, deadline: float, on_engine: OnJob) -> Ended:
+def run_one(job: Job, deadline: float, on_engine: OnJob) -> EngineEnd:
     """Run one engine in a process of its own."""
     return run_jobs([job], at_a_time=1, deadline=deadline, on_engine=on_engine)[job.name]
 
@@ -145,7 +145,7 @@ class BenchStage:
         name = f"{start.engine}, {start.part.value}, round {start.number + 1}"
         job = self.launch.job(name, start, self._rate())
 
-        def on_engine(job: Job, ended: Ended | None) -> None:
+        def on_engine(job: Job, ended: EngineEnd | None) -> None:
             self.on_engine(job.name, None if ended is None else ended.seconds)
             if ended is not None:
                 self._keep_files(job)

@@ -14,18 +14,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from overlay.errors import OverlayError, UsageError
-from overlay.proof.commands.device import Place, device_of, expect_device
+from overlay.proof.commands.device import DevicePlace, device_of, expect_device
 from overlay.proof.commands.installation import interpreter
 from overlay.proof.commands.verify_failures import raised_by, usable
 from overlay.proof.commands.verify_tiny import ModelSet, tiny_sets
 from overlay.proof.engine_compat import runner_environment
 from overlay.proof.engine_launch import append_path, link_packages
-from overlay.proof.engine_pool import Ended, Job, run_jobs
+from overlay.proof.engine_pool import EngineEnd, Job, run_jobs
 from overlay.proof.prompts import TEXTS
 from overlay.proof.reports.verified import VerifyReport, verified
 from overlay.proof.verification import (
     EngineRun,
-    Mode,
+    GraphMode,
     ModeOutcome,
     ModeResult,
     first_difference,
@@ -63,7 +63,7 @@ class VerifyQuestion:
     method: str | None = None
     k: int | None = None
     tiny: bool = False
-    modes: tuple[Mode, ...] = ()
+    modes: tuple[GraphMode, ...] = ()
     arguments: tuple[str, ...] = ()
     python: str | None = None
     check: bool = False
@@ -84,7 +84,7 @@ def verify(question: VerifyQuestion, on_engine: OnEngine) -> VerifyReport:
     check_question(question)
     python = interpreter(question.python)
     device = device_of(question.python, question.arguments)
-    on_cpu = device.place is Place.CPU and question.tiny
+    on_cpu = device.place is DevicePlace.CPU and question.tiny
     if not on_cpu:
         instead = "" if question.tiny else "; --tiny compares on a CPU what a CPU can show"
         expect_device(device, "verify", otherwise=f"{_ELSEWHERE}{instead}")
@@ -112,7 +112,7 @@ def check_question(question: VerifyQuestion) -> None:
 
     :raises UsageError: naming what was expected and what was found.
     """
-    if question.modes == (Mode.OFF,):
+    if question.modes == (GraphMode.OFF,):
         raise UsageError("--mode off alone compares nothing: name another mode as well")
     if question.tiny and question.model:
         raise UsageError("--tiny brings models of its own: omit it, or --model")
@@ -228,7 +228,9 @@ class VerifyStage:
     code: Path
     on_engine: OnEngine
 
-    def run(self, engines: Sequence[tuple[ModelSet, Mode]], at_a_time: int) -> dict[str, Ended]:
+    def run(
+        self, engines: Sequence[tuple[ModelSet, GraphMode]], at_a_time: int
+    ) -> dict[str, EngineEnd]:
         """Run an engine for each set and mode; how each ended, by its title.
 
         :raises OverlayError: as soon as one cannot be compared at all.
@@ -236,7 +238,7 @@ class VerifyStage:
         jobs = [self._job(models, mode) for models, mode in engines]
         modes = {title(models, mode): mode for models, mode in engines}
 
-        def on_engine(job: Job, ended: Ended | None) -> None:
+        def on_engine(job: Job, ended: EngineEnd | None) -> None:
             self.on_engine(job.name, None if ended is None else ended.seconds)
             if ended is not None:  # one that cannot be compared at all ends the others at once
                 _failure(job.name, modes[job.name], ended)
@@ -244,7 +246,7 @@ class VerifyStage:
         deadline = self.question.deadline
         return run_jobs(jobs, at_a_time=at_a_time, deadline=deadline, on_engine=on_engine)
 
-    def _job(self, models: ModelSet, mode: Mode) -> Job:
+    def _job(self, models: ModelSet, mode: GraphMode) -> Job:
         name = title(models, mode)
         folder = self.work / name.replace(" ", "-")
         folder.mkdir()
@@ -275,7 +277,7 @@ def _runner(question: VerifyQuestion, environment: Mapping[str, str]) -> dict[st
     return variables if question.tiny and not variables.keys() & environment.keys() else {}
 
 
-def title(models: ModelSet, mode: Mode) -> str:
+def title(models: ModelSet, mode: GraphMode) -> str:
     """The name of an engine for people."""
     return f"{models.name} {mode.shown}".strip()
 
@@ -297,7 +299,7 @@ def _in_order(
     ended = stage.run(engines, question.jobs or (1 if on_cpu else 4))
     for models in sets:
         by_mode = {mode: ended[title(models, mode)] for mode in models.modes}
-        reference = usable(by_mode[Mode.OFF]) if Mode.OFF in by_mode else None
+        reference = usable(by_mode[GraphMode.OFF]) if GraphMode.OFF in by_mode else None
         results = [_result(models, mode, by_mode[mode], reference) for mode in models.modes]
         if all(result.outcome is ModeOutcome.DIED for result in results):
             raise OverlayError(
@@ -308,11 +310,11 @@ def _in_order(
 
 
 def _after_reference(stage: VerifyStage, models: ModelSet) -> list[ModeResult]:
-    first = stage.run([(models, Mode.OFF)], 1)[title(models, Mode.OFF)]
+    first = stage.run([(models, GraphMode.OFF)], 1)[title(models, GraphMode.OFF)]
     reference = usable(first)
-    modes = [mode for mode in stage.question.modes or reference.modes if mode is not Mode.OFF]
+    modes = [mode for mode in stage.question.modes or reference.modes if mode is not GraphMode.OFF]
     ended = stage.run([(models, mode) for mode in modes], stage.question.jobs or 1)
-    results = [_result(models, Mode.OFF, first, reference)]
+    results = [_result(models, GraphMode.OFF, first, reference)]
     results += [_result(models, mode, ended[title(models, mode)], reference) for mode in modes]
     if any(result.outcome is ModeOutcome.DIFFERS for result in results):
         return _with_second_reference(stage, models, reference, results)
@@ -324,7 +326,7 @@ def _with_second_reference(
 ) -> list[ModeResult]:
     """The results after a second run without graphs, which may differ from the first."""
     again = models._replace(name=f"{models.name} again".strip())
-    ended = stage.run([(again, Mode.OFF)], 1)[title(again, Mode.OFF)]
+    ended = stage.run([(again, GraphMode.OFF)], 1)[title(again, GraphMode.OFF)]
     unsteady = first_difference(reference.served, usable(ended).served)
     if unsteady is None:
         return results
@@ -336,7 +338,9 @@ def _with_second_reference(
     ]
 
 
-def _result(models: ModelSet, mode: Mode, ended: Ended, reference: EngineRun | None) -> ModeResult:
+def _result(
+    models: ModelSet, mode: GraphMode, ended: EngineEnd, reference: EngineRun | None
+) -> ModeResult:
     """What became of one engine; one that cannot be compared at all ends the command."""
     failure = _failure(title(models, mode), mode, ended)
     if failure is not None:
@@ -344,13 +348,13 @@ def _result(models: ModelSet, mode: Mode, ended: Ended, reference: EngineRun | N
     return judged(models.name, mode, usable(ended), reference, models.answer)
 
 
-def _failure(name: str, mode: Mode, ended: Ended) -> str | None:
+def _failure(name: str, mode: GraphMode, ended: EngineEnd) -> str | None:
     """Why an engine with draft graphs died; ``None`` where it served.
 
     :param name: the engine's title.
     :raises OverlayError: if the engine cannot be compared, whatever the mode; it is named.
     """
     try:
-        return raised_by(ended, with_graphs=mode is not Mode.OFF)
+        return raised_by(ended, with_graphs=mode is not GraphMode.OFF)
     except OverlayError as error:
         raise OverlayError(f"the engine {name}: {error}") from error

@@ -6,7 +6,7 @@ import re
 
 from overlay.errors import OverlayError
 from overlay.proof import verify_engine
-from overlay.proof.engine_pool import Ended
+from overlay.proof.engine_pool import EngineEnd
 from overlay.proof.verification import EngineRun
 from overlay.results.invocation import command
 from overlay.untrusted import printable
@@ -36,7 +36,7 @@ _PORT_HELP = (
 _LINES = 15
 
 
-def usable(ended: Ended) -> EngineRun:
+def usable(ended: EngineEnd) -> EngineRun:
     """The run of an engine that served.
 
     :raises OverlayError: if it did not: with what it said, and what the user can do.
@@ -46,7 +46,7 @@ def usable(ended: Ended) -> EngineRun:
     raise OverlayError(failure_text(ended))
 
 
-def raised_by(ended: Ended, *, with_graphs: bool) -> str | None:
+def raised_by(ended: EngineEnd, *, with_graphs: bool) -> str | None:
     """Why an engine with draft graphs died; ``None`` where it served.
 
     :raises OverlayError: if the engine has no graphs, or can have none, whatever the mode.
@@ -67,7 +67,7 @@ def _fixed_help(kind: str) -> str:
     return ""
 
 
-def failure_text(ended: Ended) -> str:
+def failure_text(ended: EngineEnd) -> str:
     """What an engine that did not serve said, and what the user can do."""
     last = "\n".join(ended.log.rstrip().splitlines()[-_LINES:])
     cause = _cause(ended.log)

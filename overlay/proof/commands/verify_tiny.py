@@ -15,7 +15,7 @@ from overlay.proof.engine_launch import WriterFailed, write_models
 from overlay.proof.oracle import Rule, make_rule
 from overlay.proof.prompts import LIVE, EngineRequest, tiny_requests
 from overlay.proof.tiny_drafters import LEAST_PROMPT, VOTERS, following, voters_rule
-from overlay.proof.verification import Mode
+from overlay.proof.verification import GraphMode
 from overlay.proof.verify_engine import VerifySpec
 from overlay.untrusted import printable
 
@@ -54,7 +54,7 @@ class ModelSet(NamedTuple):
     name: str
     spec: VerifySpec
     answer: tuple[Rule, Sequence[EngineRequest]] | None = None
-    modes: tuple[Mode, ...] = ()
+    modes: tuple[GraphMode, ...] = ()
 
 
 class _TinyDraft(NamedTuple):
@@ -70,7 +70,7 @@ class _TinyDraft(NamedTuple):
     model: str
     k: int
     speculative: dict[str, Any]
-    modes: tuple[Mode, ...]
+    modes: tuple[GraphMode, ...]
     one_pass: bool = False
 
 
@@ -79,28 +79,35 @@ _EAGLE: dict[str, Any] = {"method": "eagle3"}
 #: tokens that it is given; and what drafts all tokens in one pass.
 DRAFTS = {
     "eagle3hid": _TinyDraft(
-        "tiny_models", "eagle3", "eagle3hid", 5, _EAGLE, (Mode.OFF, Mode.STEP, Mode.LOOP)
+        "tiny_models",
+        "eagle3",
+        "eagle3hid",
+        5,
+        _EAGLE,
+        (GraphMode.OFF, GraphMode.STEP, GraphMode.LOOP),
     ),
-    "eagle3": _TinyDraft("tiny_models", "eagle3", "eagle3", 5, _EAGLE, (Mode.STEP, Mode.LOOP)),
+    "eagle3": _TinyDraft(
+        "tiny_models", "eagle3", "eagle3", 5, _EAGLE, (GraphMode.STEP, GraphMode.LOOP)
+    ),
     "p-eagle": _TinyDraft(
         "tiny_drafters",
         "drafters",
         "peagle",
         3,
         {**_EAGLE, "parallel_drafting": True},
-        (Mode.OFF, Mode.WHOLE),
+        (GraphMode.OFF, GraphMode.WHOLE),
         one_pass=True,
     ),
 }
 #: What a CPU serves: few engines, since each takes a minute and all cores.
-_ON_CPU = {"eagle3hid": (Mode.OFF, Mode.WHOLE), "p-eagle": (Mode.WHOLE,)}
+_ON_CPU = {"eagle3hid": (GraphMode.OFF, GraphMode.WHOLE), "p-eagle": (GraphMode.WHOLE,)}
 
 
 def tiny_sets(
     python: Path,
     folder: Path,
     arguments: Sequence[str],
-    modes: Sequence[Mode],
+    modes: Sequence[GraphMode],
     only: str | None = None,
     on_cpu: bool = False,
 ) -> list[ModelSet]:
@@ -121,7 +128,7 @@ def tiny_sets(
         own_modes = tuple(mode for mode in draft.modes if not modes or mode in modes)
         if on_cpu:
             own_modes = _ON_CPU.get(name, ())
-        if only not in (None, name) or not set(own_modes) - {Mode.OFF}:
+        if only not in (None, name) or not set(own_modes) - {GraphMode.OFF}:
             continue
         _write(python, folder / draft.folder, draft.writer)
         rule = voters_rule() if draft.one_pass else make_rule()

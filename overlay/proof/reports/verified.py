@@ -14,7 +14,7 @@ from overlay.report.words import count, enumeration
 from overlay.results import ModelRunner
 
 if TYPE_CHECKING:
-    from overlay.proof.verification import EngineRun, Mode, ModeResult, RankFacts
+    from overlay.proof.verification import EngineRun, GraphMode, ModeResult, RankFacts
 
 _HEAD = ("mode", "result", "accepted by position", "captured", "replayed", "start", "serve")
 
@@ -52,7 +52,7 @@ class VerifyReport(Report):
             yield from _explained(result, verbose=verbose)
 
 
-def verified(results: Sequence[ModeResult], asked: Collection[Mode] = ()) -> Verdict:
+def verified(results: Sequence[ModeResult], asked: Collection[GraphMode] = ()) -> Verdict:
     """The verdict of ``verify``: about the worst of the modes, the first of these.
 
     :param asked: the modes that the user named; one that fell back to another was not verified.

@@ -14,7 +14,7 @@ import pytest
 from packaging.version import Version
 
 from overlay._features.folder import holes, load
-from overlay._features.model import Way
+from overlay._features.model import PortedWay
 from overlay.authoring.commands.port import port
 from overlay.authoring.commands.port_session import Key, ask
 from overlay.authoring.reports.ported import OpenFile, PortReport
@@ -139,7 +139,7 @@ def test_what_was_merged_waits_for_review_and_continue_takes_it(cli: Cli, ours: 
     (feature,) = load([ours])
     made = [v.patch for v in feature.topics[0].variants if Version("0.23.0") in v.releases]
     assert made[0].headers["Base"] == "0.23.0"
-    assert made[0].ported is Way.BY_HAND
+    assert made[0].ported is PortedWay.BY_HAND
 
 
 def test_accept_writes_a_merge_at_once(cli: Cli, ours: Path) -> None:

@@ -16,7 +16,7 @@ from overlay.proof.commands.budget import ENGINES, Budget, Part
 from overlay.proof.commands.engines import BenchStage, Measured, OnJob
 from overlay.proof.commands.launch import Launch
 from overlay.proof.commands.question import BenchQuestion
-from overlay.proof.engine_pool import Ended, Job
+from overlay.proof.engine_pool import EngineEnd, Job
 from overlay.proof.repeats import Quantity
 from overlay.proof.reports.bench_page import page
 from overlay.proof.reports.benched import OVERLAY, STOCK, V2, BenchReport, benched
@@ -42,7 +42,7 @@ class Engines:
     def clock(self) -> float:
         return self.now
 
-    def run(self, job: Job, deadline: float, on_engine: OnJob) -> Ended:
+    def run(self, job: Job, deadline: float, on_engine: OnJob) -> EngineEnd:
         on_engine(job, None)
         engine, part = job.name.split(", ")[0], Part(job.name.split(", ")[1])
         self.started.append((part, engine))
@@ -93,8 +93,8 @@ def ended(
     seconds: float,
     result: dict[str, Any] | None,
     on_engine: OnJob,
-) -> Ended:
-    how = Ended(status, seconds, result, "")
+) -> EngineEnd:
+    how = EngineEnd(status, seconds, result, "")
     on_engine(job, how)
     return how
 
@@ -214,7 +214,7 @@ def test_rounds_beyond_the_budget_are_left_out_and_named(tmp_path: Path) -> None
 
 def test_a_later_round_that_was_cut_is_named(tmp_path: Path) -> None:
     class Slower(Engines):
-        def run(self, job: Job, deadline: float, on_engine: OnJob) -> Ended:
+        def run(self, job: Job, deadline: float, on_engine: OnJob) -> EngineEnd:
             if "round 2" in job.name:
                 self._seconds = {(Part.STEPS, each): [50.0, 1.0, 1.0, 1.0] for each in ENGINES}
             return super().run(job, deadline, on_engine)

@@ -10,7 +10,7 @@ import pytest
 
 from overlay.cli.run import run
 from overlay.errors import UsageError
-from overlay.proof.commands.device import Device, Place, device_of
+from overlay.proof.commands.device import Device, DevicePlace, device_of
 from overlay.proof.commands.verify_tiny import tiny_sets
 from tests.proof.support.fake_engine import behaving, write_fake_python
 from tests.support import fake_vllm
@@ -22,8 +22,8 @@ TORCH = {
     "cpu": "cuda: Optional[str] = None\nhip: Optional[str] = None\nxpu: Optional[str] = None\n",
 }
 RIGHT = {"off": "right", "step": "right", "loop": "right", "whole": "right", "again": "right"}
-NOWHERE = Device(Place.NOWHERE, "its torch is built for cuda 13.0, and no device is here")
-ON_CPU = Device(Place.CPU, "its torch is built for CPUs")
+NOWHERE = Device(DevicePlace.NOWHERE, "its torch is built for cuda 13.0, and no device is here")
+ON_CPU = Device(DevicePlace.CPU, "its torch is built for CPUs")
 
 
 def environment(folder: Path, torch: str | None) -> str:
@@ -42,23 +42,23 @@ def environment(folder: Path, torch: str | None) -> str:
 @pytest.mark.parametrize(
     ("torch", "node", "place"),
     [
-        ("cuda", None, Place.NOWHERE),
-        ("cuda", "dev/nvidia0", Place.DEVICE),
-        ("cuda", "proc/driver/nvidia/gpus/0000:01:00.0", Place.DEVICE),
-        ("cuda", "dev/nvidiactl", Place.NOWHERE),
-        ("cuda", "dev/kfd", Place.NOWHERE),
-        ("cuda", "dev/dxg", Place.DEVICE),
-        ("hip", "dev/kfd", Place.DEVICE),
-        ("hip", None, Place.NOWHERE),
-        ("xpu", "dev/dri/renderD128", Place.DEVICE),
-        ("cpu", None, Place.CPU),
-        ("cpu", "dev/nvidia0", Place.CPU),
-        ("cpu", "dev/davinci0", Place.DEVICE),
-        (None, None, Place.DEVICE),
+        ("cuda", None, DevicePlace.NOWHERE),
+        ("cuda", "dev/nvidia0", DevicePlace.DEVICE),
+        ("cuda", "proc/driver/nvidia/gpus/0000:01:00.0", DevicePlace.DEVICE),
+        ("cuda", "dev/nvidiactl", DevicePlace.NOWHERE),
+        ("cuda", "dev/kfd", DevicePlace.NOWHERE),
+        ("cuda", "dev/dxg", DevicePlace.DEVICE),
+        ("hip", "dev/kfd", DevicePlace.DEVICE),
+        ("hip", None, DevicePlace.NOWHERE),
+        ("xpu", "dev/dri/renderD128", DevicePlace.DEVICE),
+        ("cpu", None, DevicePlace.CPU),
+        ("cpu", "dev/nvidia0", DevicePlace.CPU),
+        ("cpu", "dev/davinci0", DevicePlace.DEVICE),
+        (None, None, DevicePlace.DEVICE),
     ],
 )
 def test_the_kernel_and_torchs_files_tell_the_place(
-    tmp_path: Path, torch: str | None, node: str | None, place: Place
+    tmp_path: Path, torch: str | None, node: str | None, place: DevicePlace
 ) -> None:
     """Where it is not known, the engine is started and tells."""
     python = environment(tmp_path, TORCH[torch] if torch else None)
@@ -68,11 +68,11 @@ def test_the_kernel_and_torchs_files_tell_the_place(
         (root / node).parent.mkdir(parents=True, exist_ok=True)
         (root / node).touch()
     assert device_of(python, (), {}, root).place is place
-    if place is Place.NOWHERE:
+    if place is DevicePlace.NOWHERE:
         backend = "--distributed-executor-backend"
         for remote in ((backend, "ray"), (f"{backend}=ray",), ('{"executor": "ray"}',)):
-            assert device_of(python, remote, {}, root).place is Place.DEVICE
-        assert device_of(python, ("--model", "x-ray/y"), {}, root).place is Place.NOWHERE
+            assert device_of(python, remote, {}, root).place is DevicePlace.DEVICE
+        assert device_of(python, ("--model", "x-ray/y"), {}, root).place is DevicePlace.NOWHERE
 
 
 @pytest.mark.parametrize("value", ["", "-1"])
@@ -80,15 +80,17 @@ def test_a_gpu_that_is_hidden_is_none(tmp_path: Path, value: str) -> None:
     python = environment(tmp_path, TORCH["cuda"])
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").touch()
-    assert device_of(python, (), {"CUDA_VISIBLE_DEVICES": "0"}, tmp_path).place is Place.DEVICE
+    assert (
+        device_of(python, (), {"CUDA_VISIBLE_DEVICES": "0"}, tmp_path).place is DevicePlace.DEVICE
+    )
     found = device_of(python, (), {"CUDA_VISIBLE_DEVICES": value}, tmp_path)
-    assert found.place is Place.NOWHERE
+    assert found.place is DevicePlace.NOWHERE
     assert f"CUDA_VISIBLE_DEVICES={value} hides" in found.text
 
 
 def test_a_torch_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
     python = environment(tmp_path, "def (")
-    assert device_of(python, (), {}, tmp_path).place is Place.DEVICE
+    assert device_of(python, (), {}, tmp_path).place is DevicePlace.DEVICE
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from overlay.proof.commands.verify_failures import failure_text
-from overlay.proof.engine_pool import Ended
+from overlay.proof.engine_pool import EngineEnd
 from overlay.proof.verify_engine import NOT_SERVED
 
 #: vLLM's own lines, of a server whose worker failed: the error, and what follows from it.
@@ -24,15 +24,15 @@ SERVER: dict[str, Any] = {"problem": NOT_SERVED, "text": "the server ended with 
 def test_the_cause_is_told_and_not_only_that_it_is_somewhere_above(
     result: dict[str, Any] | None,
 ) -> None:
-    text = failure_text(Ended(1, 3.0, result, LOG))
+    text = failure_text(EngineEnd(1, 3.0, result, LOG))
     assert text.count(CAUSE) == 1
     assert text.endswith("See root cause above. Failed: {}")
 
 
 def test_a_log_that_names_no_cause_is_told_as_it_is() -> None:
     last = LOG.splitlines()[-1]
-    assert failure_text(Ended(1, 3.0, SERVER, last)) == f"{SERVER['text']}\n{last}"
-    assert failure_text(Ended(1, 3.0, SERVER, "")) == SERVER["text"]
+    assert failure_text(EngineEnd(1, 3.0, SERVER, last)) == f"{SERVER['text']}\n{last}"
+    assert failure_text(EngineEnd(1, 3.0, SERVER, "")) == SERVER["text"]
 
 
 @pytest.mark.parametrize(
@@ -46,5 +46,5 @@ def test_a_log_that_names_no_cause_is_told_as_it_is() -> None:
 def test_an_engine_that_had_measured_something_when_it_died_is_told_so(
     status: int | None, how: str
 ) -> None:
-    text = failure_text(Ended(status, 9.0, {"batch1": {}}, LOG))
+    text = failure_text(EngineEnd(status, 9.0, {"batch1": {}}, LOG))
     assert text.startswith(f"the engine {how}: {CAUSE}\n")
