@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 
 #: How many further files with one cause are named.
 _ALIKE = 3
@@ -23,13 +24,22 @@ _URL = (
 _BARE = r"(?<!\S)[\w.+-]+:[^\s/@]+@|(?<=url: )(?P<path>/[^\s?#]*)[?#]\S*"
 
 
+def close_names(name: str, names: Sequence[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
+    """The names that somebody probably meant by ``name``, the nearest first.
+
+    :param cutoff: how alike they must be, from 0 to 1.
+    """
+    from difflib import get_close_matches  # only where something is wrong
+
+    return get_close_matches(name, names, most, cutoff)
+
+
 def without_secrets(text: str) -> str:
     """A URL, or a text with URLs in it, without what holds tokens: login, parameters, fragment.
 
     >>> without_secrets("https://me:pw@host/x.diff?token=s3cret#also: no answer")
     'https://host/x.diff: no answer'
     """
-    import re
 
     def plain(url: re.Match[str]) -> str:
         return url["scheme"] + _without_secrets(url["rest"]) + url["end"]
@@ -38,8 +48,6 @@ def without_secrets(text: str) -> str:
 
 
 def _without_secrets(rest: str) -> str:
-    import re
-
     host = re.split(r"[/?#]", rest, maxsplit=1)[0]
     # A password with a slash in it ends the host, so that what follows is no port.
     broken = not host.startswith("[") and re.search(r":(?!\d*\Z)", host) is not None
@@ -77,8 +85,6 @@ def _fewer_lines(text: str) -> str:
 
 
 def _cut(line: str, most: int) -> str:
-    import re
-
     line = re.sub(_LONG_WORD, lambda word: f"{word[0][:120]}...{word[0][-60:]}", line)
     head, tail = most // 2, most // 2 - 5
     return line if len(line) <= most else f"{line[:head]} ... {line[-tail:]}"

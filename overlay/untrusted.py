@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import pwd
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -270,8 +271,6 @@ def require_own_name(place: Path) -> None:
 
 def user_name(user: int) -> str:
     """The name of a user, or the number where it has none."""
-    import pwd
-
     try:
         return pwd.getpwuid(user).pw_name
     except KeyError:
@@ -281,7 +280,6 @@ def user_name(user: int) -> str:
 def _private_group(status: os.stat_result) -> bool:
     """Whether the group of a file is the one that holds its owner alone, as its name tells."""
     import grp
-    import pwd
 
     try:
         owner = pwd.getpwuid(status.st_uid)

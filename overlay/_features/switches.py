@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from overlay._features.sources import EFFECTS_PATH, feature_documents
+from overlay.errors import close_names
 from overlay.results import ModelRunner
 from overlay.settings import KNOWN
 from overlay.untrusted import read_regular
@@ -238,10 +239,8 @@ def check_values(variables: Mapping[str, str], declared: Iterable[Declaration]) 
 
 
 def _unknown(name: str, names: Iterable[str]) -> str:
-    import difflib
-
     text = f"{name} is set, but neither the overlay nor a feature that is at hand declares it"
-    close = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.8)
+    close = close_names(name, sorted(names), cutoff=0.8)
     return f"{text}; did you mean {close[0]}?" if close else text
 
 
@@ -252,10 +251,8 @@ def _value_problem(value: str, switches: list[Switch]) -> str | None:
         for switch in switches
     ):
         return None
-    import difflib
-
     switch = switches[0]
-    close = difflib.get_close_matches(value.lower(), switch.values, n=1)
+    close = close_names(value.lower(), switch.values)
     return (
         f"{switch.name}={value!r}: expected one of {', '.join(switch.values)}"
         f"{f'; did you mean {close[0]}?' if close else ''}"

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from overlay import settings
 from overlay._features.model import SHIPPED
 from overlay.errors import OverlayError
 from overlay.package import VLLM
@@ -114,8 +115,6 @@ def known_to_plugin(features: Iterable[Feature]) -> tuple[str, ...]:
 
 def _switches() -> Switches | None:
     """What the environment asks of the plugin; ``None`` where it patches nothing in memory."""
-    from overlay import settings
-
     try:
         switches = settings.read()
     except OverlayError:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from overlay._features import sources
 from overlay._features.folder import load, load_each
 from overlay._features.model import Feature, of_package, packages_of
-from overlay.errors import UsageError
+from overlay.errors import UsageError, close_names
 from overlay.package import VLLM, Package
 from overlay.results.invocation import ON_CHOSEN, Invocation, absolute
 from overlay.settings import current_ids, in_home
@@ -174,7 +174,5 @@ class Request(NamedTuple):
 
 def _meant(unknown: Sequence[str], known: Sequence[str]) -> str:
     """Which ids were probably meant, as a part of a sentence; empty where none is near."""
-    from difflib import get_close_matches  # only where something is wrong
-
-    close = [match for name in unknown for match in get_close_matches(name[:100], known, n=1)]
+    close = [match for name in unknown for match in close_names(name[:100], known)]
     return f"did you mean {' and '.join(dict.fromkeys(close))}? Or " if close else ""

@@ -19,6 +19,7 @@ from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.disk_state import from_ledger
 from overlay.on_disk.journal import reading
+from overlay.on_disk.rebuild import rebuild
 from overlay.report.codes import Code
 from overlay.report.model import TargetReport
 from overlay.report.outcomes import (
@@ -188,14 +189,12 @@ def _everything(
 def _rebuild(request: Request, target: Target) -> Callable[[], Rebuilt]:
     """What reconstructs a lost ledger of a target."""
 
-    def rebuild() -> Rebuilt:
-        from overlay.on_disk.rebuild import rebuild
-
+    def reconstruct() -> Rebuilt:
         features = of_package(request.at_hand(), target.package)
         features = tuple(feature for feature in features if not feature.malformed)
         return rebuild(features, target, target.release, target.record, target.package)
 
-    return rebuild
+    return reconstruct
 
 
 def _unrecorded(target: Target, features: tuple[Feature, ...]) -> TargetReport | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from overlay import settings
 from overlay._features.folder import load_all
 from overlay._features.switches import Declaration, check_values, declarations
-from overlay.errors import OverlayError, UsageError
+from overlay.errors import OverlayError, UsageError, close_names
 from overlay.on_disk import ledger as ledgers
 from overlay.untrusted import problem_of_owner
 
@@ -140,7 +139,7 @@ def _on_disk(target: Target | None) -> set[str]:
 
 def _unknown_ids(name: str, ids: Iterable[str], known: set[str]) -> Iterator[str]:
     for unknown in sorted(set(ids) - known):
-        close = difflib.get_close_matches(unknown, sorted(known), n=1)
+        close = close_names(unknown, sorted(known))
         hint = f"did you mean {close[0]}?" if close else "name its folder in OVERLAY_PATCHES"
         yield (
             f"{name} names {unknown}: expected ids among {', '.join(sorted(known)) or 'none'}; "

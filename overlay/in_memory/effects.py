@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import mmap
 import os
 from collections.abc import Iterable, Mapping
 from types import ModuleType
@@ -117,8 +118,6 @@ class EffectWatch:
         """Let the module count in memory that another process can read; return its descriptor."""
         if not hasattr(os, "memfd_create"):
             return None
-        import mmap
-
         size = 8 * module.SLOTS
         try:
             descriptor = os.memfd_create(COUNTS_NAME)

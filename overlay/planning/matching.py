@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 
 from overlay._features.model import MODULE_SCOPE, Hunk
+from overlay.errors import close_names
 from overlay.planning.scopes import Scopes
 from overlay.planning.telling import (
     MIN_DISTINCTIVE,
@@ -247,11 +248,9 @@ def _elsewhere(hunk: Hunk, lines: Sequence[str], scopes: Scopes) -> Reason | Non
 
 def _why_missing(hunk: Hunk, lines: Sequence[str], scopes: Scopes) -> Reason:
     """Why a scope is missing, with the names that it may have now."""
-    from difflib import get_close_matches  # only where something is wrong
-
     last = hunk.scope.rpartition(".")[2]
     same_last = [name for name in scopes if name.rpartition(".")[2] == last]
-    close = get_close_matches(hunk.scope, list(scopes), n=3, cutoff=0.7)
+    close = close_names(hunk.scope, list(scopes), most=3, cutoff=0.7)
     similar = list(dict.fromkeys([*same_last, *close]))[:3]
     why = f"expected the scope {hunk.scope}, found none of that name"
     if similar:

@@ -18,6 +18,7 @@ from overlay.proof.commands import bench as benching
 from overlay.proof.commands import verify as verifying
 from overlay.proof.commands.budget import Part
 from overlay.proof.commands.question import BenchQuestion
+from overlay.proof.reports import bench_page
 from overlay.proof.verification import GraphMode
 from overlay.report.progress import Meter
 
@@ -275,9 +276,6 @@ def bench(
         meter.line(schedule.text)
 
     report = benching.bench(BenchQuestion(**options), _on_engine(write), on_plan)
-    # A page takes modules that nothing else does.
-    from overlay.proof.reports import bench_page
-
     if options["page"] is not None:
         write_output("--html", options["page"], bench_page.page(report).encode())
     if options["plot"] is not None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
 
 from overlay.errors import TargetError
 from overlay.package import Package, distribution_name, parse_release
@@ -354,8 +355,6 @@ def _editable_source(info: Path) -> Path | None:
     raw = read_bytes(info / "direct_url.json")
     if raw is None:
         return None
-    from urllib.parse import unquote, urlsplit  # not in each process of vLLM
-
     try:
         data = parse_json(raw)
         editable = bool(data["dir_info"]["editable"])
