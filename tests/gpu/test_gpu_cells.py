@@ -81,6 +81,7 @@ def test_the_patches_of_a_results_file_are_told_apart(tmp_path: Path, monkeypatc
     assert None not in digests
 
 
+@pytest.mark.slow
 def test_a_device_that_cannot_be_asked_is_told_with_the_error(monkeypatch: Any) -> None:
     monkeypatch.setattr(machine, "_DEVICE", "raise RuntimeError('no device')")
     assert "no device" in machine.device()["error"]
