@@ -50,6 +50,7 @@ def test_cells_of_a_backend(backend: str | None) -> None:
         assert min(len(each.prompt) for each in cell.spec.requests) >= (3 if latent else 2)
 
 
+@pytest.mark.slow
 def test_a_results_file_says_what_it_is_from(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(machine, "device", lambda: {"name": "a device"})
     ran = {"cell": "k1", "mode": "loop", "vllm": "0.32.0", "ok": True, "wall_s": 1.0}
