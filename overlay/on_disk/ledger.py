@@ -300,17 +300,14 @@ def _ledger(document: dict[str, Any], package: Package) -> Ledger:
 def _merged(features: Iterable[LedgerFeature]) -> tuple[LedgerFeature, ...]:
     """What an older overlay applied as features of their own and is one now, as that one.
 
-    It is no form of the present one: its digest is that of all of them.
+    Its digest joins theirs, so that it differs from the digest of the feature as it is now.
     """
-    groups: list[tuple[str | None, list[LedgerFeature]]] = []
-    for each in features:
-        name = FORMER_IDS.get(each.result.feature)
-        same = next((parts for key, parts in groups if name is not None and key == name), None)
-        if same is None:
-            groups.append((name, [each]))
-        else:
-            same.append(each)
-    return tuple(parts[0] if name is None else _whole(name, parts) for name, parts in groups)
+    parts: dict[str | int, list[LedgerFeature]] = {}
+    for number, each in enumerate(features):
+        parts.setdefault(FORMER_IDS.get(each.result.feature, number), []).append(each)
+    return tuple(
+        _whole(key, group) if isinstance(key, str) else group[0] for key, group in parts.items()
+    )
 
 
 def _whole(name: str, parts: Sequence[LedgerFeature]) -> LedgerFeature:
