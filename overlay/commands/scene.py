@@ -99,7 +99,7 @@ def _targets(request: Request, packages: Sequence[Package]) -> tuple[Target, ...
         return resolution.resolve_each(
             request.target,
             packages,
-            python=None if request.target is not None else request.python,
+            python=request.python,
             patched=not request.features,
             progress=request.progress,
         )
