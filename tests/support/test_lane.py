@@ -148,7 +148,7 @@ def test_a_test_of_the_lane_is_held_to_its_kind(
 
 def test_what_is_on_this_machine() -> None:
     assert all(map(is_local, (("127.0.0.1", 80), ("::1", 80, 0, 0), "/run/socket", b"socket")))
-    assert not is_local(("files.pythonhosted.org", 443))
+    assert not is_local(("files.example.org", 443))
 
 
 def test_laws_draw_few_examples_in_the_lane(suite: pytest.Pytester) -> None:
