@@ -31,7 +31,7 @@ class Progress(Protocol):
     """Called while something is read or fetched."""
 
     def __call__(self, what: str, completed: int, total: int | None, /) -> None:
-        """``completed`` of ``total`` bytes of ``what``; ``total``: ``None`` where it is not known."""
+        """``completed`` of ``total`` bytes of ``what``; ``total`` is ``None`` if unknown."""
 
 
 @contextmanager
