@@ -142,7 +142,7 @@ def check(
     :param patches: folders with features beside those shipped.
     :raises OverlayError: if the target, the features or the ledger cannot be read.
     """
-    with _asked("check", target, python, patches, only=only, without=without) as request:
+    with _request_for("check", target, python, patches, only=only, without=without) as request:
         report = commands.check(request, () if target is None else (str(target),))
     if report.error is not None:
         raise OverlayError(report.error)
@@ -181,7 +181,7 @@ def apply(
     :raises OverlayError: if the features, the target or its ledger cannot be read or written.
     """
     choice = {"only": only, "without": without, "require": require}
-    with _asked("apply", target, python, patches, **choice) as request:
+    with _request_for("apply", target, python, patches, **choice) as request:
         return _accepted(commands.apply(request, dry_run=dry_run, untested=untested))
 
 
@@ -214,7 +214,7 @@ def revert(
     if keep_as is not None and not patches:
         raise UsageError("keep_as: expected a folder of patches to write to, found none")
     keep = None if keep_as is None else commands.Keep(keep_as, in_home(patches[-1]))
-    with _asked("revert", target, python, patches, only=only) as request:
+    with _request_for("revert", target, python, patches, only=only) as request:
         return _accepted(commands.revert(request, keep))
 
 
@@ -240,7 +240,7 @@ def status(
     :param progress: called while a release is fetched.
     :raises OverlayError: if the features, the target or its ledger cannot be read.
     """
-    with _asked("status", target, python, patches, require=require) as request:
+    with _request_for("status", target, python, patches, require=require) as request:
         return commands.status(request._replace(progress=progress))
 
 
@@ -264,7 +264,7 @@ def diff(
     :raises PatchRefused: if one of them does not fit: part of a change would mislead.
     :raises OverlayError: if the features or the target cannot be read.
     """
-    with _asked("diff", target, python, patches, only=only, without=without) as request:
+    with _request_for("diff", target, python, patches, only=only, without=without) as request:
         return _accepted(commands.diff(request)).diff
 
 
@@ -291,7 +291,7 @@ def processes() -> tuple[LiveProcess, ...]:
 
 
 @contextmanager
-def _asked(
+def _request_for(
     command: str,
     target: Place | None,
     python: Place | None,

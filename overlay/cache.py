@@ -91,13 +91,13 @@ def open_lock(path: Path, timeout: float) -> int | None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    held = False
+    locked = False
     try:
-        held = flocked(handle, fcntl.LOCK_EX, timeout)
+        locked = flocked(handle, fcntl.LOCK_EX, timeout)
     finally:
-        if not held:
+        if not locked:
             os.close(handle)
-    return handle if held else None
+    return handle if locked else None
 
 
 def release(handle: int) -> None:

@@ -80,8 +80,8 @@ def bounded(text: str, most: int = MAX_LINE) -> str:
 
 def _fewer_lines(text: str) -> str:
     lines = text.split("\n")
-    left = len(lines) - MAX_LINES
-    return text if left <= 0 else "\n".join([*lines[:MAX_LINES], f"... and {left} lines more"])
+    more = len(lines) - MAX_LINES
+    return text if more <= 0 else "\n".join([*lines[:MAX_LINES], f"... and {more} lines more"])
 
 
 def _cut(line: str, most: int) -> str:
@@ -225,13 +225,13 @@ def told_once(problems: Iterable[tuple[str, str]]) -> list[str]:
     for path, problem in problems:
         cause = problem.partition(": ")[2].replace(path, "\0")
         causes.setdefault(cause, []).append((path, problem))
-    told: list[str] = []
+    sentences: list[str] = []
     for entries in causes.values():
-        first, *others = entries
-        if len(others) < _ALIKE:
-            told += [problem for _, problem in entries]
+        first, *rest = entries
+        if len(rest) < _ALIKE:
+            sentences += [problem for _, problem in entries]
             continue
-        names = ", ".join(path for path, _ in others[:_ALIKE])
-        more = f" and {len(others) - _ALIKE} more" if len(others) > _ALIKE else ""
-        told.append(f"{first[1]}; the same of {len(others)} further files: {names}{more}")
-    return told
+        names = ", ".join(path for path, _ in rest[:_ALIKE])
+        more = f" and {len(rest) - _ALIKE} more" if len(rest) > _ALIKE else ""
+        sentences.append(f"{first[1]}; the same of {len(rest)} further files: {names}{more}")
+    return sentences

@@ -371,10 +371,10 @@ def all_unreadable(paths: Iterable[str], read: Callable[[str], object]) -> Itera
         yield
     except (TargetError, TransactionError) as first:
         problems = (_problem(path, read) for path in sorted(paths))
-        said = list(dict.fromkeys(problem for problem in problems if problem))
-        if len(said) < 2 or str(first) not in said:
+        messages = list(dict.fromkeys(problem for problem in problems if problem))
+        if len(messages) < 2 or str(first) not in messages:
             raise
-        raise type(first)("\n".join(said)) from first
+        raise type(first)("\n".join(messages)) from first
 
 
 def _problem(path: str, read: Callable[[str], object]) -> str | None:

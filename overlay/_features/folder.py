@@ -80,10 +80,10 @@ def load(folders: Sequence[Path]) -> tuple[Feature, ...]:
     return loaded.features
 
 
-def load_each(folders: Sequence[Path], named: Container[str] = ()) -> tuple[Feature, ...]:
+def load_each(folders: Sequence[Path], chosen_ids: Container[str] = ()) -> tuple[Feature, ...]:
     """Read the features of patches folders; what is malformed leaves itself out and nothing else.
 
-    :param named: the ids that the user named: one of these that is malformed is an error.
+    :param chosen_ids: the ids that the user named: one of these that is malformed is an error.
     :returns: the features, and for each that is malformed one that says so (``malformed``).
     :raises UsageError: if a folder is not there or cannot be read.
     :raises PatchFormatErrors: for what is named, and for a folder in which nothing is a feature.
@@ -94,7 +94,7 @@ def load_each(folders: Sequence[Path], named: Container[str] = ()) -> tuple[Feat
         error
         for each in loaded.malformed
         for error in each.errors
-        if each.id in named or any(_lies_in(error, folder) for folder in empty)
+        if each.id in chosen_ids or any(_lies_in(error, folder) for folder in empty)
     ]
     if refused:
         raise PatchFormatErrors(refused)

@@ -207,7 +207,7 @@ def settings(release: Version, table: Sequence[Setting] = SETTINGS) -> tuple[Set
     return tuple(setting for setting in table if _within(release, setting.releases))
 
 
-def asked(environment: Mapping[str, str]) -> ModelRunner | None:
+def requested_runner(environment: Mapping[str, str]) -> ModelRunner | None:
     """The model runner that the environment asks for; ``None`` where vLLM chooses, or stops."""
     try:
         number = int(environment[VARIABLE])
@@ -223,7 +223,7 @@ def asking(runner: ModelRunner) -> str:
 
 def runs(runner: ModelRunner, release: Version | None, environment: Mapping[str, str]) -> Runs:
     """Whether a release of vLLM runs a feature that patches ``runner``."""
-    if (choice := asked(environment)) is not None:
+    if (choice := requested_runner(environment)) is not None:
         return Runs.YES if choice is runner else Runs.NO
     rule = models(release)
     if rule is None:
@@ -249,7 +249,7 @@ def note_on(
     :param ascend: whether vllm-ascend is there, which chooses by a rule of its own.
     """
     asks = {name: asking(runner) for name, runner in runners.items()}
-    if ascend and runners and asked(environment) is not ModelRunner.V2:
+    if ascend and runners and requested_runner(environment) is not ModelRunner.V2:
         text = (
             "is run by vllm-ascend, which chooses model runner V1 and replaces methods that "
             f"these patch: {_names(runners)} (docs/platforms.md)"
@@ -281,10 +281,10 @@ def _sentence(
     other = ModelRunner.V1 if runner is ModelRunner.V2 else ModelRunner.V2
     default = other.value.upper()
     value = environment.get(VARIABLE)
-    if value is not None and asked(environment) is None:
+    if value is not None and requested_runner(environment) is None:
         text = f"does not start with {VARIABLE}={value[:40]!r}: it expects a number there, 0 for V1"
         return text, text
-    if value is not None and asked(environment) is other:
+    if value is not None and requested_runner(environment) is other:
         text = f"uses model runner {default} by {VARIABLE}={int(value)}: {names} {do} nothing there"
         return text, text
     unless = f"unless {asking(runner)} is set"
@@ -323,7 +323,7 @@ def advice(release: Version | None, environment: Mapping[str, str], *, ascend: b
 
     :param ascend: whether vllm-ascend is installed, which chooses by a rule of its own.
     """
-    choice = asked(environment)
+    choice = requested_runner(environment)
     if choice is ModelRunner.V2:
         return (
             f"V2, by {VARIABLE}=1: a drafter on V2 does not use draft-graphs; V2 has draft graphs "

@@ -23,8 +23,8 @@ def parse_patch(text: str, name: str, package: Package = VLLM) -> Patch:
     path = _read_file_header(source, package)
     hunks = read_hunks(source) if path is not None else ()
     if "Base" in headers:
-        named = (headers.get(name, "").split("\n") for name in ("Base-Has", "Tells-Nothing"))
-        base_has = tuple(dict.fromkeys(line for lines in named for line in lines if line))
+        stated_lines = (headers.get(name, "").split("\n") for name in ("Base-Has", "Tells-Nothing"))
+        base_has = tuple(dict.fromkeys(line for lines in stated_lines for line in lines if line))
         hunks = tuple(hunk._replace(base_has=base_has) for hunk in hunks)
     if source.errors:
         raise PatchFormatErrors(sorted(source.errors, key=lambda error: error.line or 0))

@@ -109,11 +109,11 @@ def _skip_hunk(source: Source) -> None:
 def _check_scope(source: Source, body: _Body) -> None:
     if body.scope == MODULE_SCOPE or _SCOPE.match(body.scope):
         return
-    found = f"found {body.scope!r}" if body.scope else "found nothing"
+    actual = f"found {body.scope!r}" if body.scope else "found nothing"
     source.error(
         body.line,
         "expected the scope behind the second @@ (a qualified name such as "
-        f"Class.method, or {MODULE_SCOPE} for anywhere in the file), {found}",
+        f"Class.method, or {MODULE_SCOPE} for anywhere in the file), {actual}",
     )
 
 

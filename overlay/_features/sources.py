@@ -103,9 +103,9 @@ def entries(folder: str | os.PathLike[str]) -> dict[str, Path]:
         if now == parts:  # else a writer is moving them just now
             break
         parts = now
-    coming, gone = parts
+    coming, dropped = parts
     paths |= {name: switch / "new" / name for name in coming}
-    return {name: path for name, path in sorted(paths.items()) if name not in gone}
+    return {name: path for name, path in sorted(paths.items()) if name not in dropped}
 
 
 def feature_documents(folder: Path) -> list[Path]:
@@ -114,10 +114,10 @@ def feature_documents(folder: Path) -> list[Path]:
     A folder that cannot be listed has none: loading its features says why.
     """
     try:
-        held = entries(folder)
+        members = entries(folder)
     except OSError:
         return []
-    documents = (path / "feature.toml" for name, path in held.items() if not left_behind(name))
+    documents = (path / "feature.toml" for name, path in members.items() if not left_behind(name))
     return [document for document in documents if os.path.lexists(document)]
 
 
@@ -140,12 +140,12 @@ def misplaced(shared: Path) -> list[Path]:
     One that cannot be listed holds nothing: reading a module of it says why.
     """
     try:
-        held = [shared / name for name in sorted(os.listdir(shared)) if name != "files"]
+        paths = [shared / name for name in sorted(os.listdir(shared)) if name != "files"]
     except OSError:
         return []
     return [
         path
-        for path in held
+        for path in paths
         if not (is_document(path) or left_behind(path.name) or stray(path.name))
     ]
 
@@ -191,7 +191,7 @@ def source_of(feature: Path, patches: Path) -> str:
     text = texts.get("feature.toml", b"")
     if not (_is_folder(patches / SHARED) and _is_folder(files)):
         return own
-    total, named = hashlib.sha256(own.encode()), False
+    total, has_shared = hashlib.sha256(own.encode()), False
     for name, _ in _walk(str(files)):
         path = os.fsencode(name)
         if name.endswith("/") or path not in text:
@@ -200,9 +200,9 @@ def source_of(feature: Path, patches: Path) -> str:
             data = read_below(patches, f"{SHARED}/files/{name}") or b""
         except OSError:
             data = b""  # malformed, as loading the feature reports
-        named = True
+        has_shared = True
         total.update(path + f"\0{len(data)}\0".encode() + data)
-    return total.hexdigest() if named else own
+    return total.hexdigest() if has_shared else own
 
 
 def _parts(switch: Path) -> _Parts:
@@ -212,11 +212,11 @@ def _parts(switch: Path) -> _Parts:
 
 def _read_parts(switch: Path) -> _Parts | None:
     """The same; ``None`` where no switch with all its parts, and of features alone, is there."""
-    new, gone = switch / "new", switch / "gone"
-    if not all(map(_is_folder, (switch, new, gone, switch / "old"))):
+    new, dropped = switch / "new", switch / "gone"
+    if not all(map(_is_folder, (switch, new, dropped, switch / "old"))):
         return None
     try:
-        parts = sorted(os.listdir(new)), sorted(os.listdir(gone))
+        parts = sorted(os.listdir(new)), sorted(os.listdir(dropped))
     except FileNotFoundError:
         return None  # it has just ended
     from overlay.package import id_problem  # not in each process of vLLM
@@ -283,13 +283,13 @@ def owner_problem(folder: Path) -> str | None:
     return None
 
 
-def fingerprint(folders: Iterable[str], seen: Callable[[str, bytes], object] | None = None) -> str:
+def fingerprint(folders: Iterable[str], visit: Callable[[str, bytes], object] | None = None) -> str:
     """A sha256 (hex) over the path and the bytes of every file in the folders, in their order.
 
     A folder that is not there has no files.  What is not a plain file of bounded size counts by
     its name and by why it cannot be read: reading the features reports it.
 
-    :param seen: called with the path below its folder and the bytes of each file.
+    :param visit: called with the path below its folder and the bytes of each file.
     """
     total = hashlib.sha256()
     for folder in folders:
@@ -305,8 +305,8 @@ def fingerprint(folders: Iterable[str], seen: Callable[[str, bytes], object] | N
                 total.update(f"{name}\0{problem}\0".encode(errors="surrogateescape"))
                 continue
             total.update(f"{name}\0{len(data)}\0".encode(errors="surrogateescape") + data)
-            if seen is not None:
-                seen(name, data)
+            if visit is not None:
+                visit(name, data)
         total.update(b"\0folder\0")
     return total.hexdigest()
 
@@ -318,11 +318,11 @@ def _walk(folder: str, prefix: str = "") -> Iterator[tuple[str, str]]:
         whole disk.
     """
     pending = _listed(folder, prefix)
-    seen = 0
+    count = 0
     while pending:
         name, place, is_folder = pending.pop()
-        seen += 1
-        if seen > MOST:
+        count += 1
+        if count > MOST:
             raise UsageError(
                 f"expected a folder of features at {folder}, found more than {MOST:,} files in it; "
                 "name the folder that holds the features' folders"

@@ -125,10 +125,10 @@ def read_model_runner(table: dict[str, Any], error: ErrorAt) -> ModelRunner | No
     try:
         return ModelRunner(value)
     except ValueError:
-        known = " or ".join(each.value for each in ModelRunner)
+        names = " or ".join(each.value for each in ModelRunner)
         error(
             "model_runner",
-            f"model_runner: expected {known}, found {value!r}; leave it out where the feature does "
+            f"model_runner: expected {names}, found {value!r}; leave it out where the feature does "
             "not depend on it",
         )
         return None

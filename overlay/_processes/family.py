@@ -62,8 +62,8 @@ def family(pid: int, proc: Path = Path("/proc")) -> tuple[Member, ...]:
     if all(recorded[each].rank is None for each in members):
         workers = [each for each in recorded if recorded[first[each]].role == "worker"]
         members += [each for each in workers if parents.under(each, _RAY)]
-    said = [recorded[each] for each in sorted({*members})]
-    return tuple(Member(record, _numbers(record, proc), problem(record, said)) for record in said)
+    peers = [recorded[each] for each in sorted({*members})]
+    return tuple(Member(record, _numbers(record, proc), problem(record, peers)) for record in peers)
 
 
 def _numbers(record: ProcessRecord, proc: Path) -> tuple[Number, ...]:
@@ -81,7 +81,7 @@ class _Parents:
 
     def __init__(self, proc: Path) -> None:
         self._proc = proc
-        self._known: dict[int, tuple[str, int]] = {}
+        self._stats: dict[int, tuple[str, int]] = {}
 
     def first(self, pid: int, recorded: Mapping[int, ProcessRecord]) -> int:
         """The first recorded process among ``pid`` and its ancestors; ``pid`` if there is none."""
@@ -106,11 +106,11 @@ class _Parents:
 
     def _stat(self, pid: int) -> tuple[str, int]:
         """The name of a process and its parent, which is 0 if it has ended or has none."""
-        if pid not in self._known:
+        if pid not in self._stats:
             try:
                 text = (self._proc / str(pid) / "stat").read_text(errors="replace")
                 head, _, rest = text.rpartition(")")
-                self._known[pid] = head.partition("(")[2], int(rest.split()[1])
+                self._stats[pid] = head.partition("(")[2], int(rest.split()[1])
             except (OSError, ValueError, IndexError):  # it ended meanwhile
-                self._known[pid] = "", 0
-        return self._known[pid]
+                self._stats[pid] = "", 0
+        return self._stats[pid]

@@ -60,8 +60,10 @@ def processes(proc: Path = Path("/proc")) -> tuple[LiveProcess, ...]:
             f"expected the running processes under {proc}, found none; --live needs Linux"
         )
     by_pid = {record.pid: record for record in records.read_all()}
-    every = {seen.pid: seen for seen in _own(proc)}
-    ours = {pid: seen for pid, seen in every.items() if pid in by_pid or _is_vllm(proc, seen)}
+    every = {process.pid: process for process in _own(proc)}
+    ours = {
+        pid: process for pid, process in every.items() if pid in by_pid or _is_vllm(proc, process)
+    }
     engines = {pid: _engine(pid, ours, every) for pid in ours}
     return tuple(
         LiveProcess(
@@ -150,15 +152,15 @@ def _differs(mine: ProcessRecord | None, peers: Iterable[ProcessRecord | None]) 
         return "is off (OVERLAY=off), its peers patched" if patched else None
     if not mine.way.patched:
         return "runs unpatched, its peers patched" if patched else None
-    others = sorted(
+    differing = sorted(
         {
             f"{peer.pid} {peer.digest[:12] or peer.way.value}"
             for peer in reporting
             if not _same(mine, peer)
         }
     )
-    if others:
-        return f"runs {mine.digest[:12]}, its peers differ: {', '.join(others)}"
+    if differing:
+        return f"runs {mine.digest[:12]}, its peers differ: {', '.join(differing)}"
     return None
 
 
@@ -181,12 +183,12 @@ def _own(proc: Path) -> Iterable[_Seen]:
         yield _Seen(int(folder.name), int(stat[1]), title)
 
 
-def _is_vllm(proc: Path, seen: _Seen) -> bool:
-    if not _is_python(proc, seen):
+def _is_vllm(proc: Path, process: _Seen) -> bool:
+    if not _is_python(proc, process):
         return False
-    if any(title in seen.title for title in _TITLES):
+    if any(title in process.title for title in _TITLES):
         return True
-    return _root(proc, seen.pid) is not None
+    return _root(proc, process.pid) is not None
 
 
 def _root(proc: Path, pid: int) -> str | None:
@@ -202,11 +204,11 @@ def _root(proc: Path, pid: int) -> str | None:
     return None
 
 
-def _is_python(proc: Path, seen: _Seen) -> bool:
+def _is_python(proc: Path, process: _Seen) -> bool:
     try:
-        program = os.readlink(proc / str(seen.pid) / "exe")
+        program = os.readlink(proc / str(process.pid) / "exe")
     except OSError:  # the kernel does not tell of every process of this user
-        program = seen.title.partition(" ")[0]
+        program = process.title.partition(" ")[0]
         if program.startswith(_TITLES[0]):  # what the process calls itself
             return True
     return "python" in os.path.basename(program)

@@ -153,8 +153,8 @@ class ProcessRecord(NamedTuple):
 
     def with_module(self, module: ModuleRecord) -> ProcessRecord:
         """The record after another module was executed (or executed again)."""
-        others = tuple(each for each in self.modules if each.module != module.module)
-        return self._replace(modules=(*others, module))
+        other_modules = tuple(each for each in self.modules if each.module != module.module)
+        return self._replace(modules=(*other_modules, module))
 
 
 def folders() -> tuple[Path, ...]:

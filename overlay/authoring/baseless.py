@@ -87,7 +87,7 @@ def why(
     return (
         f"the hunk at line {misfit.hunk.patch_line} does not fit {path} in {span}{beside}; "
         f"the nearest text is that of {release}, whose line {misfit.line} is "
-        f"{_shown(misfit.present)} and not {_shown(misfit.expected)}: correct the diff, or "
+        f"{_quote(misfit.present)} and not {_quote(misfit.expected)}: correct the diff, or "
         f"edit a copy of the release and run `overlay new ID --from-edits`; {elsewhere}"
     )
 
@@ -151,7 +151,7 @@ def _misfit(hunk: Hunk, lines: Sequence[str]) -> _Misfit | None:
     return nearest
 
 
-def _shown(line: str) -> str:
+def _quote(line: str) -> str:
     """A line of a text in a sentence."""
     text = printable(line)
     return repr(text if len(text) <= _WIDTH else f"{text[:_WIDTH]}...")

@@ -70,8 +70,8 @@ def texts_with(features: Sequence[Feature], texts: ReleaseTexts, syntax: Syntax)
 
     def tree(release: str) -> Tree:
         own = _Patched(texts, release, {})
-        planned = plan(features, own, Version(release), syntax=syntax)
-        return _Patched(texts, release, {change.path: change for change in planned.changes})
+        feature_plan = plan(features, own, Version(release), syntax=syntax)
+        return _Patched(texts, release, {change.path: change for change in feature_plan.changes})
 
     return ReleaseTexts(texts.names, tree)
 
@@ -138,7 +138,7 @@ def build(
     :param texts: the releases that it may serve.
     :param beside: further files of the folder; :param syntax: as for ``prepare``.
     """
-    topics = tuple(map(_known, change.topics))
+    topics = tuple(map(_with_base_lines, change.topics))
     summary = Summary(words.id, words.title, change.commits, change.fates)
     hunks = {topic.base.path: topic.hunks for topic in topics}
     if summary.problems or not (topics or change.added):
@@ -150,7 +150,7 @@ def build(
         for name, results in carried.items()
     }
     warnings = taken_back(outcomes, texts.names)
-    chosen = _run(outcomes, topics, texts.names)
+    run = _run(outcomes, topics, texts.names)
     merged = _first_with_it(outcomes, topics, texts.names)
     if merged is not None:  # by memory: what upstream makes of it later does not count
         outcomes |= {
@@ -159,27 +159,27 @@ def build(
     summary = replace(
         summary,
         outcomes=outcomes,
-        releases=chosen.span,
+        releases=run.span,
         merged=merged,
-        review=chosen.review,
-        taken=names_taken(modules),
+        review=run.review,
+        holders=names_taken(modules),
         warnings=warnings,
     )
-    if chosen.span is None:
+    if run.span is None:
         return Prepared(summary, None, hunks)
     text = FeatureText(
         words.id,
         words.title,
         words.why,
-        chosen.span,
+        run.span,
         words.upstream,
         merged,
         derived_tests((t.base.before, t.base.path, t.hunks) for t in topics),
         words.package,
     )
-    headers = {**words.headers(), "Base": chosen.base}
-    afters = [result.after for result in carried[chosen.base]]
-    files, expected = _patches(topics, chosen, afters, texts, headers)
+    headers = {**words.headers(), "Base": run.base}
+    afters = [result.after for result in carried[run.base]]
+    files, expected = _patches(topics, run, afters, texts, headers)
     files |= {f"files/{path}": data for path, data in change.added.items()}
     folder = FeatureFolder(text, {**files, **beside}, expected)
     return Prepared(summary, folder, hunks)
@@ -187,7 +187,7 @@ def build(
 
 def _patches(
     topics: Sequence[EditedFile],
-    chosen: _Run,
+    run: _Run,
     afters: Sequence[bytes | None],
     texts: ReleaseTexts,
     headers: Mapping[str, str],
@@ -202,16 +202,16 @@ def _patches(
         sorted(zip(topics, afters, strict=True), key=lambda each: each[0].base.path), 1
     ):
         name = topic_name(number * (10 if len(topics) <= 9 else 1), topic.base.path)
-        files[f"{name}/{chosen.span}.patch"] = _patch(topic, chosen, after, texts, headers)
-        before = texts.read(chosen.base, topic.base.path)
+        files[f"{name}/{run.span}.patch"] = _patch(topic, run, after, texts, headers)
+        before = texts.read(run.base, topic.base.path)
         # On the text that the change was made on, its own result; elsewhere that of the merge.
         result = topic.base.after if before == topic.base.before else after
         if before is not None and result is not None:
-            expected.append(Expected(name, chosen.base, before, result))
+            expected.append(Expected(name, run.base, before, result))
     return files, expected
 
 
-def _known(topic: EditedFile) -> EditedFile:
+def _with_base_lines(topic: EditedFile) -> EditedFile:
     """An edited file whose hunks know what their base had."""
     there = tuple(base_has(topic.hunks, topic.base.before))
     return replace(topic, hunks=tuple(hunk._replace(base_has=there) for hunk in topic.hunks))
@@ -219,7 +219,7 @@ def _known(topic: EditedFile) -> EditedFile:
 
 def _patch(
     topic: EditedFile,
-    chosen: _Run,
+    run: _Run,
     after: bytes | None,
     texts: ReleaseTexts,
     headers: Mapping[str, str],
@@ -229,10 +229,10 @@ def _patch(
     :param after: the base release's text with the change; :param headers: those of every patch.
     """
     path = topic.base.path
-    before = texts.read(chosen.base, path)
-    own = _hunks_for(topic, chosen, after, before)
+    before = texts.read(run.base, path)
+    own = _hunks_for(topic, run, after, before)
     own_headers = dict(headers)
-    if chosen.review:
+    if run.review:
         own_headers["Ported-From"] = f"{topic.base.release or 'a checkout'} merged"
     # What a guessed base had proves nothing, but such a line has another reason to be there.
     name = "Base-Has" if topic.base.by_id else "Tells-Nothing"

@@ -84,12 +84,12 @@ def carry(
         conflicts = tuple(CarriedHunk(h, Outcome.CONFLICT, h.scope) for h in hunks)
         return Carried(conflicts, target, f"the file cannot be read: {error}")
     origin_text = ScopedText(origin, scopes)
-    others = [with_base(hunk, origin_text) for hunk in hunks]
-    exact = [_settled(hunk, origin_text, ScopedText(text, now), others) for hunk in hunks]
+    all_hunks = [with_base(hunk, origin_text) for hunk in hunks]
+    exact = [_settled(hunk, origin_text, ScopedText(text, now), all_hunks) for hunk in hunks]
     landed = [edit for answer in exact if answer is not None for edit in answer.edits]
     try:
         if landed:
-            endings = (final_newline_after(h) for h, one in zip(hunks, exact, strict=True) if one)
+            endings = (final_newline_after(h) for h, each in zip(hunks, exact, strict=True) if each)
             text = text.splice(landed, next((end for end in endings if end is not None), None))
             now = syntax.scopes(text.to_bytes(), text.lines)
     except (TextError, UnparsableError):  # they exclude each other: none of them lands
@@ -128,14 +128,14 @@ def with_base(hunk: Hunk, origin: ScopedText) -> Hunk:
 
 
 def _settled(
-    hunk: Hunk, origin: ScopedText, target: ScopedText, others: Sequence[Hunk]
+    hunk: Hunk, origin: ScopedText, target: ScopedText, hunks: Sequence[Hunk]
 ) -> _Settled | None:
     """A hunk that upstream has or that lands exactly; ``None`` for any other."""
-    known = with_base(hunk, origin)
+    based = with_base(hunk, origin)
     for place in target.scopes.get(hunk.scope, ()):
-        if hunk_is_upstream(known, [target.source.lines[place.start : place.stop]], others).merged:
+        if hunk_is_upstream(based, [target.source.lines[place.start : place.stop]], hunks).merged:
             return _Settled(CarriedHunk(hunk, Outcome.UPSTREAM, hunk.scope, place.start + 1))
-    placed = target.match(known)
+    placed = target.match(based)
     if placed.state is State.UPSTREAMED:
         return _Settled(CarriedHunk(hunk, Outcome.UPSTREAM, hunk.scope, placed.line))
     if placed.state is State.PRISTINE and placed.line is not None:

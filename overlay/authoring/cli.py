@@ -213,7 +213,7 @@ def edit(
       overlay edit --commit ./stop-fix@0.28.0
       overlay edit --abort ./stop-fix@0.28.0
     """
-    if sum(given is not None for given in (id_, commit, abort)) != 1:
+    if sum(argument is not None for argument in (id_, commit, abort)) != 1:
         raise click.UsageError("give one of: ID, --commit FOLDER, --abort FOLDER.")
     if id_ is None and (release is not None or files):
         raise click.UsageError("--release and --file begin a session: name the feature's ID.")

@@ -78,7 +78,7 @@ def port(request: Request, /, words: tuple[str, ...], **options: Any) -> PortRep
     if actions:
         report = _session(words, request, actions[0], options)
     else:
-        ids, release = _named(words, everything=options["everything"])
+        ids, release = _ids_and_release(words, everything=options["everything"])
         report = porting.port(
             request._replace(features=ids, named_as="ID"),
             release,
@@ -98,7 +98,7 @@ def _option(name: str) -> str:
     return "--continue" if name == "go_on" else f"--{name}"
 
 
-def _named(words: tuple[str, ...], *, everything: bool) -> tuple[tuple[str, ...], str]:
+def _ids_and_release(words: tuple[str, ...], *, everything: bool) -> tuple[tuple[str, ...], str]:
     """The ids and the releases that the arguments name.
 
     :raises click.UsageError: if they name none.
@@ -109,7 +109,7 @@ def _named(words: tuple[str, ...], *, everything: bool) -> tuple[tuple[str, ...]
 
 
 def _session(
-    words: tuple[str, ...], asked: Request, action: str, options: dict[str, Any]
+    words: tuple[str, ...], request: Request, action: str, options: dict[str, Any]
 ) -> PortReport:
     """What one of the options of a session does.
 
@@ -117,18 +117,18 @@ def _session(
     """
     if len(words) > 1:
         raise click.UsageError(f"{_option(action)} takes at most the session's folder.")
-    folder, progress = words[0] if words else None, asked.progress
+    folder, progress = words[0] if words else None, request.progress
     if action == "abort":
         return sessions.abort(folder)
     if action in ("retire", "skip"):
         step = sessions.retire if action == "retire" else sessions.skip
-        return step(asked, folder, str(options[action]), progress)
+        return step(request, folder, str(options[action]), progress)
     if action == "go_on":
-        return sessions.proceed(asked, folder, progress)
+        return sessions.proceed(request, folder, progress)
     if action == "show":
-        return sessions.show(asked, folder, progress)
+        return sessions.show(request, folder, progress)
     return sessions.resolve(
-        asked, folder, options[action] if action == "resolver" else None, progress
+        request, folder, options[action] if action == "resolver" else None, progress
     )
 
 

@@ -53,12 +53,12 @@ class NewFolder(NamedTuple):
 
 
 def replace_features(
-    patches: Path, new: Sequence[NewFolder] = (), gone: Sequence[str] = ()
+    patches: Path, new: Sequence[NewFolder] = (), removed_ids: Sequence[str] = ()
 ) -> None:
     """Replace, add and remove features of one folder of patches, all of them or none.
 
     :param patches: made where it is missing.
-    :param new: the features to come; :param gone: ids of those to go.
+    :param new: the features to come; :param removed_ids: ids of those to go.
     :raises OverlayError: if an id cannot be one, a path leaves its feature, or another command
         keeps writing there.
     :raises OSError: if it cannot be written, or is read back otherwise; the features are those from
@@ -66,7 +66,7 @@ def replace_features(
     """
     for folder in new:
         require_inside(folder.id, folder.files)
-    for name in gone:
+    for name in removed_ids:
         require_inside(name)
     _make(patches)
     with only_writer(patches):
@@ -81,7 +81,7 @@ def replace_features(
                 write_tree(place, files)
                 if contents(place) != files:
                     raise OSError(errno.EIO, "what was written is not read back", str(place))
-            for name in gone:
+            for name in removed_ids:
                 write_tree(staged / "gone", {name: b""})
             sync(staged)
             os.replace(staged, patches / SWITCH)
@@ -145,9 +145,9 @@ def _finish(patches: Path) -> None:
         if os.path.lexists(patches / name):
             os.replace(patches / name, old / name)
         os.replace(switch / "new" / name, patches / name)
-    done = patches / f"{_DONE}{os.getpid()}-{time.monotonic_ns()}"
-    os.replace(switch, done)
-    shutil.rmtree(done, ignore_errors=True)
+    finished_switch = patches / f"{_DONE}{os.getpid()}-{time.monotonic_ns()}"
+    os.replace(switch, finished_switch)
+    shutil.rmtree(finished_switch, ignore_errors=True)
     sync(patches)
 
 

@@ -60,14 +60,14 @@ class CommittedFolder:
 
     :ivar files: path below the folder -> bytes; ``None`` for those that go.
     :ivar releases: the range that gets the edit.
-    :ivar left: releases that keep what they had before, oldest first.
+    :ivar unedited: releases that keep what they had before, oldest first.
     :ivar hunks: path -> the hunks of each edited file; :ivar removed: added modules that go.
     """
 
     feature: Feature
     files: Mapping[str, bytes | None]
     releases: ReleaseRange
-    left: tuple[str, ...]
+    unedited: tuple[str, ...]
     hunks: Mapping[str, tuple[Hunk, ...]]
     added: tuple[str, ...]
     removed: tuple[str, ...]
@@ -268,10 +268,10 @@ def _leaves_a_hole(topic: _Topic, feature: Feature) -> bool:
 
 def _emptied(topic: _Topic, feature: Feature) -> str:
     own = next(each for each in feature.topics if each.name == topic.name)
-    others = [str(each.releases) for each in own.variants if each is not topic.variant]
+    ranges = [str(each.releases) for each in own.variants if each is not topic.variant]
     return (
         f"{topic.path}: no change of it is left, while {topic.name} keeps one for "
-        f"{', '.join(others)}; a topic has a variant for each release of the feature. Take those "
+        f"{', '.join(ranges)}; a topic has a variant for each release of the feature. Take those "
         "files away too, or leave a change"
     )
 
@@ -384,8 +384,8 @@ def expect_bytes(feature: Feature, edited: Edited) -> None:
 
     :raises UsageError: naming the files of which it does not, and why.
     """
-    planned = plan([feature], edited, edited.release)
-    texts = {change.path: change.after for change in planned.changes}
+    feature_plan = plan([feature], edited, edited.release)
+    texts = {change.path: change.after for change in feature_plan.changes}
     paths = {*edited.now, *texts} - {*feature.shared}
     wrong = [
         path
@@ -393,7 +393,7 @@ def expect_bytes(feature: Feature, edited: Edited) -> None:
         if texts.get(path, edited.base.get(path)) != edited.now.get(path)
     ]
     if wrong:
-        result = planned.features[0]
+        result = feature_plan.features[0]
         why = (
             not_there(result, edited.release, feature.package)
             if result.state is not State.PRISTINE

@@ -63,14 +63,14 @@ def require_free(
         raise UsageError(
             f"{place}: expected no feature of that id, found one; {other}, or {instead}"
         )
-    if lost := _others(place):
+    if lost := _foreign_names(place):
         raise UsageError(
             f"{place}: --update would replace all of it, and {', '.join(lost[:3])} is not of its "
             "patches: move that away first"
         )
 
 
-def _others(feature: Path) -> list[str]:
+def _foreign_names(feature: Path) -> list[str]:
     """What somebody else put into a feature's folder, but for what tools leave."""
     shared = ["`shared` in its feature.toml"] if shared_by(feature) else []
     return shared + [

@@ -242,16 +242,16 @@ def run(
     :raises OSError, ValueError: if it cannot be started.
     """
     with (
-        tempfile.TemporaryFile() as given,
+        tempfile.TemporaryFile() as input_file,
         tempfile.TemporaryFile() as output,
         tempfile.TemporaryFile() as errors,
     ):
-        given.write(data)
-        given.seek(0)
+        input_file.write(data)
+        input_file.seek(0)
         process = subprocess.Popen(
             words,
             cwd=folder,
-            stdin=given,
+            stdin=input_file,
             stdout=output,
             stderr=errors,
             env=dict(variables),

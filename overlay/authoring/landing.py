@@ -24,7 +24,7 @@ class Summary:
 
     :ivar outcomes: release -> the worst outcome of its files, oldest first.
     :ivar review: releases whose variant was merged, and wants a person's eyes.
-    :ivar taken: path of an added module -> the releases that have another file of that name.
+    :ivar holders: path of an added module -> the releases that have another file of that name.
     :ivar warnings: what looks wrong although it can be written.
     """
 
@@ -36,7 +36,7 @@ class Summary:
     releases: ReleaseRange | None = None
     merged: str | None = None
     review: tuple[str, ...] = ()
-    taken: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    holders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
     @property

@@ -21,14 +21,14 @@ class Layout:
     """The files of a session.
 
     :ivar base: path -> the text with the features before applied; of files of the release only.
-    :ivar laid: path -> the text with the feature applied, too.
+    :ivar texts: path -> the text with the feature applied, too.
     :ivar below: the features before it whose text that is, in order.
     :ivar without: ids of features before it that touch these files, and do not fit the release or
         change the same lines.
     """
 
     base: Mapping[str, bytes]
-    laid: Mapping[str, bytes]
+    texts: Mapping[str, bytes]
     below: tuple[Feature, ...]
     without: tuple[str, ...] = ()
 
@@ -74,7 +74,7 @@ def lay_out(
     over = {change.path: change.after for change in whole.changes}
     added = {file.path for each in own for file in each.added}
     base: dict[str, bytes] = {}
-    laid: dict[str, bytes] = {}
+    texts: dict[str, bytes] = {}
     for path in sorted(paths):
         before = under.get(path, tree.read(path))
         now = over.get(path, before)
@@ -82,11 +82,11 @@ def lay_out(
             raise UsageError(
                 f"{path}: {package.title} {release} has no such file, so it cannot be edited"
             )
-        laid[path] = now
+        texts[path] = now
         if before is not None and path not in added:
             base[path] = before
     without = tuple(each.id for each in touching if each not in below)
-    return Layout(base, laid, tuple(below), without)
+    return Layout(base, texts, tuple(below), without)
 
 
 def _paths(feature: Feature, release: Version) -> set[str]:

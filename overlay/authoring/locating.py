@@ -336,10 +336,10 @@ def replay(before: bytes, hunks: Sequence[Hunk]) -> bytes | None:
         return None
     splices: list[Edit] = []
     ends: bool | None = None
-    shift = done = 0
+    shift = next_line = 0
     for hunk in hunks:
         target = max(hunk.source_line - 1, 0) + shift
-        at = _nearest(source.lines, hunk.pre, target, done)
+        at = _nearest(source.lines, hunk.pre, target, next_line)
         if at is None:
             return None
         if (hunk.pre_unfinished or hunk.post_unfinished) and at + len(hunk.pre) != len(
@@ -349,7 +349,7 @@ def replay(before: bytes, hunks: Sequence[Hunk]) -> bytes | None:
         if hunk.pre_unfinished or hunk.post_unfinished:
             ends = not hunk.post_unfinished
         splices.append(Edit(at, at + len(hunk.pre), hunk.post))
-        shift, done = at - max(hunk.source_line - 1, 0), at + len(hunk.pre)
+        shift, next_line = at - max(hunk.source_line - 1, 0), at + len(hunk.pre)
     try:
         return source.splice(splices, ends).to_bytes()
     except TextError:
@@ -373,13 +373,13 @@ def _places(lines: Sequence[str], image: Sequence[str], first: int = 0) -> list[
 def _moved_lines(before: bytes, hunks: Sequence[Hunk]) -> int:
     """How many lines the hunks are away from their own numbers, in all."""
     lines = SourceText.from_bytes(before).lines
-    total = done = shift = 0
+    total = next_line = shift = 0
     for hunk in hunks:
         target = max(hunk.source_line - 1, 0)
-        at = _nearest(lines, hunk.pre, target + shift, done)
+        at = _nearest(lines, hunk.pre, target + shift, next_line)
         if at is not None:
             total += abs(at - target)
-            shift, done = at - target, at + len(hunk.pre)
+            shift, next_line = at - target, at + len(hunk.pre)
     return total
 
 

@@ -40,9 +40,9 @@ def _locked(folder: Path) -> int:
         handle = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | os.O_CLOEXEC)
     except NotADirectoryError as error:
         raise UsageError(f"{folder}: expected a folder of patches, found a file") from error
-    held = False
+    is_locked = False
     try:
-        held = flocked(handle, fcntl.LOCK_EX, SECONDS)
+        is_locked = flocked(handle, fcntl.LOCK_EX, SECONDS)
     except OSError as error:
         if error.errno not in WITHOUT_LOCKS:
             raise OverlayError(
@@ -50,9 +50,9 @@ def _locked(folder: Path) -> int:
             ) from error
         return _beside(folder)
     finally:
-        if not held:
+        if not is_locked:
             os.close(handle)
-    if not held:
+    if not is_locked:
         raise _busy(folder, "")
     return handle
 

@@ -199,10 +199,10 @@ def _anchors(
     # Patience sorting: each pile keeps its smallest end, each pair remembers the pile to its left.
     ends: list[int] = []
     tops: list[int] = []
-    left: list[int | None] = []
+    predecessors: list[int | None] = []
     for number, (_, place) in enumerate(pairs):
         pile = bisect_left(ends, place)
-        left.append(tops[pile - 1] if pile else None)
+        predecessors.append(tops[pile - 1] if pile else None)
         if pile == len(ends):
             ends.append(place)
             tops.append(number)
@@ -212,7 +212,7 @@ def _anchors(
     current = tops[-1] if tops else None
     while current is not None:
         row.append(pairs[current])
-        current = left[current]
+        current = predecessors[current]
     return row[::-1]
 
 

@@ -142,9 +142,9 @@ def upstream_view(port: TopicPort, hunk: Hunk) -> tuple[str, ...]:
     own = _own_lines(hunk, base.lines)
     own_groups = [group for group in groups if _concerns(group, base, release, own)]
     lines = [line for group in own_groups for line in _diff(group, base.lines, release.lines)]
-    if others := len(groups) - len(own_groups):
-        what = "change lies" if others == 1 else "changes lie"
-        lines.append(f"({others} other {what} inside functions and classes)")
+    if inner_count := len(groups) - len(own_groups):
+        what = "change lies" if inner_count == 1 else "changes lie"
+        lines.append(f"({inner_count} other {what} inside functions and classes)")
     return tuple(lines)
 
 

@@ -65,16 +65,16 @@ class Porter:
     def _port(self, feature: Feature, release: str, earlier: Sequence[Feature]) -> FeaturePort:
         version = Version(release)
         covered = self._covers(feature, version)
-        shown, obsolete = self._idle(feature, release, covered=covered)
-        if shown or obsolete or covered:
-            return FeaturePort(feature, release, covered=covered, shown=shown, obsolete=obsolete)
+        proof, obsolete = self._idle(feature, release, covered=covered)
+        if proof or obsolete or covered:
+            return FeaturePort(feature, release, covered=covered, evidence=proof, obsolete=obsolete)
         topics: list[TopicPort] = []
-        laid: dict[str, bytes] = {}
+        patched_texts: dict[str, bytes] = {}
         for topic in feature.topics:
-            ported = self._topic(feature, topic, release, earlier, laid)
+            ported = self._topic(feature, topic, release, earlier, patched_texts)
             topics.append(ported)
             if ported.after is not None:
-                laid[ported.path] = ported.after
+                patched_texts[ported.path] = ported.after
         hunks = [hunk for topic in topics for hunk in topic.hunks]
         modules = tuple(
             module_outcome(added, partial(self.texts.read, release)) for added in feature.added
@@ -97,10 +97,10 @@ class Porter:
                 )
         if not proof and any(hunk.outcome is not Outcome.EXACT for hunk in hunks):
             # A base that lacks the file has nothing to carry, whatever the release has.
-            proof = self._planned(feature, release)
+            proof = self._evidence_by_plan(feature, release)
             problem = None if proof else problem
         return FeaturePort(
-            feature, release, tuple(topics), modules=modules, shown=proof, problem=problem
+            feature, release, tuple(topics), modules=modules, evidence=proof, problem=problem
         )
 
     def _holder(self, release: str, path: str) -> str:
@@ -119,11 +119,11 @@ class Porter:
         answer = evidence(feature, version, lambda path, scope: self._lines(release, path, scope))
         if answer.merged:
             return answer.text, ""
-        if gone := obsolete_by(feature, version, partial(self.texts.read, release), record):
-            return "", gone
-        return (self._planned(feature, release) if covered else ""), ""
+        if reason := obsolete_by(feature, version, partial(self.texts.read, release), record):
+            return "", reason
+        return (self._evidence_by_plan(feature, release) if covered else ""), ""
 
-    def _planned(self, feature: Feature, release: str) -> str:
+    def _evidence_by_plan(self, feature: Feature, release: str) -> str:
         """What shows a plan that a release has a feature; empty where it does not say so."""
         tree, record = ReleaseTree(self.texts, release), self.texts.record(release)
         (result,) = plan([feature], tree, Version(release), record, self.syntax).features
@@ -141,8 +141,8 @@ class Porter:
         """
         path = topic.variants[0].patch.path
         bases = (self.texts.read(release, path), self._below(earlier, release, path))
-        laid = (self._series(feature, topic, release, base) for base in dict.fromkeys(bases))
-        texts = (self._laid(topic, release, path, data) for data in laid)
+        origins = (self._series(feature, topic, release, base) for base in dict.fromkeys(bases))
+        texts = (self._apply(topic, release, path, data) for data in origins)
         return tuple(data for data in texts if data is not None)
 
     def upstreams(self, port: FeaturePort) -> FeaturePort:
@@ -187,37 +187,37 @@ class Porter:
         topic: Topic,
         release: str,
         earlier: Sequence[Feature],
-        laid: Mapping[str, bytes],
+        patched_texts: Mapping[str, bytes],
     ) -> TopicPort:
         own = next((v for v in topic.variants if Version(release) in v.releases), None)
         if own is not None:
-            return self._covered(topic, own, release, laid)
+            return self._covered(topic, own, release, patched_texts)
         ports: list[TopicPort] = []
         for variant in sorted(topic.variants, key=lambda v: self._distance(v, release)):
-            ports.append(self._from(feature, topic, variant, release, earlier, laid))
+            ports.append(self._from(feature, topic, variant, release, earlier, patched_texts))
             if ports[-1].outcome is Outcome.EXACT:
                 break
-        chosen = min(ports, key=_rank)
-        warnings = list(chosen.warnings)
+        best = min(ports, key=_rank)
+        warnings = list(best.warnings)
         for other in ports:
             clean = not other.conflicts and other.outcome is not Outcome.UPSTREAM
-            if clean and other.before == chosen.before and other.after != chosen.after:
+            if clean and other.before == best.before and other.after != best.after:
                 warnings.append(
                     f"{other.variant.patch.name} gives another text here "
                     f"({other.outcome.value}): compare both"
                 )
-        return replace(chosen, warnings=tuple(warnings))
+        return replace(best, warnings=tuple(warnings))
 
     def _covered(
-        self, topic: Topic, variant: Variant, release: str, laid: Mapping[str, bytes]
+        self, topic: Topic, variant: Variant, release: str, patched_texts: Mapping[str, bytes]
     ) -> TopicPort:
         """A topic that has a variant for the release already."""
         patch = variant.patch
-        before = laid.get(patch.path, self.texts.read(release, patch.path))
+        before = patched_texts.get(patch.path, self.texts.read(release, patch.path))
         after = None if variant.patch.retired else attempt(patch, before, self._answers).after
         way = Outcome.UPSTREAM if patch.retired else Outcome.EXACT
         hunks = tuple(CarriedHunk(hunk, way, hunk.scope) for hunk in patch.hunks)
-        made = None if patch.retired else patch.hunks
+        new_hunks = None if patch.retired else patch.hunks
         return TopicPort(
             topic.name,
             variant,
@@ -225,7 +225,7 @@ class Porter:
             hunks,
             before=before,
             after=after or before,
-            made=made,
+            new_hunks=new_hunks,
             covered=True,
         )
 
@@ -236,13 +236,13 @@ class Porter:
         variant: Variant,
         release: str,
         earlier: Sequence[Feature],
-        laid: Mapping[str, bytes],
+        patched_texts: Mapping[str, bytes],
     ) -> TopicPort:
         """A topic carried from one of its variants."""
         patch = variant.patch
         base = self._nearest(variant, release)
         pristine = self.texts.read(release, patch.path)
-        before = laid.get(patch.path, pristine)
+        before = patched_texts.get(patch.path, pristine)
         if patch.retired:
             hunks = tuple(CarriedHunk(hunk, Outcome.UPSTREAM, hunk.scope) for hunk in patch.hunks)
             return TopicPort(topic.name, variant, base, hunks, None, before, before)
@@ -253,13 +253,13 @@ class Porter:
             stacked = self._series(feature, topic, base, below)
             if attempt(patch, stacked, self._answers).after is not None:
                 origin = stacked
-                before = laid.get(patch.path, self._below(earlier, release, patch.path))
+                before = patched_texts.get(patch.path, self._below(earlier, release, patch.path))
         if origin is None:
             hunks = tuple(CarriedHunk(hunk, Outcome.MISSING, hunk.scope) for hunk in patch.hunks)
             return TopicPort(topic.name, variant, base, hunks, None, before, before)
-        return self._made(topic, variant, base, origin, before)
+        return self._carry(topic, variant, base, origin, before)
 
-    def _made(
+    def _carry(
         self, topic: Topic, variant: Variant, base: str, origin: bytes, before: bytes | None
     ) -> TopicPort:
         """What becomes of a variant's hunks, made on ``origin``, in the text ``before``."""
@@ -284,7 +284,7 @@ class Porter:
         port = replace(port, warnings=warnings)
         exact = tuple(hunk.hunk for hunk in carried.hunks if hunk.outcome is Outcome.EXACT)
         if not port.review:
-            return replace(port, made=exact or None)
+            return replace(port, new_hunks=exact or None)
         try:
             new_hunks = compose(before, carried.after)
         except NotComposable as error:
@@ -292,7 +292,7 @@ class Porter:
         again = attempt(variant.patch._replace(hunks=new_hunks), before, self._answers)
         if again.after != carried.after:
             return replace(port, problem="the merged text cannot be written as hunks")
-        return replace(port, made=new_hunks)
+        return replace(port, new_hunks=new_hunks)
 
     # Texts
 
@@ -301,7 +301,7 @@ class Porter:
         data = self.texts.read(release, path)
         for feature in earlier:
             for topic in feature.topics:
-                data = self._laid(topic, release, path, data)
+                data = self._apply(topic, release, path, data)
         return data
 
     def _series(
@@ -311,10 +311,10 @@ class Porter:
         for before in feature.topics:
             if before.name == topic.name:
                 break
-            data = self._laid(before, release, topic.variants[0].patch.path, data)
+            data = self._apply(before, release, topic.variants[0].patch.path, data)
         return data
 
-    def _laid(self, topic: Topic, release: str, path: str, data: bytes | None) -> bytes | None:
+    def _apply(self, topic: Topic, release: str, path: str, data: bytes | None) -> bytes | None:
         for variant in topic.variants:
             patch = variant.patch
             if patch.path == path and Version(release) in variant.releases and not patch.retired:

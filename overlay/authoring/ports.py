@@ -20,7 +20,7 @@ class TopicPort:
     :ivar origin: the text of the base that the hunks are made on.
     :ivar before: the release's text of the file; ``None`` where the release lacks the file.
     :ivar after: that text with every hunk that could be carried.
-    :ivar made: the hunks for the release; ``None`` where a conflict is left or upstream has all.
+    :ivar new_hunks: the hunks for the release; ``None`` in a conflict, or where upstream has all.
     :ivar problem: why nothing can be made of it although no hunk conflicts.
     :ivar covered: whether the release lies in the variant's range already.
     :ivar by_hand: whether a person resolved or reviewed it.
@@ -33,7 +33,7 @@ class TopicPort:
     origin: bytes | None = None
     before: bytes | None = None
     after: bytes | None = None
-    made: tuple[Hunk, ...] | None = None
+    new_hunks: tuple[Hunk, ...] | None = None
     warnings: tuple[str, ...] = ()
     problem: str | None = None
     covered: bool = False
@@ -78,7 +78,7 @@ class FeaturePort:
 
     :ivar covered: whether the release lies in its range already, so that there is nothing to do.
     :ivar modules: what becomes of the modules that it adds.
-    :ivar shown: what shows that the release has the feature itself; empty where it does not.
+    :ivar evidence: what shows that the release has the feature itself; empty where it does not.
     :ivar obsolete: what the release has no more that the feature is for; empty where it is there.
     :ivar problem: why no topic can help, such as an added module whose name is taken.
     :ivar by_hand: whether a person retired it.
@@ -90,7 +90,7 @@ class FeaturePort:
     topics: tuple[TopicPort, ...] = ()
     covered: bool = False
     modules: tuple[Outcome, ...] = ()
-    shown: str = ""
+    evidence: str = ""
     obsolete: str = ""
     problem: str | None = None
     by_hand: bool = False
@@ -99,7 +99,7 @@ class FeaturePort:
     @property
     def idle(self) -> bool:
         """Whether nothing is to do: the release has the feature, or not what it is for."""
-        return bool(self.shown or self.obsolete)
+        return bool(self.evidence or self.obsolete)
 
     @property
     def outcome(self) -> Outcome:
@@ -179,7 +179,7 @@ class FeaturePort:
             "counts": self.counts,
             "hunks": hunks,
             "warnings": self.warnings,
-            "shown": self.shown,
+            "shown": self.evidence,
             "obsolete": self.obsolete,
             "covered": self.covered,
             "review": self.review,
@@ -194,6 +194,6 @@ def as_patch(port: TopicPort) -> Patch:
 
     :raises ValueError: if none were made.
     """
-    if port.made is None:
+    if port.new_hunks is None:
         raise ValueError(f"{port.topic}: no hunks were made")
-    return port.variant.patch._replace(hunks=port.made)
+    return port.variant.patch._replace(hunks=port.new_hunks)

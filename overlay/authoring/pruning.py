@@ -145,14 +145,14 @@ class Pruner:
             {result.feature: result.state for result in joint.features},
             joint.changes,
             {id_: (each.features[0].state, each.changes) for id_, each in alone.items()},
-            frozenset(each.id for each in features if self._gone(each, release)),
+            frozenset(each.id for each in features if self._why_obsolete(each, release)),
         )
 
     def _plan(self, features: Sequence[Feature], release: str) -> Plan:
         tree, record = ReleaseTree(self.texts, release), self.texts.record(release)
         return plan(features, tree, Version(release), record, self.syntax)
 
-    def _gone(self, feature: Feature, release: str) -> str | None:
+    def _why_obsolete(self, feature: Feature, release: str) -> str | None:
         """What a release has no more that a feature is for; ``None`` where it is there.
 
         A release below the feature's range may not have it yet.
@@ -177,18 +177,18 @@ class Pruner:
         """A feature that every release has, or for which none leaves anything to do."""
         feature, span = entry.feature, f"{self.names[0]}..{self.names[-1]}"
         states = self._states(feature)
-        gone = {name: text for name in self.names if (text := self._gone(feature, name))}
-        if any(states[name] is not State.UPSTREAMED and name not in gone for name in self.names):
+        why = {name: text for name in self.names if (text := self._why_obsolete(feature, name))}
+        if any(states[name] is not State.UPSTREAMED and name not in why for name in self.names):
             return
         evidence = f"upstream has it in every release of {span}"
         if not set(states.values()) <= {State.UPSTREAMED}:
-            evidence = f"no release of {span} leaves it anything to do: {next(iter(gone.values()))}"
+            evidence = f"no release of {span} leaves it anything to do: {next(iter(why.values()))}"
         yield Proposal(feature.id, Prune.FEATURE, f"remove {feature.id}", evidence, None)
 
     def _obsolete(self, entry: ServedFeature) -> Iterator[Proposal]:
         """A feature for which every release from one on has nothing to do: its range ends there."""
         feature, files = entry.feature, entry.files
-        serving = [name for name in self.names if self._gone(feature, name) is None]
+        serving = [name for name in self.names if self._why_obsolete(feature, name) is None]
         since = names_from(self.names, serving[-1])[1:] if serving else []
         last = Version(serving[-1]) if serving else feature.releases.last
         if files is None or not since or not feature.releases.first <= last < feature.releases.last:
@@ -197,7 +197,7 @@ class Pruner:
         clipped = _clipped(feature, files, span)
         if clipped is not None:
             files_after = {**clipped, "feature.toml": with_releases(files["feature.toml"], span)}
-            evidence = f"{self._gone(feature, since[0])}, from {since[0]} up to {since[-1]}"
+            evidence = f"{self._why_obsolete(feature, since[0])}, from {since[0]} up to {since[-1]}"
             yield Proposal(
                 feature.id, Prune.OBSOLETE, f"end its range at {last}", evidence, files_after
             )
@@ -255,11 +255,11 @@ class Pruner:
         if clipped is None:
             return
         toml = with_releases(files["feature.toml"], span)
-        gone = sorted({str(variant.releases) for variant in old})
+        spans = sorted({str(variant.releases) for variant in old})
         yield Proposal(
             feature.id,
             Prune.VARIANTS,
-            f"remove {len(old)} {'variant' if len(old) == 1 else 'variants'} ({', '.join(gone)}), "
+            f"remove {len(old)} {'variant' if len(old) == 1 else 'variants'} ({', '.join(spans)}), "
             f"and begin its range at {span.first}",
             f"no release from {oldest} on uses them",
             {**clipped, "feature.toml": toml},
@@ -320,11 +320,11 @@ class _Answer:
 
         :param healed: a feature that may need nobody any longer where it did.
         """
-        gone = self.states.keys() - after.states.keys()
+        missing_ids = self.states.keys() - after.states.keys()
         if healed is not None and healed in after.states and self._heals(healed, after):
             return self._without(healed) == after._without(healed)
         return (
-            all(self.states[id_] is State.UPSTREAMED or id_ in self.obsolete for id_ in gone)
+            all(self.states[id_] is State.UPSTREAMED or id_ in self.obsolete for id_ in missing_ids)
             and all(after.states[id_] is self.states[id_] for id_ in after.states)
             and all(after.alone[id_] == self.alone[id_] for id_ in after.alone)
             and after.changes == self.changes

@@ -18,7 +18,7 @@ from overlay.targets.resolution import release_named, releases, spelt
 from overlay.targets.target import Progress, Target
 
 
-def known(package: Package) -> tuple[str, ...]:
+def names_of(package: Package) -> tuple[str, ...]:
     """The releases of a package that the overlay knows, oldest first; none of most packages.
 
     Every command that writes patches asks here, so that tests can let them know others.
@@ -26,7 +26,7 @@ def known(package: Package) -> tuple[str, ...]:
     return package.releases
 
 
-def named(text: str, package: Package = VLLM) -> tuple[Package, tuple[str, ...]]:
+def names_in(text: str, package: Package = VLLM) -> tuple[Package, tuple[str, ...]]:
     """The package and the releases, oldest first, that ``--releases`` names.
 
     :param package: the one that is meant where the text does not say it.

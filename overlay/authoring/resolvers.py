@@ -46,7 +46,7 @@ def propose(
     watched = tuple(watched)
     before = _state(watched)
     with tempfile.TemporaryDirectory(prefix="overlay-resolve-") as folder:
-        files = _laid(Path(folder), texts, Path(path).name)
+        files = _write_texts(Path(folder), texts, Path(path).name)
         inputs = _state([Path(folder)], without=files[3])
         _run([*_words(command), *map(str, files)], Path(folder), command, seconds)
         if _state(watched) != before:
@@ -94,19 +94,19 @@ def merge_tool(texts: Conflict, path: str) -> bytes:
         _stage(git, Path(folder), texts, path)
         # Asked there: the checkout that this was called in may be a stranger's, and a tool a path.
         output = _git([git, "-C", folder, "config", "merge.tool"], may_fail=True)
-        chosen = output.decode("utf-8", "surrogateescape").strip()
-        if not chosen:
+        tool = output.decode("utf-8", "surrogateescape").strip()
+        if not tool:
             raise UsageError(
                 "--tool needs git's merge.tool, which is not set: `git config --global merge.tool "
                 "vimdiff`, for example"
             )
         subprocess.run(
-            [git, "-C", folder, "mergetool", "--no-prompt", f"--tool={chosen}", "--", path],
+            [git, "-C", folder, "mergetool", "--no-prompt", f"--tool={tool}", "--", path],
             check=False,
             env=environment(),
         )
         data = read_regular(Path(folder) / path, _LIMIT, follow=False)
-    return checked(data, f"merge.tool {chosen}", path)
+    return checked(data, f"merge.tool {tool}", path)
 
 
 def _stage(git: str, folder: Path, texts: Conflict, path: str) -> None:
@@ -153,7 +153,7 @@ def _words(command: str) -> list[str]:
     return words
 
 
-def _laid(folder: Path, texts: Conflict, name: str) -> tuple[Path, Path, Path, Path]:
+def _write_texts(folder: Path, texts: Conflict, name: str) -> tuple[Path, Path, Path, Path]:
     files = []
     for part, data in (
         ("base", texts.base),

@@ -168,11 +168,11 @@ def features_of(waiting: Iterable[Waiting]) -> dict[str, str]:
     return {entry.feature: entry.digest for entry in waiting}
 
 
-def begin(session: Session, laid: Mapping[str, bytes], base: Mapping[str, bytes]) -> Session:
+def begin(session: Session, texts: Mapping[str, bytes], base: Mapping[str, bytes]) -> Session:
     """Make a session's folder, whole or not at all.
 
     :param session: the ``files`` of an edit are worked out here.
-    :param laid: path, or what a port calls the file -> the text to edit.
+    :param texts: path, or what a port calls the file -> the text to edit.
     :param base: path -> the text that it is compared with.
     :returns: the session with its files.
     :raises UsageError: if something lies at its folder already.
@@ -182,9 +182,9 @@ def begin(session: Session, laid: Mapping[str, bytes], base: Mapping[str, bytes]
     for place in session.patches:
         _require_own(place)
     if session.kind is SessionKind.EDIT:
-        session = replace(session, files=_files(laid, base, session.package))
+        session = replace(session, files=_files(texts, base, session.package))
     try:
-        disk.create_folder(session.folder, _contents(session, laid, base))
+        disk.create_folder(session.folder, _contents(session, texts, base))
     except FileExistsError as error:
         command = f"overlay {session.kind.value}"
         raise UsageError(
@@ -195,17 +195,17 @@ def begin(session: Session, laid: Mapping[str, bytes], base: Mapping[str, bytes]
     return session
 
 
-def revise(session: Session, laid: Mapping[str, bytes], base: Mapping[str, bytes]) -> Session:
+def revise(session: Session, texts: Mapping[str, bytes], base: Mapping[str, bytes]) -> Session:
     """Lay further files into an edit.
 
     The document is written last, so that whenever this is killed the session is as before, with
     perhaps a file more.
 
-    :param laid: path -> the text to edit; :param base: path -> the text that it is compared with.
+    :param texts: path -> the text to edit; :param base: path -> the text that it is compared with.
     :raises UsageError: if that would write over an edit.
     :raises OSError: if it cannot be written.
     """
-    for path, data in laid.items():
+    for path, data in texts.items():
         now = session.now(path)
         before = session.files[path].laid if path in session.files else None
         if now is not None and now != data and _hash(now) != before:
@@ -216,9 +216,9 @@ def revise(session: Session, laid: Mapping[str, bytes], base: Mapping[str, bytes
     for path, data in base.items():
         if path in session.files and session.files[path].base != _hash(data):
             raise ValueError(f"{path}: the base of a file of a session does not change")
-    files = {**session.files, **_files(laid, base, session.package)}
+    files = {**session.files, **_files(texts, base, session.package)}
     session = replace(session, files=files)
-    for name, data in _contents(session, laid, base).items():
+    for name, data in _contents(session, texts, base).items():
         disk.write_below(session.folder, name, data)
     return session
 
@@ -239,11 +239,11 @@ def without(session: Session, id_: str) -> Session:
     if not waiting:
         finish(session)
         return rest
-    gone = [entry.name for entry in session.waiting if entry.feature == id_]
-    for name in gone:
+    names = [entry.name for entry in session.waiting if entry.feature == id_]
+    for name in names:
         session.now(name)  # refused now, where a link lies there
     disk.write_below(session.folder, DOCUMENT, render(rest).encode())
-    for name in gone:
+    for name in names:
         disk.remove_below(session.folder, name)
     return rest
 
@@ -269,22 +269,22 @@ def abort(session: Session) -> None:
 
 
 def _contents(
-    session: Session, laid: Mapping[str, bytes], base: Mapping[str, bytes]
+    session: Session, texts: Mapping[str, bytes], base: Mapping[str, bytes]
 ) -> dict[str, bytes]:
     """Files of a session's folder by their names, the document last."""
     bases = {f"{BASE}/{path}": data for path, data in base.items()}
-    return {**bases, **laid, DOCUMENT: render(session).encode()}
+    return {**bases, **texts, DOCUMENT: render(session).encode()}
 
 
 def _files(
-    laid: Mapping[str, bytes], base: Mapping[str, bytes], package: Package
+    texts: Mapping[str, bytes], base: Mapping[str, bytes], package: Package
 ) -> dict[str, SessionFile]:
-    for path in (*laid, *base):
+    for path in (*texts, *base):
         if problem := path_problem(path, package):
             raise ValueError(problem)
     return {
-        path: SessionFile(_hash(base.get(path)), _hash(laid.get(path)))
-        for path in sorted({*laid, *base})
+        path: SessionFile(_hash(base.get(path)), _hash(texts.get(path)))
+        for path in sorted({*texts, *base})
     }
 
 
@@ -354,8 +354,8 @@ def render(session: Session) -> str:
         lines += ["", f"[{title}]", *_pairs(table)]
     lines += ["", "[files]"]
     for path, file in session.files.items():
-        base, laid = (toml_string(value or "") for value in file)
-        lines.append(f"{toml_string(path)} = {{ base = {base}, laid = {laid} }}")
+        base, text = (toml_string(value or "") for value in file)
+        lines.append(f"{toml_string(path)} = {{ base = {base}, laid = {text} }}")
     return "\n".join(lines) + "\n"
 
 

@@ -68,14 +68,14 @@ def _from_url(url: str, each: bool) -> ChangeSource:
     if page.mails is None:
         assert page.diff is not None, "a page has mails, a diff, or both"
         data = fetch(page.diff, MAX_BYTES)
-        return ChangeSource(page.shown, data, read_changes(data, page.shown), page.shown)
+        return ChangeSource(page.name, data, read_changes(data, page.name), page.name)
     data = fetch(page.mails, MAX_BYTES)
-    commits = read_changes(data, page.shown)
+    commits = read_changes(data, page.name)
     if len(commits) > 1 and not each and page.diff is not None:
         # Merges into the branch are in no mail, so that the mails need not follow each other.
         data = fetch(page.diff, MAX_BYTES)
-        commits = _summed(commits, data, page.shown)
-    return ChangeSource(page.shown, data, commits, page.shown)
+        commits = _summed(commits, data, page.name)
+    return ChangeSource(page.name, data, commits, page.name)
 
 
 def _summed(mails: tuple[Commit, ...], diff: bytes, name: str) -> tuple[Commit, ...]:

@@ -74,7 +74,7 @@ def merge_statements(
         if side is None:
             return None
         sides.append(side)
-    made: list[str] = []
+    merged_lines: list[str] = []
     at = [0, 0, 0]
     for region in merge(*([unit.tokens_key for unit in side] for side in sides)).regions:
         stop = [
@@ -87,11 +87,11 @@ def merge_statements(
             joined = _joined(old, mine, other)
             if joined is None:
                 return None
-            made += joined
+            merged_lines += joined
         else:
-            taken = mine if region.side is Side.OURS else other
-            made += [line for unit in taken for line in unit.lines]
-    return tuple(made)
+            units = mine if region.side is Side.OURS else other
+            merged_lines += [line for unit in units for line in unit.lines]
+    return tuple(merged_lines)
 
 
 @lru_cache(maxsize=64)
@@ -114,17 +114,17 @@ def statements(lines: Sequence[str]) -> Iterator[Statement]:
     """
     if any(odd in line for line in lines for odd in _ODD):
         raise SyntaxError("a line holds a character that may end it")
-    done = 0
+    next_line = 0
     tokens: list[_Token] = []
     for token in _tokens(lines):
         alone = token.type == tokenize.NL and all(each.type == tokenize.COMMENT for each in tokens)
         if token.type == tokenize.NEWLINE or alone:
-            own = tuple(lines[done : token.stop[0]])
+            own = tuple(lines[next_line : token.stop[0]])
             yield Statement(own, tuple(_words(tokens, lines)))
-            done, tokens = token.stop[0], []
+            next_line, tokens = token.stop[0], []
         elif token.type not in _LAYOUT:
             tokens.append(token)
-    if tokens or done < len(lines):
+    if tokens or next_line < len(lines):
         raise SyntaxError("the text ends inside a statement")
 
 
@@ -139,13 +139,13 @@ def _joined(
     if not len(old) == len(mine) == len(other):
         return None
     rows = iter(zip(old, mine, other, strict=True))
-    made: list[str] = []
+    joined_lines: list[str] = []
     for unit in theirs:
         lines = _joined_statement(*next(rows)) if unit.words else unit.lines
         if lines is None:
             return None
-        made += lines
-    return made
+        joined_lines += lines
+    return joined_lines
 
 
 def _joined_statement(base: Statement, ours: Statement, theirs: Statement) -> Lines | None:
@@ -198,10 +198,10 @@ def _tokens(lines: Sequence[str]) -> Iterator[_Token]:
         if name.endswith("STRING_START"):
             inside.append(token)
         elif name.endswith("STRING_END") and inside:
-            begun = inside.pop()
+            beginning = inside.pop()
             if not inside:
-                whole = _written(lines, begun.start, token.end)
-                yield _Token(tokenize.STRING, whole, begun.start, token.end)
+                whole = _written(lines, beginning.start, token.end)
+                yield _Token(tokenize.STRING, whole, beginning.start, token.end)
         elif not inside:
             yield _Token(token.type, token.string, token.start, token.end)
 

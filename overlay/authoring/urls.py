@@ -32,12 +32,12 @@ class FetchError(PackageIndexError):
 class WebPage:
     """The addresses at which a change is served.
 
-    :ivar shown: the page that people read, without a secret.
+    :ivar name: the page that people read, without a secret.
     :ivar mails: the URL of its mails; ``None`` where only a diff was named.
     :ivar diff: the URL of its plain diff; ``None`` where only mails were named.
     """
 
-    shown: str
+    name: str
     mails: str | None
     diff: str | None
 
@@ -67,8 +67,8 @@ def page_of(url: str) -> WebPage:
         )
     path = parts.path
     if match := re.match(r"^(?P<page>.+)\.(?P<form>patch|diff)$", path):
-        shown = without_secrets(urlunsplit(parts._replace(path=match["page"], query="")))
-        return WebPage(shown, url, None) if match["form"] == "patch" else WebPage(shown, None, url)
+        name = without_secrets(urlunsplit(parts._replace(path=match["page"], query="")))
+        return WebPage(name, url, None) if match["form"] == "patch" else WebPage(name, None, url)
     if match := _COMMIT.match(path):
         page = f"{match['root']}/commit/{match['id']}"
     elif (match := _PULL.match(path)) or (match := _COMPARE.match(path)):
@@ -79,9 +79,9 @@ def page_of(url: str) -> WebPage:
             "a commit (.../commit/4f3ab2c), or one that ends in .patch or .diff"
         )
     plain = parts._replace(query="", fragment="")
-    shown = without_secrets(urlunsplit(plain._replace(path=page)))
+    name = without_secrets(urlunsplit(plain._replace(path=page)))
     mails, diff = (urlunsplit(plain._replace(path=f"{page}.{form}")) for form in ("patch", "diff"))
-    return WebPage(shown, mails, diff)
+    return WebPage(name, mails, diff)
 
 
 def fetch(url: str, limit: int) -> bytes:

@@ -106,7 +106,7 @@ def remembered(
     :returns: ``None`` where it is remembered already, or must not be.
     """
     feature, release = port.feature, Version(port.release)
-    if not port.shown or (feature.merged is not None and feature.merged <= release):
+    if not port.evidence or (feature.merged is not None and feature.merged <= release):
         return None
     spans = [variant.releases for topic in feature.topics for variant in topic.variants]
     if any(span.last >= release for span in spans) or feature.releases.last >= release:
@@ -207,19 +207,19 @@ def _new(part: TopicPort, release: str, today: str) -> _Text:
     """What a release gets that no variant serves yet."""
     patch = part.variant.patch
     headers = {**patch.headers, "Last-Update": today}
-    if part.made is None:
+    if part.new_hunks is None:
         headers.pop("Base", None)
         headers.pop("Base-Has", None)
         headers["Ported-From"] = f"{part.base} {PortedWay.UPSTREAM.value}"
         data = render_patch(headers, patch.path, patch.hunks)
         return _Text(_key(patch.hunks, retired=True), _encoded(data), existing=False)
-    key = _key(part.made, retired=False)
+    key = _key(part.new_hunks, retired=False)
     headers["Base"] = release
     if part.before is not None:
-        headers = with_base_has(headers, part.made, part.before)
+        headers = with_base_has(headers, part.new_hunks, part.before)
     if part.way is not None:
         headers["Ported-From"] = f"{part.base} {part.way.value}"
-    return _Text(key, _encoded(render_patch(headers, patch.path, part.made)), existing=False)
+    return _Text(key, _encoded(render_patch(headers, patch.path, part.new_hunks)), existing=False)
 
 
 def _encoded(text: str) -> bytes:
@@ -234,6 +234,6 @@ def _compressed(topic: Topic, cells: Mapping[str, _Text], every: Sequence[str]) 
             run = list(group)
             # A text that was there before stays: its base lies in the wider range too.
             newest_first = [cells[name] for name in reversed(run)]
-            chosen = next((cell for cell in newest_first if cell.existing), newest_first[-1])
-            patches[f"{topic.name}/{run[0]}..{run[-1]}.patch"] = chosen.data
+            best = next((cell for cell in newest_first if cell.existing), newest_first[-1])
+            patches[f"{topic.name}/{run[0]}..{run[-1]}.patch"] = best.data
     return patches

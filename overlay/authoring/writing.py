@@ -136,9 +136,9 @@ def with_tests(toml: bytes, tests: Sequence[DerivedTest]) -> bytes:
     """
     text = toml.decode("utf-8")
     tables = re.split(r"(?m)^(?=\[)", text)
-    others = [part for part in tables if not _DERIVED.match(part)]
+    other_tables = [part for part in tables if not _DERIVED.match(part)]
     text_after = (
-        "".join(others).rstrip("\n") + "\n" + "".join(f"{line}\n" for line in _tests(tests))
+        "".join(other_tables).rstrip("\n") + "\n" + "".join(f"{line}\n" for line in _tests(tests))
     )
     by_hand = [test for test in parse_toml(toml).get("upstreamed", []) if "lines" not in test]
     new = [

@@ -118,8 +118,8 @@ class _Commands(click.Group):
 
         :raises click.UsageError: if there is none, with the name that was probably meant.
         """
-        named = args[0].isidentifier() and not ctx.resilient_parsing
-        if named and self.get_command(ctx, args[0]) is None:
+        is_name = args[0].isidentifier() and not ctx.resilient_parsing
+        if is_name and self.get_command(ctx, args[0]) is None:
             raise click.UsageError(unknown(args[0]), ctx)
         return super().resolve_command(ctx, args)
 
@@ -164,7 +164,7 @@ def patches_option(command: F) -> F:
         callback=_add_patches,
         help="Also use the features in this folder; may be given several times, here or before "
         "the command. An overlay.toml names folders once for a project.",
-        shell_complete=lambda *given: [completion_item(given[2], type="dir")],
+        shell_complete=lambda *args: [completion_item(args[2], type="dir")],
     )(command)
 
 

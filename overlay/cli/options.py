@@ -58,18 +58,18 @@ def with_request(command: Callable[..., Report]) -> Callable[..., Report]:
     """
 
     @wraps(command)
-    def asked(**given: Any) -> Report:
+    def run_with_request(**options: Any) -> Report:
         context = click.get_current_context()
-        shared = {name: given.pop(name) for name in Request._fields if name in given}
+        shared = {name: options.pop(name) for name in Request._fields if name in options}
         refuse_both(shared.get("target"), shared.get("python"))
         takes_patches = any(each.name == "patches" for each in context.command.params)
         folders = patches_of(context) if takes_patches else ()
         with Meter() as progress:
             request = Request(tuple(map(str, folders)), progress=progress, **shared)
             with invoked(request.invocation(str(context.info_name), named_patches(context))):
-                return command(request.with_current_ids(), **given)
+                return command(request.with_current_ids(), **options)
 
-    return asked
+    return run_with_request
 
 
 def wants_json() -> bool:
@@ -170,7 +170,7 @@ python_option = click.option(
     metavar="PATH",
     help="Mean the vLLM that this interpreter, or this virtual environment, would import: "
     "where overlay itself lives elsewhere (uv tool, pipx). Nothing of it is run.",
-    shell_complete=lambda *given: [completion_item(given[2], type="file")],
+    shell_complete=lambda *args: [completion_item(args[2], type="file")],
 )
 
 

@@ -56,7 +56,7 @@ def adopt(request: Request) -> AdoptReport:
         if entry is not None and target.root is not None
     ]
     outcomes = commit.carry_out(works) if works else ()
-    wrote = {work.package for work, done in zip(works, outcomes, strict=True) if done.wrote}
+    wrote = {work.package for work, outcome in zip(works, outcomes, strict=True) if outcome.wrote}
     answers: list[TargetReport] = []
     verdicts = []
     for target, entry in zip(scene.targets, proven, strict=True):
@@ -67,8 +67,8 @@ def adopt(request: Request) -> AdoptReport:
             answer = with_notices(answer, [recovery])
         answers.append(answer)
         verdicts.append(adopted(answer, wrote=target.package in wrote))
-    first, *others = answers
-    return AdoptReport(together(verdicts), first, others=tuple(others))
+    first, *rest = answers
+    return AdoptReport(together(verdicts), first, others=tuple(rest))
 
 
 def _to_adopt(features: Sequence[Feature], target: Target) -> Unrecorded | None:

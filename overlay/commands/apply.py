@@ -49,7 +49,7 @@ class _Job:
 
     request: Request
     scene: Scene
-    named: bool
+    explicit: bool
     dry_run: bool
     untested: bool
 
@@ -76,7 +76,7 @@ def _attempt(job: _Job, recovery: str | None) -> ApplyReport:
     :raises PlanOutdated: if another command changed what is applied in between.
     """
     scene = job.scene
-    examinations = [examine(target, scene.features, scene.meant) for target in scene.targets]
+    examinations = [examine(target, scene.features, scene.selection) for target in scene.targets]
     examinations[0] = _noted(examinations[0], recovery)
     decisions = [
         outlook(examination, target, untested=job.untested)
@@ -133,7 +133,7 @@ def _would_apply(
     reports = job.scene.with_absent([decision.report for decision in decisions])
     everything = job.scene.with_absent([examination.everything for examination in examinations])
     reports = with_requirements(
-        job.scene, _with_runner(job, reports), job.request.require, everything, planned=True
+        job.scene, _with_runner(job, reports), job.request.require, everything, dry_run=True
     )
     verdicts = [
         _overruled(report, would_apply(report, examination.plan.changes))
@@ -157,12 +157,12 @@ def _applied(
     :param everything: the packages as they are now, with the state of every feature.
     """
     scene = job.scene
-    named = {feature.id for feature in scene.absent}
+    absent_ids = {feature.id for feature in scene.absent}
     reports, verdicts = [], []
     for examination, outcome, whole in zip(examinations, outcomes, everything, strict=True):
-        absent = [entry for entry in whole.features if entry.feature in named]
-        report = only(whole, scene.meant)
-        report = replace(report, features=(*_without(report, named), *absent))
+        absent = [entry for entry in whole.features if entry.feature in absent_ids]
+        report = only(whole, scene.selection)
+        report = replace(report, features=(*_without(report, absent_ids), *absent))
         noted = (*notices(outcome.warnings), *examination.plan.notices, *report.notices)
         if recovery and examination is examinations[0]:
             noted = (*notices([recovery]), *noted)
@@ -171,7 +171,7 @@ def _applied(
         if outcome.wrote:
             report = with_running(report)
         if job.request.features:
-            report = with_plugin(report, whole, scene.features, named=job.named)
+            report = with_plugin(report, whole, scene.features, explicit=job.explicit)
         reports.append(report)
     final = with_requirements(scene, _with_runner(job, reports), job.request.require, everything)
     verdicts = [

@@ -100,53 +100,53 @@ class Decision(NamedTuple):
 
 
 def examine(
-    target: Target, features: tuple[Feature, ...], meant: Sequence[Feature] | None = None
+    target: Target, features: tuple[Feature, ...], selection: Sequence[Feature] | None = None
 ) -> Examination:
     """Plan the features that are meant, together with those that the ledger says are applied.
 
-    :param features: all features, in order; :param meant: some of them (default: all).
+    :param features: all features, in order; :param selection: some of them (default: all).
     :raises LedgerError: if the ledger, the journal or a pristine copy is damaged.
     :raises TransactionError: if another command holds the target for too long.
     :raises TargetError: if a file cannot be read.
     """
-    meant = of_package(features if meant is None else meant, target.package)
+    selection = of_package(features if selection is None else selection, target.package)
     features = of_package(features, target.package)
     if target.root is None:
-        return _examine_release(target, meant)
+        return _examine_release(target, selection)
     with reading(target.root, package=target.package) as interrupted:
         ledger = ledgers.load(target.root, target.package)
         basis = ledgers.digest(ledger)
-        wanted = with_applied(features, meant, ledger)
+        subjects = with_applied(features, selection, ledger)
         view = pristine_view(target, ledger, ledgers.copies(target.root, target.package))
-        with all_unreadable(needed(target, wanted, ledger), target.read):
-            planned = make_plan(wanted, view, target.release, target.record, Memo())
+        with all_unreadable(needed(target, subjects, ledger), target.read):
+            plan = make_plan(subjects, view, target.release, target.record, Memo())
             unrecorded: tuple[str, ...] = ()
             if ledger is None:
-                planned, unrecorded = recognise(planned, features, target)
+                plan, unrecorded = recognise(plan, features, target)
             present = conditions(ledger, target.read) if ledger is not None else {}
             in_force = ledger
             if ledger is not None and void(ledger, present, public(target)):
                 in_force = None
             ways = ways_on(
-                wanted,
-                planned,
+                subjects,
+                plan,
                 lambda some: make_plan(some, view, target.release, target.record, Memo()),
                 in_force,
             )
-            planned = with_ways(planned, ways, read_only=False)
-            current = assess(planned, ledger, target, wanted, public(target), present)
+            plan = with_ways(plan, ways, read_only=False)
+            current = assess(plan, ledger, target, subjects, public(target), present)
             ledger = in_force
     strangers = absent(ledger, features)
 
-    def about(asked: Sequence[Feature]) -> TargetReport:
+    def about(group: Sequence[Feature]) -> TargetReport:
         answer = replace(
-            report(target, current, asked, interrupted),
+            report(target, current, group, interrupted),
             unrecorded=unrecorded,
             left_out=next(iter(ways), ()),
         )
-        return with_strangers(_with_malformed(answer, asked), strangers)
+        return with_strangers(_with_malformed(answer, group), strangers)
 
-    return Examination(wanted, planned, about(meant), about(wanted), ledger, basis)
+    return Examination(subjects, plan, about(selection), about(subjects), ledger, basis)
 
 
 def _with_malformed(target: TargetReport, features: Sequence[Feature]) -> TargetReport:
@@ -164,18 +164,18 @@ def _with_malformed(target: TargetReport, features: Sequence[Feature]) -> Target
     return replace(target, obstacles=(*target.obstacles, *obstacles)) if obstacles else target
 
 
-def _examine_release(target: Target, meant: Sequence[Feature]) -> Examination:
+def _examine_release(target: Target, selection: Sequence[Feature]) -> Examination:
     """Plan features for a target that nothing can have been applied to: a release or an archive."""
     memo = Memo()
 
     def try_on(some: Sequence[Feature]) -> Plan:
         return make_plan(some, target, target.release, target.record, memo)
 
-    planned = try_on(meant)
-    ways = ways_on(meant, planned, try_on)
-    planned = with_ways(planned, ways, read_only=True)
-    answer = replace(report(target, planned, meant), left_out=next(iter(ways), ()))
-    return Examination(tuple(meant), planned, answer, answer)
+    plan = try_on(selection)
+    ways = ways_on(selection, plan, try_on)
+    plan = with_ways(plan, ways, read_only=True)
+    answer = replace(report(target, plan, selection), left_out=next(iter(ways), ()))
+    return Examination(tuple(selection), plan, answer, answer)
 
 
 def outlook(examination: Examination, target: Target, *, untested: bool = False) -> Decision:
@@ -235,11 +235,11 @@ def _blocked(examination: Examination) -> TargetReport | None:
     current = {result.feature: result for result in examination.everything.features}
     results: list[FeatureResult] = []
     bad = False
-    for planned in examination.plan.features:
-        now = current[planned.feature]
-        if planned.state.needs_attention and not now.state.needs_attention:
-            now = planned
-        bad = bad or planned.state.needs_attention or now.state is State.DRIFTED
+    for plan_result in examination.plan.features:
+        now = current[plan_result.feature]
+        if plan_result.state.needs_attention and not now.state.needs_attention:
+            now = plan_result
+        bad = bad or plan_result.state.needs_attention or now.state is State.DRIFTED
         results.append(now)
     return with_features(examination.everything, results) if bad else None
 
@@ -304,10 +304,10 @@ def needed(target: Target, features: Sequence[Feature], ledger: Ledger | None) -
 
 
 def with_applied(
-    features: Sequence[Feature], meant: Sequence[Feature], ledger: Ledger | None
+    features: Sequence[Feature], selection: Sequence[Feature], ledger: Ledger | None
 ) -> tuple[Feature, ...]:
     """The features that are meant and those that are applied, in their own order."""
-    wanted = {feature.id for feature in meant}
+    ids = {feature.id for feature in selection}
     if ledger is not None:
-        wanted |= {entry.result.feature for entry in ledger.applied}
-    return tuple(feature for feature in features if feature.id in wanted)
+        ids |= {entry.result.feature for entry in ledger.applied}
+    return tuple(feature for feature in features if feature.id in ids)

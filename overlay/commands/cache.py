@@ -75,9 +75,9 @@ class CacheReport(Report):
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - the base's
         """The size of each part."""
         for part in () if self.path_only else self.parts:
-            held = f"{count(part.entries, 'entry', 'entries')}, {megabytes(part.bytes)}"
+            amount = f"{count(part.entries, 'entry', 'entries')}, {megabytes(part.bytes)}"
             contents = Span(f"  {PARTS[part.name][0]}", "muted")
-            yield Line((Span(f"{part.name:<10}"),), (Span(held), contents))
+            yield Line((Span(f"{part.name:<10}"),), (Span(amount), contents))
 
     def plain(self) -> dict[str, Any]:
         """Folder and parts."""

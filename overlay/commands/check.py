@@ -69,21 +69,21 @@ def every_target(
     request: Request, names: Sequence[str | None], features: tuple[Feature, ...]
 ) -> list[TargetReport | TargetFailure]:
     """A report or a failure for each package that a name leads to, in the order of the names."""
-    asked = current() or NOTHING_NAMED
+    invocation = current() or NOTHING_NAMED
 
-    def found(name: str | None) -> Scene | TargetFailure:
-        meant = asked._replace(target=words_of(name, request.python))
-        with invoked(meant):
-            return _found(request._replace(target=name), features, meant)
+    def survey_name(name: str | None) -> Scene | TargetFailure:
+        for_target = invocation._replace(target=words_of(name, request.python))
+        with invoked(for_target):
+            return _scene_or_failure(request._replace(target=name), features, for_target)
 
     workers = min(cores(), len(names))
     if len(names) < _WORTH_A_POOL or workers < 2 or not hasattr(os, "fork"):
-        one_by_one = (_answer(found(name)) for name in names)
+        one_by_one = (_answer(survey_name(name)) for name in names)
         with counting(request.progress, "checked", len(names), "target") as step:
             answers = stepped(one_by_one, step)
     else:
         with counting(request.progress, "read", len(names), "target") as step:
-            scenes = in_threads(found, names, _FETCHES, step)
+            scenes = in_threads(survey_name, names, _FETCHES, step)
         with counting(request.progress, "checked", len(names), "target") as step:
             answers = in_processes(_answer, scenes, workers, step)
     return [answer for each in answers for answer in each]
@@ -100,12 +100,12 @@ def _answer(scene: Scene | TargetFailure) -> list[TargetReport | TargetFailure]:
     return answers
 
 
-def _found(
-    request: Request, features: tuple[Feature, ...], meant: Invocation
+def _scene_or_failure(
+    request: Request, features: tuple[Feature, ...], invocation: Invocation
 ) -> Scene | TargetFailure:
     name = request.target
     try:
-        return scene_of(request, features)._replace(invocation=meant)
+        return scene_of(request, features)._replace(invocation=invocation)
     except ReleaseError as error:
         return TargetFailure(name, str(error), error.cause)
     except OverlayError as error:
@@ -116,8 +116,8 @@ def _found(
 
 def _examined(target: Target, scene: Scene) -> TargetReport | TargetFailure:
     try:
-        found = examine(target, scene.features, scene.meant)
-        answer = outlook(found, target, untested=True).report
+        examination = examine(target, scene.features, scene.selection)
+        answer = outlook(examination, target, untested=True).report
         return with_runner(answer, scene.features, target.release)
     except OverlayError as error:
         lines = (

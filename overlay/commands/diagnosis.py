@@ -223,7 +223,7 @@ def plugins(
 ) -> tuple[PluginFacts, ...]:
     """Every plugin of vLLM that this Python, or another environment, sees; why it runs or not."""
     allowed = environment.get("VLLM_PLUGINS")
-    seen = []
+    facts = []
     for group in (GROUP, *_OTHERS):
         for entry in _entry_points(group, elsewhere):
             runs = allowed is None or entry.name in allowed.split(",")
@@ -234,7 +234,7 @@ def plugins(
             if runs and entry.name == switches.PLUGIN_NAME and mode in ("off", "disk"):
                 why += f"; OVERLAY={mode}"
             distribution = getattr(entry, "dist", None)
-            seen.append(
+            facts.append(
                 PluginFacts(
                     group=group,
                     name=entry.name,
@@ -244,7 +244,7 @@ def plugins(
                     why=why,
                 )
             )
-    return tuple(seen)
+    return tuple(facts)
 
 
 def _entry_points(group: str, elsewhere: Environment | None) -> Iterable[metadata.EntryPoint]:
@@ -254,13 +254,13 @@ def _entry_points(group: str, elsewhere: Environment | None) -> Iterable[metadat
     return [entry for each in installed for entry in each.entry_points if entry.group == group]
 
 
-def plugin_problems(seen: Sequence[PluginFacts]) -> Iterator[str]:
+def plugin_problems(facts: Sequence[PluginFacts]) -> Iterator[str]:
     """What keeps the overlay's plugin from doing its work, one sentence each.
 
-    :param seen: every plugin of vLLM that this Python sees.
+    :param facts: every plugin of vLLM that this Python sees.
     """
     ours = [
-        plugin for plugin in seen if plugin.group == GROUP and plugin.name == switches.PLUGIN_NAME
+        plugin for plugin in facts if plugin.group == GROUP and plugin.name == switches.PLUGIN_NAME
     ]
     if not ours:
         yield (

@@ -43,18 +43,18 @@ def diff(request: Request) -> DiffReport:
     scene = scene_of(request, features)
     answers, verdicts, text = [], [], b""
     for target in scene.targets:
-        meant = of_package(scene.meant, target.package)
-        made, interrupted = _planned(target, meant)
-        answers.append(report(target, made, meant, interrupted))
-        verdicts.append(differs(answers[-1], len(made.changes)))
-        text += b"" if interrupted else render(made.changes)
-    first, *others = scene.with_absent(answers)
+        selection = of_package(scene.selection, target.package)
+        pristine_plan, interrupted = _plan_pristine(target, selection)
+        answers.append(report(target, pristine_plan, selection, interrupted))
+        verdicts.append(differs(answers[-1], len(pristine_plan.changes)))
+        text += b"" if interrupted else render(pristine_plan.changes)
+    first, *rest = scene.with_absent(answers)
     verdict = together(verdicts)
     whole = text if verdict.code.exit is Exit.OK else b""
-    return DiffReport(verdict, first, whole, others=tuple(others))
+    return DiffReport(verdict, first, whole, others=tuple(rest))
 
 
-def _planned(target: Target, features: Sequence[Feature]) -> tuple[Plan, Journal | None]:
+def _plan_pristine(target: Target, features: Sequence[Feature]) -> tuple[Plan, Journal | None]:
     """The plan for the pristine text of a target, and what was interrupted there."""
     if target.root is None:
         return plan(features, target, target.release, target.record, Memo()), None
@@ -62,5 +62,5 @@ def _planned(target: Target, features: Sequence[Feature]) -> tuple[Plan, Journal
         ledger = ledgers.load(target.root, target.package)
         view = pristine_view(target, ledger, ledgers.copies(target.root, target.package))
         with all_unreadable(needed(target, features, ledger), target.read):
-            made = plan(features, view, target.release, target.record, Memo())
-            return with_edits(made, ledger, target, public(target)), interrupted
+            pristine_plan = plan(features, view, target.release, target.record, Memo())
+            return with_edits(pristine_plan, ledger, target, public(target)), interrupted

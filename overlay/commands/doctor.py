@@ -136,9 +136,9 @@ def doctor(request: Request) -> DoctorReport:
         model_runner=diagnosis.model_runner(target, elsewhere=elsewhere),
         notes=tuple(notes),
     )
-    first, others = (installed[0], installed[1:]) if installed else (None, ())
+    first, rest = (installed[0], installed[1:]) if installed else (None, ())
     conclusion = diagnosed(problems)
-    return DoctorReport(conclusion, first, processes, page, tuple(problems), others)
+    return DoctorReport(conclusion, first, processes, page, tuple(problems), rest)
 
 
 def _installed(

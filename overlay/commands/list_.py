@@ -157,13 +157,13 @@ def list_(
     :raises PatchFormatErrors: if nothing in a folder of patches is a feature.
     :raises PackageIndexError: if the index is asked and does not answer.
     """
-    meant = VLLM if package is None else _package(package)
-    offered = _offered(pre, meant) if releases else None
+    index_package = VLLM if package is None else _package(package)
+    offered = _offered(pre, index_package) if releases else None
 
     features = tuple(
         feature
         for feature in request.at_hand()
-        if package is None or feature.package == meant or feature.malformed
+        if package is None or feature.package == index_package or feature.malformed
     )
     missing = tuple((feature.id, hole) for feature in features for hole in holes(feature))
     gaps = [*dict.fromkeys((id_, hole.topic) for id_, hole in missing)]
@@ -267,8 +267,8 @@ def _tested(tests: Sequence[UpstreamTest]) -> Iterator[str]:
         lines = "new line" if number == 1 else f"{number} new lines"
         scopes = ", ".join(dict.fromkeys(test.scope for test in lined))
         every = "its" if number == 1 else "all of its"
-        asked = f" (from {share:.0%} of them on you are asked)" if share < 1 < number else ""
-        yield f"once a release has {every} {lines} in {scopes}{asked}"
+        share_note = f" (from {share:.0%} of them on you are asked)" if share < 1 < number else ""
+        yield f"once a release has {every} {lines} in {scopes}{share_note}"
 
 
 def _warnings(feature: Feature) -> Iterator[str]:
@@ -312,10 +312,10 @@ def listed(
 
 def _releases(entries: tuple[ReleaseEntry, ...], verbose: bool) -> Iterator[Line]:
     """The releases of the index: new and withdrawn ones; all of them where ``verbose``."""
-    known = [entry.release for entry in entries if entry.known and not entry.yanked]
-    if known:
-        span = f"{known[0]}..{known[-1]}, {count(len(known), 'release')} that this overlay knows"
-        yield labelled(0, "releases: ", enumeration(known, most=99) if verbose else span)
+    names = [entry.release for entry in entries if entry.known and not entry.yanked]
+    if names:
+        span = f"{names[0]}..{names[-1]}, {count(len(names), 'release')} that this overlay knows"
+        yield labelled(0, "releases: ", enumeration(names, most=99) if verbose else span)
     for entry in entries:
         if entry.known and not entry.yanked:
             continue

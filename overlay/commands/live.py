@@ -169,8 +169,8 @@ def _active(processes: Sequence[LiveProcess]) -> str:
     for state in (Effect.ACTIVE, Effect.IDLE):
         names = sorted(
             feature
-            for feature, seen in states.items()
-            if state in seen and (state is Effect.ACTIVE or Effect.ACTIVE not in seen)
+            for feature, effects in states.items()
+            if state in effects and (state is Effect.ACTIVE or Effect.ACTIVE not in effects)
         )
         if names:
             words.append(f"{state.value}: {', '.join(names)}")

@@ -31,7 +31,7 @@ def with_plugin(
     everything: TargetReport,
     features: Iterable[Feature],
     *,
-    named: bool,
+    explicit: bool,
 ) -> TargetReport:
     """A target with the features that the plugin would patch in memory there.
 
@@ -39,10 +39,14 @@ def with_plugin(
 
     :param everything: the same target with the state of every feature.
     :param features: every feature that the command knows of.
-    :param named: whether the user named the target; otherwise it is this Python's own vLLM.
+    :param explicit: whether the user named the target; otherwise it is this Python's own vLLM.
     """
     switches = _switches()
-    if switches is None or everything.needs_attention or not plugin_patches(target, named=named):
+    if (
+        switches is None
+        or everything.needs_attention
+        or not plugin_patches(target, explicit=explicit)
+    ):
         return target
     features = tuple(features)
     plugins_own = frozenset(known_to_plugin(features)) - _too_early(everything, features)
@@ -92,12 +96,12 @@ def with_running(changed: TargetReport) -> TargetReport:
     return replace(changed, notices=(*changed.notices, Notice(None, text)))
 
 
-def plugin_patches(target: TargetReport, *, named: bool) -> bool:
+def plugin_patches(target: TargetReport, *, explicit: bool) -> bool:
     """Whether the plugin patches anything in memory in the next process on a target.
 
-    :param named: as for ``with_plugin``.
+    :param explicit: as for ``with_plugin``.
     """
-    if target.root is None or not _installed(target.root, named):
+    if target.root is None or not _installed(target.root, explicit):
         return False
     return _switches() is not None
 
@@ -108,8 +112,8 @@ def known_to_plugin(features: Iterable[Feature]) -> tuple[str, ...]:
     It reads the shipped ones and the folders in ``OVERLAY_PATCHES``, and neither ``--patches`` nor
     the file of a project.
     """
-    named = os.environ.get("OVERLAY_PATCHES", "").split(os.pathsep)
-    folders = {os.path.abspath(os.path.expanduser(folder)) for folder in named if folder}
+    names = os.environ.get("OVERLAY_PATCHES", "").split(os.pathsep)
+    folders = {os.path.abspath(os.path.expanduser(folder)) for folder in names if folder}
     return tuple(feature.id for feature in features if feature.origin in folders | {SHIPPED})
 
 
@@ -122,9 +126,9 @@ def _switches() -> Switches | None:
     return switches if switches.mode is settings.Mode.AUTO and settings.plugin_allowed() else None
 
 
-def _installed(root: Path, named: bool) -> bool:
+def _installed(root: Path, explicit: bool) -> bool:
     """Whether the environment of a target has the plugin, by the metadata beside its packages."""
-    folders = [str(root)] if named else [str(root), *sys.path]
+    folders = [str(root)] if explicit else [str(root), *sys.path]
     return any(_has_plugin(folder) for folder in dict.fromkeys(folders))
 
 

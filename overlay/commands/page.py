@@ -193,13 +193,13 @@ def _section(number: int, section: Section) -> str:
 
 def _lines(lines: Iterable[Line]) -> str:
     """Lines as on a terminal: where one is too long, its body goes below its head."""
-    shown = list(lines)
-    while shown and shown[-1] == BLANK:
-        shown.pop()
+    page_lines = list(lines)
+    while page_lines and page_lines[-1] == BLANK:
+        page_lines.pop()
     rows = "\n".join(
         f'<div class="line"><span class="head">{_spans(line.head)}</span>'
         f'<span class="body">{_spans(line.body)}</span></div>'
-        for line in shown
+        for line in page_lines
     )
     return f'<div class="lines">\n{rows}\n</div>' if rows else ""
 

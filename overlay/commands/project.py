@@ -127,7 +127,7 @@ def _patches(file: Path, data: bytes, *, is_table: bool) -> tuple[Path, ...]:
         if key != "patches":
             raise _malformed(file, data, key, f"expected the key patches, found {key}")
     folders = table.get("patches", [])
-    if not isinstance(folders, list) or not all(isinstance(one, str) and one for one in folders):
+    if not isinstance(folders, list) or not all(isinstance(name, str) and name for name in folders):
         raise _malformed(
             file, data, "patches", f'expected a list such as ["./our-patches"], found {folders!r}'
         )

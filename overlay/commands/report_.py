@@ -42,8 +42,8 @@ def report(
     :raises OverlayError: if it cannot be written.
     """
     sections = tuple(_sections(request, releases, matrix=matrix))
-    made = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    answer = CollectedReport(collected(sections), made, overlay.__version__, None, sections)
+    timestamp = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    answer = CollectedReport(collected(sections), timestamp, overlay.__version__, None, sections)
     if output is None:
         return answer
     content = page(answer).encode("utf-8", "backslashreplace")

@@ -153,12 +153,12 @@ class Request(NamedTuple):
 
         :raises UsageError: naming every id that there is not, and those that there are.
         """
-        known = [feature.id for feature in features]
+        names = [feature.id for feature in features]
         for option, ids in ((self.named_as, self.features), ("--without", self.without)):
-            if unknown := [name for name in dict.fromkeys(ids) if name not in known]:
+            if unknown := [name for name in dict.fromkeys(ids) if name not in names]:
                 raise UsageError(
-                    f"{option} {', '.join(unknown)}: expected one of {', '.join(known) or 'none'}; "
-                    f"{_meant(unknown, known)}name the folder of a further feature with --patches "
+                    f"{option} {', '.join(unknown)}: expected one of {', '.join(names) or 'none'}; "
+                    f"{_hint(unknown, names)}name the folder of a further feature with --patches "
                     "DIR"
                 )
         if both := sorted({*self.features} & {*self.without}):
@@ -172,7 +172,7 @@ class Request(NamedTuple):
         )
 
 
-def _meant(unknown: Sequence[str], known: Sequence[str]) -> str:
+def _hint(unknown: Sequence[str], names: Sequence[str]) -> str:
     """Which ids were probably meant, as a part of a sentence; empty where none is near."""
-    close = [match for name in unknown for match in close_names(name[:100], known)]
+    close = [match for name in unknown for match in close_names(name[:100], names)]
     return f"did you mean {' and '.join(dict.fromkeys(close))}? Or " if close else ""

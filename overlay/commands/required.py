@@ -51,14 +51,14 @@ def expect_known(require: Sequence[str], features: Sequence[Feature]) -> None:
 
 
 def with_required(
-    target: TargetReport, require: Sequence[str], everything: TargetReport, *, planned: bool = False
+    target: TargetReport, require: Sequence[str], everything: TargetReport, *, dry_run: bool = False
 ) -> TargetReport:
     """A target with an obstacle for each required feature that is not in it.
 
     :param everything: the same target with every feature that the command knows of.
-    :param planned: whether the command is a dry run, so that what would be applied counts.
+    :param dry_run: whether the command is a dry run, so that what would be applied counts.
     """
-    good = _SATISFIED | _COMING if planned else _SATISFIED
+    good = _SATISFIED | _COMING if dry_run else _SATISFIED
     states = {result.feature: result.state for result in everything.features}
     missing = [
         name
@@ -66,9 +66,9 @@ def with_required(
         if name != EVERY and states.get(name, State.MISSING) not in good
     ]
     if EVERY in require:
-        meant = {name: state for name, state in states.items() if state is not State.INAPPLICABLE}
-        missing += [name for name, state in meant.items() if state not in good | {*missing}]
-        if not meant:
+        usable = {name: state for name, state in states.items() if state is not State.INAPPLICABLE}
+        missing += [name for name, state in usable.items() if state not in good | {*missing}]
+        if not usable:
             missing += list(states)
     obstacles = tuple(_obstacle(name, states.get(name)) for name in dict.fromkeys(missing))
     names = [*require, *states] if EVERY in require else require
@@ -100,7 +100,7 @@ def with_requirements(
     require: Sequence[str],
     everything: Sequence[TargetReport],
     *,
-    planned: bool = False,
+    dry_run: bool = False,
 ) -> tuple[TargetReport, ...]:
     """The packages of a scene, each with its obstacles as ``with_required`` has them.
 
@@ -114,13 +114,13 @@ def with_requirements(
         for at, target in enumerate(everything)
         if any(result.state is not State.INAPPLICABLE for result in target.features)
     ]
-    asked: list[list[str]] = [[] for _ in targets]
+    requirements: list[list[str]] = [[] for _ in targets]
     for name in require:
         for at in (made_for or places.values()) if name == EVERY else (homes.get(name, 0),):
-            asked[at].append(name)
+            requirements[at].append(name)
     return tuple(
-        with_required(target, names, whole, planned=planned)
-        for target, names, whole in zip(targets, asked, everything, strict=True)
+        with_required(target, names, whole, dry_run=dry_run)
+        for target, names, whole in zip(targets, requirements, everything, strict=True)
     )
 
 

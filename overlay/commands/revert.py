@@ -87,35 +87,35 @@ def revert(request: Request, keep_as: Keep | None = None) -> RevertReport:
     """
     targets = _targets(request)
     recovery = ended(targets)
-    named = request.names_target
+    explicit = request.names_target
     if request.features and keep_as is not None:
         raise UsageError("--keep-as takes everything off, the edits included: omit --feature")
     if request.features:
-        return take_off(request, recovery, named=named)
+        return take_off(request, recovery, explicit=explicit)
     if keep_as is None:
-        return _everything(request, targets, recovery, named=named)
-    kept: Kept = wings.load(wings.KEEP_EDITS, "--keep-as").keep(request, targets, keep_as)
-    recovery = "; ".join(text for text in (recovery, *kept.notes) if text)
-    if kept.report is None:
-        return _told(_everything(request, targets, recovery, named=named), kept)
-    if kept.folder is None:
+        return _everything(request, targets, recovery, explicit=explicit)
+    edits: Kept = wings.load(wings.KEEP_EDITS, "--keep-as").keep(request, targets, keep_as)
+    recovery = "; ".join(text for text in (recovery, *edits.notes) if text)
+    if edits.report is None:
+        return _amend(_everything(request, targets, recovery, explicit=explicit), edits)
+    if edits.folder is None:
         answers = [_report(target, Plan(())) for target in targets]
-        verdict = not_kept(_report(kept.target, Plan(())), kept.report.verdict)
+        verdict = not_kept(_report(edits.target, Plan(())), edits.report.verdict)
         return RevertReport(
-            verdict, answers[0], others=tuple(answers[1:]), kept=kept.report, beside=kept.beside
+            verdict, answers[0], others=tuple(answers[1:]), kept=edits.report, beside=edits.beside
         )
-    report = _everything(request, targets, recovery, named=named, edits=kept.edits)
+    report = _everything(request, targets, recovery, explicit=explicit, edits=edits.edits)
     if not report.exit:
-        report = replace(report, conclusion=also_kept(report, kept.folder))
-    return replace(_told(report, kept), kept=kept.report)
+        report = replace(report, conclusion=also_kept(report, edits.folder))
+    return replace(_amend(report, edits), kept=edits.report)
 
 
-def _told(report: RevertReport, kept: Kept) -> RevertReport:
+def _amend(report: RevertReport, edits: Kept) -> RevertReport:
     """A report that names what is neither kept nor put back."""
-    report = replace(report, beside=kept.beside)
-    if report.exit or not kept.beside:
+    report = replace(report, beside=edits.beside)
+    if report.exit or not edits.beside:
         return report
-    return replace(report, conclusion=left_as_it_is(report, kept.beside, kept.titles))
+    return replace(report, conclusion=left_as_it_is(report, edits.beside, edits.titles))
 
 
 def _targets(request: Request) -> tuple[Target, ...]:
@@ -141,7 +141,7 @@ def _everything(
     targets: Sequence[Target],
     recovery: str | None,
     *,
-    named: bool,
+    explicit: bool,
     edits: Mapping[str, Sequence[Change]] | None = None,
 ) -> RevertReport:
     """Take everything off, in no package unless in all of them.
@@ -179,11 +179,11 @@ def _everything(
             verdicts.append(adopt_first(unrecorded))
             continue
         verdicts.append(reverted(answer, restored, removed, wrote=outcome.wrote))
-        answers.append(with_next_process(answer, target, _at_hand(request), named=named))
+        answers.append(with_next_process(answer, target, _at_hand(request), explicit=explicit))
     changed = tuple(path for outcome in outcomes for path in outcome.changed)
-    done = [verdict for verdict, outcome in zip(verdicts, outcomes, strict=True) if outcome.wrote]
-    done += [verdict for verdict in verdicts if verdict.code is Code.UNRECORDED]
-    return RevertReport(together(done or verdicts), answers[0], changed, others=tuple(answers[1:]))
+    main = [verdict for verdict, outcome in zip(verdicts, outcomes, strict=True) if outcome.wrote]
+    main += [verdict for verdict in verdicts if verdict.code is Code.UNRECORDED]
+    return RevertReport(together(main or verdicts), answers[0], changed, others=tuple(answers[1:]))
 
 
 def _rebuild(request: Request, target: Target) -> Callable[[], Rebuilt]:

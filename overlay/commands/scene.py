@@ -38,21 +38,21 @@ class Scene(NamedTuple):
     """The features of a command and the packages that they are for.
 
     :ivar features: every feature, whether it is meant or not.
-    :ivar meant: those that are meant.
+    :ivar selection: those that are meant.
     :ivar targets: the packages, at least one.
     :ivar absent: features that were named although their package is not there.
     :ivar invocation: by which arguments the user meant this target, where there are several.
     """
 
     features: tuple[Feature, ...]
-    meant: tuple[Feature, ...]
+    selection: tuple[Feature, ...]
     targets: tuple[Target, ...]
     absent: tuple[Feature, ...] = ()
     invocation: Invocation = NOTHING_NAMED
 
     def with_absent(self, reports: Sequence[TargetReport]) -> tuple[TargetReport, ...]:
         """The reports on the targets, the first with the features whose package is not there."""
-        first, *others = reports
+        first, *rest = reports
         results = tuple(
             FeatureResult(
                 feature.id,
@@ -61,7 +61,7 @@ class Scene(NamedTuple):
             )
             for feature in self.absent
         )
-        return (replace(first, features=(*first.features, *results)), *others)
+        return (replace(first, features=(*first.features, *results)), *rest)
 
 
 def survey(request: Request) -> Scene:
@@ -83,15 +83,15 @@ def survey(request: Request) -> Scene:
 
 def scene_of(request: Request, features: tuple[Feature, ...]) -> Scene:
     """The same of features that were loaded."""
-    meant = request.select(features)
-    packages = packages_of(meant if request.features else features) or (VLLM,)
+    selection = request.select(features)
+    packages = packages_of(selection if request.features else features) or (VLLM,)
     targets = _targets(request, packages)
     there = {target.package for target in targets}
     ids = {*request.features, *request.require} - {*request.without}
     absent = tuple(
         feature for feature in features if feature.id in ids and feature.package not in there
     )
-    return Scene(features, meant, targets, absent)
+    return Scene(features, selection, targets, absent)
 
 
 def _targets(request: Request, packages: Sequence[Package]) -> tuple[Target, ...]:
@@ -135,7 +135,7 @@ def ended(targets: Sequence[Target]) -> str | None:
     outcomes = [
         recover(each.root, package=each.package) for each in targets if each.root is not None
     ]
-    return "; ".join(said for said in outcomes if said) or None
+    return "; ".join(text for text in outcomes if text) or None
 
 
 def refuse_release(name: str | None, command: str) -> None:

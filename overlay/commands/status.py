@@ -47,19 +47,21 @@ def status(request: Request) -> StatusReport:
     """
     scene = survey(request)
     expect_known(request.require, scene.features)
-    named = request.names_target
+    explicit = request.names_target
     answers = [of_files(target, scene.features) for target in scene.targets]
     answers = [
         with_runner(
-            with_plugin(answer, answer, scene.features, named=named), scene.features, target.release
+            with_plugin(answer, answer, scene.features, explicit=explicit),
+            scene.features,
+            target.release,
         )
         for answer, target in zip(answers, scene.targets, strict=True)
     ]
-    first, *others = with_requirements(scene, answers, request.require, scene.with_absent(answers))
-    if not named:
+    first, *rest = with_requirements(scene, answers, request.require, scene.with_absent(answers))
+    if not explicit:
         first = replace(first, notices=(*first.notices, *_kept_out()))
-    verdict = together([status_verdict(answer) for answer in (first, *others)])
-    return StatusReport(verdict, first, request.patches, others=tuple(others))
+    verdict = together([status_verdict(answer) for answer in (first, *rest)])
+    return StatusReport(verdict, first, request.patches, others=tuple(rest))
 
 
 def _kept_out() -> tuple[Notice, ...]:
@@ -85,21 +87,21 @@ def of_files(target: Target, features: tuple[Feature, ...]) -> TargetReport:
 
 
 def with_next_process(
-    changed: TargetReport, target: Target, features: tuple[Feature, ...], *, named: bool
+    changed: TargetReport, target: Target, features: tuple[Feature, ...], *, explicit: bool
 ) -> TargetReport:
     """A target that was just changed, with what ``status`` would say of the next process.
 
     What was taken off is not all that the plugin adds: also what was never on disk.
 
-    :param features: all at hand; :param named: whether the user named the target.
+    :param features: all at hand; :param explicit: whether the user named the target.
     """
-    if not plugin_patches(changed, named=named):
+    if not plugin_patches(changed, explicit=explicit):
         return changed
     try:
         everything = of_files(target, features)
     except OverlayError:
         return changed  # the change is done; status meets the error again, and says it
-    return with_plugin(changed, everything, features, named=named)
+    return with_plugin(changed, everything, features, explicit=explicit)
 
 
 def _with_damaged_copies(target: Target, features: tuple[Feature, ...]) -> TargetReport | None:
@@ -137,11 +139,11 @@ def _with_damaged_copies(target: Target, features: tuple[Feature, ...]) -> Targe
 
 
 def by_ledger(
-    target: Target, features: tuple[Feature, ...], meant: Sequence[Feature] | None = None
+    target: Target, features: tuple[Feature, ...], selection: Sequence[Feature] | None = None
 ) -> TargetReport | None:
     """The state of a target by hashes alone, or ``None`` where only a plan can tell.
 
-    :param features: all features, in order; :param meant: those to report (default: all).
+    :param features: all features, in order; :param selection: those to report (default: all).
     """
     if target.root is None:
         return None
@@ -157,7 +159,7 @@ def by_ledger(
     return (
         None
         if state is None
-        else report(target, state, features if meant is None else meant, interrupted)
+        else report(target, state, features if selection is None else selection, interrupted)
     )
 
 

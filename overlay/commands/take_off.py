@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from overlay.targets.target import Target
 
 
-def take_off(request: Request, recovery: str | None, *, named: bool) -> RevertReport:
+def take_off(request: Request, recovery: str | None, *, explicit: bool) -> RevertReport:
     """Take off the features of ``request``; refuse where the others could not stay as they are.
 
     Of several packages none is changed unless all can be.
@@ -55,7 +55,7 @@ def take_off(request: Request, recovery: str | None, *, named: bool) -> RevertRe
     """
     features = request.at_hand()
     targets = scene_of(request._replace(features=(), require=()), features).targets
-    return until_current(lambda: _attempt(request, targets, features, recovery, named=named))
+    return until_current(lambda: _attempt(request, targets, features, recovery, explicit=explicit))
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class _Removal:
     """What is to go from one package, and what stays there.
 
     :ivar applied: ids of the features that are applied; :ivar going: those that are taken off.
-    :ivar staying: the features that stay; :ivar planned: these, on the pristine text.
+    :ivar staying: the features that stay; :ivar plan: these, on the pristine text.
     :ivar obstacles: what keeps them from staying as they are.
     """
 
@@ -72,22 +72,22 @@ class _Removal:
     applied: list[str]
     going: list[str]
     staying: tuple[Feature, ...]
-    planned: Plan
+    plan: Plan
     obstacles: tuple[Obstacle, ...]
     basis: str
 
     @property
     def refused(self) -> bool:
         """Whether it cannot be done."""
-        return bool(self.obstacles) or self.planned.state.needs_attention
+        return bool(self.obstacles) or self.plan.state.needs_attention
 
     def work(self) -> commit.Work:
         """The transaction that does it."""
         target = self.target
-        if any(result.state is State.PRISTINE for result in self.planned.features):
+        if any(result.state is State.PRISTINE for result in self.plan.features):
             return commit.applying(
                 self.root,
-                self.planned,
+                self.plan,
                 self.staying,
                 release=public(target) or target.vllm or "unknown",
                 record_file=target.record_file,
@@ -109,7 +109,7 @@ def _attempt(
     features: tuple[Feature, ...],
     recovery: str | None,
     *,
-    named: bool,
+    explicit: bool,
 ) -> RevertReport:
     """Plan what stays, and apply that.
 
@@ -123,7 +123,7 @@ def _attempt(
     _expect_known(request.features, removals, features)
     # A package without any of the features is left alone, unless no package has one.
     removals = [each for each in removals if each.going] or removals[:1]
-    answers = [report(each.target, each.planned, each.staying) for each in removals]
+    answers = [report(each.target, each.plan, each.staying) for each in removals]
     if any(each.refused for each in removals):
         return _refused(removals, answers)
     works = [each.work() for each in removals if each.going]
@@ -132,15 +132,15 @@ def _attempt(
         outcomes = commit.carry_out(works)
     verdicts = []
     for at, (each, outcome) in enumerate(zip(removals, outcomes, strict=True)):
-        staying = tuple(_settled(result) for result in each.planned.features)
-        gone = tuple(FeatureResult(name, State.PRISTINE) for name in each.going)
+        staying = tuple(_settled(result) for result in each.plan.features)
+        removed = tuple(FeatureResult(name, State.PRISTINE) for name in each.going)
         noted = (*((recovery,) if recovery and not at else ()), *outcome.warnings)
         answer = replace(
             answers[at],
-            features=(*gone, *staying),
+            features=(*removed, *staying),
             notices=(*notices(dict.fromkeys(noted)), *answers[at].notices),
         )
-        answers[at] = with_next_process(answer, each.target, features, named=named)
+        answers[at] = with_next_process(answer, each.target, features, explicit=explicit)
         verdicts.append(taken_off(answers[at], each.going, request.features, len(outcome.changed)))
     changed = tuple(path for outcome in outcomes for path in outcome.changed)
     return RevertReport(together(verdicts), answers[0], changed, others=tuple(answers[1:]))
@@ -158,23 +158,23 @@ def _removal(
         going = [name for name in applied if name in request.features]
         staying = _staying(ledger, features, going)
         obstacles = () if ledger is None else _obstacles(ledger, target, features, staying, going)
-        planned = Plan(())
+        plan = Plan(())
         if ledger is not None and going and not obstacles:
             view = pristine_view(target, ledger, ledgers.copies(root, target.package))
             with all_unreadable(needed(target, staying, ledger), target.read):
-                planned = make_plan(staying, view, target.release, target.record, Memo())
+                plan = make_plan(staying, view, target.release, target.record, Memo())
     basis = ledgers.digest(present)
-    return _Removal(target, root, applied, going, staying, planned, obstacles, basis)
+    return _Removal(target, root, applied, going, staying, plan, obstacles, basis)
 
 
 def _refused(removals: Sequence[_Removal], answers: Sequence[TargetReport]) -> RevertReport:
     """The report of a removal without which the other features could not stay."""
-    verdicts, shown = [], []
+    verdicts, reports = [], []
     for each, answer in zip(removals, answers, strict=True):
-        shown.append(replace(answer, obstacles=each.obstacles))
+        reports.append(replace(answer, obstacles=each.obstacles))
         if each.refused:
-            verdicts.append(not_taken_off(shown[-1], each.going))
-    return RevertReport(together(verdicts), shown[0], others=tuple(shown[1:]))
+            verdicts.append(not_taken_off(reports[-1], each.going))
+    return RevertReport(together(verdicts), reports[0], others=tuple(reports[1:]))
 
 
 def _in_force(ledger: Ledger | None, target: Target) -> Ledger | None:

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 def report(
-    target: Target, plan: Plan, meant: Sequence[Feature], interrupted: Journal | None = None
+    target: Target, plan: Plan, selection: Sequence[Feature], interrupted: Journal | None = None
 ) -> TargetReport:
     """A target's part of the answer.
 
-    :param meant: the features that the user asked about; a plan can hold others.
+    :param selection: the features that the user asked about; a plan can hold others.
     :param interrupted: the transaction that was interrupted there, if one was.
     """
-    ids = {feature.id for feature in meant}
+    ids = {feature.id for feature in selection}
     return TargetReport(
         target=target.name,
         vllm=target.vllm,
@@ -102,9 +102,9 @@ def with_notices(target: TargetReport, texts: Iterable[str]) -> TargetReport:
     return replace(target, notices=tuple(dict.fromkeys((*notices(texts), *target.notices))))
 
 
-def only(target: TargetReport, meant: Sequence[Feature]) -> TargetReport:
+def only(target: TargetReport, selection: Sequence[Feature]) -> TargetReport:
     """A target with the features that are meant, and no others."""
-    ids = {feature.id for feature in meant}
+    ids = {feature.id for feature in selection}
     return with_features(target, [result for result in target.features if result.feature in ids])
 
 

@@ -119,34 +119,34 @@ def _may_stand(feature: Feature, entries: Mapping[str, object], tree: Tree) -> b
 
 
 def recognise(
-    planned: Plan, features: Sequence[Feature], target: Target
+    plan: Plan, features: Sequence[Feature], target: Target
 ) -> tuple[Plan, tuple[str, ...]]:
     """Plan a target without a ledger, and name the features that are proven to be in it.
 
-    :param planned: for the target as it is.
+    :param plan: for the target as it is.
     :returns: the plan, and the ids of the features that are there.
     """
     suspicious = any(
         result.state.needs_attention or (result.state is State.UPSTREAMED and result.files)
-        for result in planned.features
+        for result in plan.features
     )
     if not suspicious or target.record is None:
-        return planned, ()
+        return plan, ()
     try:
         proven = prove(features, target)
     except LedgerError:
-        return planned, ()  # the lines are not ours as they are: the plan says how they differ
+        return plan, ()  # the lines are not ours as they are: the plan says how they differ
     proven_results = {result.feature: result for result in proven.plan.features}
     # The others are told by the release's own text: they may share modules with what is there.
-    ids = {result.feature for result in planned.features}
-    asked = [feature for feature in features if feature.id in ids]
-    others = make_plan(asked, proven.pristine, target.release, target.record, Memo())
+    ids = {result.feature for result in plan.features}
+    candidates = [feature for feature in features if feature.id in ids]
+    pristine_plan = make_plan(candidates, proven.pristine, target.release, target.record, Memo())
     results = tuple(
         _unrecorded(proven_results[result.feature]) if result.feature in proven_results else result
-        for result in others.features
+        for result in pristine_plan.features
     )
     ours = {change.path for change in proven.plan.changes}
-    notices = tuple(notice for notice in planned.notices if notice.path not in ours)
+    notices = tuple(notice for notice in plan.notices if notice.path not in ours)
     return Plan(results, (), notices), tuple(proven_results)
 
 

@@ -78,24 +78,24 @@ def variables(
     """
     ours = settings.ours(environment)
     names = sorted({*ours, *(name for name in _WATCHED if name in environment)})
-    shown = {name: environment[name] for name in names}
+    values = {name: environment[name] for name in names}
     try:
-        asked = settings.read(environment)
+        switches = settings.read(environment)
     except UsageError as error:
-        return Variables(EnvironmentFacts(shown), (str(error),), ())
-    declared = declarations([*folders, *asked.patches])
-    checked = check_values(asked.all, declared)
-    known = {declaration.id for declaration in declared} | _on_disk(target)
+        return Variables(EnvironmentFacts(values), (str(error),), ())
+    declared = declarations([*folders, *switches.patches])
+    checked = check_values(switches.all, declared)
+    known_ids = {declaration.id for declaration in declared} | _on_disk(target)
     problems = [*checked.wrong, *checked.unknown]
     for name, ids in (
-        ("OVERLAY_FEATURES", asked.features or frozenset()),
-        ("OVERLAY_REQUIRED", asked.required - {"all"}),
-        ("OVERLAY_REQUIRED_PRESENT", asked.present - asked.required - {"all"}),
+        ("OVERLAY_FEATURES", switches.features or frozenset()),
+        ("OVERLAY_REQUIRED", switches.required - {"all"}),
+        ("OVERLAY_REQUIRED_PRESENT", switches.present - switches.required - {"all"}),
     ):
-        problems += _unknown_ids(name, ids, known)
-    problems += _unread_patches(asked.patches)
-    facts = EnvironmentFacts(shown, tuple(_switches(declared, ours)))
-    return Variables(facts, tuple(problems), (*asked.warnings, *checked.former))
+        problems += _unknown_ids(name, ids, known_ids)
+    problems += _unread_patches(switches.patches)
+    facts = EnvironmentFacts(values, tuple(_switches(declared, ours)))
+    return Variables(facts, tuple(problems), (*switches.warnings, *checked.former))
 
 
 def _unread_patches(folders: Iterable[Path]) -> Iterator[str]:
@@ -137,12 +137,12 @@ def _on_disk(target: Target | None) -> set[str]:
     return set() if ledger is None else {entry.result.feature for entry in ledger.applied}
 
 
-def _unknown_ids(name: str, ids: Iterable[str], known: set[str]) -> Iterator[str]:
-    for unknown in sorted(set(ids) - known):
-        close = close_names(unknown, sorted(known))
+def _unknown_ids(name: str, ids: Iterable[str], known_ids: set[str]) -> Iterator[str]:
+    for unknown in sorted(set(ids) - known_ids):
+        close = close_names(unknown, sorted(known_ids))
         hint = f"did you mean {close[0]}?" if close else "name its folder in OVERLAY_PATCHES"
         yield (
-            f"{name} names {unknown}: expected ids among {', '.join(sorted(known)) or 'none'}; "
+            f"{name} names {unknown}: expected ids among {', '.join(sorted(known_ids)) or 'none'}; "
             f"{hint}"
         )
 

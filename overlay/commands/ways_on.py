@@ -27,7 +27,7 @@ _NAMED = 4
 
 def ways_on(
     features: Sequence[Feature],
-    planned: Plan,
+    plan: Plan,
     try_on: Callable[[Sequence[Feature]], Plan],
     ledger: Ledger | None = None,
 ) -> tuple[tuple[str, ...], ...]:
@@ -38,17 +38,17 @@ def ways_on(
     :param try_on: plans features on the target.
     :returns: the ways that leave out the fewest; none where no way is left.
     """
-    needy = {entry.feature for entry in planned.features if entry.state.needs_attention}
+    needy = {entry.feature for entry in plan.features if entry.state.needs_attention}
     applied = {entry.result.feature for entry in (ledger.applied if ledger is not None else ())}
     bound = applied | {feature.id for feature in features if feature.required}
-    clashing = {entry.feature for entry in planned.features if word(entry) == CLASH}
+    clashing = {entry.feature for entry in plan.features if word(entry) == CLASH}
     drifted = needy - clashing
     if not needy or drifted & bound:
         return ()
 
     def goes_on(left_out: frozenset[str]) -> bool:
-        others = [feature for feature in features if feature.id not in left_out]
-        again = try_on(others) if others else Plan(())
+        remaining = [feature for feature in features if feature.id not in left_out]
+        again = try_on(remaining) if remaining else Plan(())
         fits = any(entry.state is State.PRISTINE for entry in again.features)
         return fits and not any(entry.state.needs_attention for entry in again.features)
 
@@ -78,17 +78,17 @@ def _without(way: Sequence[str]) -> list[str]:
     return [word for id_ in way for word in ("--without", id_)]
 
 
-def with_ways(planned: Plan, ways: Sequence[tuple[str, ...]], *, read_only: bool) -> Plan:
+def with_ways(plan: Plan, ways: Sequence[tuple[str, ...]], *, read_only: bool) -> Plan:
     """A plan whose clashes name the ways out, each of which is one command.
 
     :param read_only: whether the target is a file or a release, to which no command writes.
     """
-    clashing = {entry.feature for entry in planned.features if word(entry) == CLASH}
+    clashing = {entry.feature for entry in plan.features if word(entry) == CLASH}
     if not ways or not clashing:
-        return planned
-    meant = current() or NOTHING_NAMED
+        return plan
+    caller = current() or NOTHING_NAMED
     commands = [
-        str(meant.command("apply", *_without(way), read_only=read_only)) for way in ways[:_NAMED]
+        str(caller.command("apply", *_without(way), read_only=read_only)) for way in ways[:_NAMED]
     ]
     number = len(clashing & {*ways[0]})
     step = (
@@ -100,7 +100,7 @@ def with_ways(planned: Plan, ways: Sequence[tuple[str, ...]], *, read_only: bool
         return reason._replace(next_step=step) if isinstance(reason, Clash) else None
 
     features = []
-    for entry in planned.features:
+    for entry in plan.features:
         files = []
         for file in entry.files:
             hunks = tuple(
@@ -108,4 +108,4 @@ def with_ways(planned: Plan, ways: Sequence[tuple[str, ...]], *, read_only: bool
             )
             files.append(file._replace(hunks=hunks, reason=with_step(file.reason) or file.reason))
         features.append(entry._replace(files=tuple(files)))
-    return planned._replace(features=tuple(features))
+    return plan._replace(features=tuple(features))

@@ -23,10 +23,10 @@ def is_there(module: str) -> bool:
     return all(find_spec(wing) is not None for wing in WINGS if module.startswith(f"{wing}."))
 
 
-def load(module: str, asked: str) -> ModuleType:
+def load(module: str, words: str) -> ModuleType:
     """Import a module that may lie in a wing.
 
-    :param asked: what a user asked for, such as ``overlay import`` or ``--keep-as``.
+    :param words: what a user asked for, such as ``overlay import`` or ``--keep-as``.
     :raises UsageError: if its wing is not installed.
     """
     try:
@@ -38,6 +38,6 @@ def load(module: str, asked: str) -> ModuleType:
 
         folder = error.name.replace(".", "/")
         raise UsageError(
-            f"{asked}: expected the folder {folder}, which this installation of vllm-overlay does "
+            f"{words}: expected the folder {folder}, which this installation of vllm-overlay does "
             "not have; install vllm-overlay again for all commands"
         ) from None

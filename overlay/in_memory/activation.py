@@ -21,7 +21,7 @@ class FeatureDecision(NamedTuple):
     """What became of one feature in a process.
 
     :ivar state: its state before the process did anything; :ivar active: whether its code runs.
-    :ivar asked: whether ``OVERLAY_FEATURES`` allows it, or it is on disk.
+    :ivar allowed: whether ``OVERLAY_FEATURES`` allows it, or it is on disk.
     """
 
     id: str
@@ -29,7 +29,7 @@ class FeatureDecision(NamedTuple):
     state: State
     active: bool
     why: str | None = None
-    asked: bool = True
+    allowed: bool = True
 
     @property
     def harmless(self) -> bool:
@@ -59,7 +59,7 @@ class Activation(NamedTuple):
     :ivar impossible: why nothing at all could be patched or verified, or ``None``.
     :ivar off_summary: the phrase for logs and tables where the overlay was told to do nothing and
         patched code is on disk, or may be; ``None`` otherwise.
-    :ivar others: name and version of each package beside vLLM that has an active feature.
+    :ivar packages: name and version of each package beside vLLM that has an active feature.
     """
 
     way: Way
@@ -73,13 +73,13 @@ class Activation(NamedTuple):
     required: bool = False
     impossible: str | None = None
     off_summary: str | None = None
-    others: tuple[tuple[str, str], ...] = ()
+    packages: tuple[tuple[str, str], ...] = ()
 
     @property
     def left_out(self) -> tuple[FeatureDecision, ...]:
         """The features that were asked for and do not run, though this vLLM could need them."""
         return tuple(
-            each for each in self.features if each.asked and not each.active and not each.harmless
+            each for each in self.features if each.allowed and not each.active and not each.harmless
         )
 
     @property

@@ -85,7 +85,7 @@ def _activated(targets: Sequence[Target], switches: Switches, observer: Observer
     :param targets: the vLLM that is running, then the other packages that features are for; each
         has a root.
     """
-    required_ids = _wanted(switches)
+    required_ids = _required_ids(switches)
     try:
         parts = [_activated_in(target, switches, required_ids, observer) for target in targets]
         activation = _together(parts, targets, switches)
@@ -119,7 +119,7 @@ def _together(
         scopes={name: scopes for part in parts for name, scopes in part.scopes.items()},
         modules=tuple(sorted(name for part in parts for name in part.modules)),
         warnings=tuple(dict.fromkeys(text for part in parts for text in part.warnings)),
-        others=tuple(
+        packages=tuple(
             (target.package.title, target.vllm or "unknown")
             for part, target in zip(parts[1:], targets[1:], strict=True)
             if any(feature.active for feature in part.features)
@@ -141,7 +141,7 @@ def _impossible(why: str, switches: Switches, target: Target | None = None) -> A
         warnings=(f"nothing is patched in memory, and nothing on disk verified: {why}",),
         impossible=why,
     )
-    if required_ids := _wanted(switches):
+    if required_ids := _required_ids(switches):
         raise RequiredMissing(_refusal([f"{', '.join(sorted(required_ids))}: {why}"]))
     return activation
 
@@ -223,14 +223,14 @@ def settled_without_plan(
     """
     if ledger.overlay != overlay.__version__ or ledger.release != release:
         return None
-    left = {each.result.feature: each for each in ledger.features}
+    entries = {each.result.feature: each for each in ledger.features}
     decisions: list[FeatureDecision] = []
-    others: set[str] = set()
+    other_package_ids: set[str] = set()
     for name, path, folder in feature_paths(folders):
-        if name not in left and package_in(path) != ledger.package:
-            others.add(name)  # a feature for another package has a ledger of its own
+        if name not in entries and package_in(path) != ledger.package:
+            other_package_ids.add(name)  # a feature for another package has a ledger of its own
             continue
-        entry = left.pop(name, None)  # one that is found twice is an error, which a plan reports
+        entry = entries.pop(name, None)  # one that is found twice is an error, which a plan reports
         if entry is None or entry.source != source_of(path, folder):
             return None
         result = entry.result
@@ -239,10 +239,10 @@ def settled_without_plan(
         # By its files a feature can change while the release stays.
         if result.state not in HARMLESS or result.files:
             return None
-        asked = switches.allows(name)
-        why = (str(result.reason) if result.reason else None) if asked else NOT_ASKED
-        decisions.append(FeatureDecision(name, entry.digest, result.state, False, why, asked))
-    ids = {entry.result.feature for entry in ledger.features} - set(left) | others
+        allowed = switches.allows(name)
+        why = (str(result.reason) if result.reason else None) if allowed else NOT_ASKED
+        decisions.append(FeatureDecision(name, entry.digest, result.state, False, why, allowed))
+    ids = {entry.result.feature for entry in ledger.features} - set(entries) | other_package_ids
     if (switches.features or frozenset()) - ids:
         return None  # OVERLAY_FEATURES names an unknown one: an error, too
     return decisions
@@ -276,9 +276,9 @@ def _in_memory(
         # Each feature goes in as a whole or not at all, so what came too late is planned without.
         prepared = prepare(plans, on_disk.keys() | late.keys())
     features = [
-        _hooked(planned, late.get(planned.id))
-        for planned in prepared.features
-        if planned.id not in on_disk
+        _hooked(feature, late.get(feature.id))
+        for feature in prepared.features
+        if feature.id not in on_disk
     ]
     if prepared.entry.modules:
         activation = activation._replace(
@@ -286,12 +286,12 @@ def _in_memory(
             scopes=prepared.scopes,
             modules=_install(target, prepared, required_ids, observer),
         )
-    others = tuple(
-        _other_form(planned)
-        for planned in prepared.features
-        if on_disk.get(planned.id, planned.digest) != planned.digest
+    other_forms = tuple(
+        _other_form(feature)
+        for feature in prepared.features
+        if on_disk.get(feature.id, feature.digest) != feature.digest
     )
-    return activation._replace(warnings=(*prepared.warnings, *others)), features
+    return activation._replace(warnings=(*prepared.warnings, *other_forms)), features
 
 
 def _install(
@@ -306,34 +306,34 @@ def _install(
     assert target.root is not None  # an importable package lies in a folder
     required = {
         module
-        for planned in prepared.features
-        if planned.chosen and (planned.id in required_ids or "all" in required_ids)
-        for module in planned.modules
+        for feature in prepared.features
+        if feature.chosen and (feature.id in required_ids or "all" in required_ids)
+        for module in feature.modules
     }
     finder = hook.PatchFinder(target.root, prepared.entry.modules, observer, required)
     hook.install(finder)
     return tuple(sorted(finder.modules))
 
 
-def _hooked(planned: Planned, late: Mapping[str, str] | None) -> FeatureDecision:
+def _hooked(feature: Planned, late: Mapping[str, str] | None) -> FeatureDecision:
     """The state of a feature that is not on disk, once the hook is installed.
 
     :param late: its modules that were imported before that, with who imported each.
     """
-    why = planned.why
+    why = feature.why
     if late:
         why = f"{_late(late)}. Apply on disk instead (`overlay apply`)"
     return FeatureDecision(
-        planned.id, planned.digest, planned.state, planned.chosen, why, planned.asked
+        feature.id, feature.digest, feature.state, feature.chosen, why, feature.asked
     )
 
 
-def _other_form(planned: Planned) -> str:
+def _other_form(feature: Planned) -> str:
     """The warning about a feature that is on disk, but not as its patches folder has it."""
-    if not planned.digest:
-        return f"{planned.id} runs as it was applied on disk; {planned.why}"
+    if not feature.digest:
+        return f"{feature.id} runs as it was applied on disk; {feature.why}"
     return (
-        f"{planned.id} was applied on disk in another form than the present one, and runs in that; "
+        f"{feature.id} was applied on disk in another form than the present one, and runs in that; "
         "`overlay apply` writes the present one"
     )
 
@@ -344,13 +344,13 @@ def _not_on_disk(target: Target, switches: Switches, on_disk: set[str]) -> list[
 
     why = "it is not applied on disk, and OVERLAY=disk allows no other way"
     return [
-        FeatureDecision(planned.id, planned.digest, planned.state, False, planned.why or why)
-        for planned in prepare(Plans(target, switches), on_disk).features
-        if planned.id not in on_disk
+        FeatureDecision(feature.id, feature.digest, feature.state, False, feature.why or why)
+        for feature in prepare(Plans(target, switches), on_disk).features
+        if feature.id not in on_disk
     ]
 
 
-def _wanted(switches: Switches) -> frozenset[str]:
+def _required_ids(switches: Switches) -> frozenset[str]:
     """The features without which vLLM must not start, by the environment or by themselves."""
     return switches.present | required_features(switches)
 
@@ -366,7 +366,7 @@ def _refuse_missing(activation: Activation, required_ids: frozenset[str]) -> Non
             "\n", "\n    "
         )
         for feature in activation.features
-        if (feature.id in required_ids or ("all" in required_ids and feature.asked))
+        if (feature.id in required_ids or ("all" in required_ids and feature.allowed))
         and not feature.active
         and feature.state not in HARMLESS
     ]
@@ -376,8 +376,8 @@ def _refuse_missing(activation: Activation, required_ids: frozenset[str]) -> Non
         for name in sorted(required_ids - ids - {"all"})
     ]
     idle = not any(feature.active for feature in activation.features)
-    done = bool(activation.features) and all(f.state in HARMLESS for f in activation.features)
-    if "all" in required_ids and idle and not done and not missing:
+    harmless = bool(activation.features) and all(f.state in HARMLESS for f in activation.features)
+    if "all" in required_ids and idle and not harmless and not missing:
         missing.append("no feature is active in this process")
     if missing:
         from overlay.in_memory import import_hook as hook

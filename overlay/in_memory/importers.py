@@ -20,10 +20,10 @@ def importers(name: str) -> str:
     for other, module in list(sys.modules.items()):
         if other == name or module is None or name.startswith(other + "."):
             continue
-        held = _globals(module)
-        values = list(held.values())
+        module_globals = _globals(module)
+        values = list(module_globals.values())
         if any(value is target or _home(value) == name for value in values) or (
-            any(value is top for value in values) and _says(held, name)
+            any(value is top for value in values) and _says(module_globals, name)
         ):
             holders.append(other)
     return ", ".join(sorted(holders)[:3]) or "nobody that still holds it"
@@ -47,9 +47,9 @@ def _home(value: object) -> str | None:
     return None
 
 
-def _says(held: Mapping[str, object], name: str) -> bool:
+def _says(module_globals: Mapping[str, object], name: str) -> bool:
     """Whether a module's file has ``import name``."""
-    file = held.get("__file__")
+    file = module_globals.get("__file__")
     if type(file) is not str:
         return False
     try:

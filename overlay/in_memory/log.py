@@ -46,12 +46,12 @@ def escape(error: BaseException) -> None:
 
     Python prints it to a terminal or a log, and its text may name what strangers named.
     """
-    seen: BaseException | None = error
-    while seen is not None:
-        seen.args = tuple(
-            printable(each, lines=True) if isinstance(each, str) else each for each in seen.args
+    cause: BaseException | None = error
+    while cause is not None:
+        cause.args = tuple(
+            printable(each, lines=True) if isinstance(each, str) else each for each in cause.args
         )
-        seen = seen.__cause__ or seen.__context__
+        cause = cause.__cause__ or cause.__context__
 
 
 def forget() -> None:

@@ -128,10 +128,10 @@ def _numbers(numbers: Iterable[Number], own: dict[str, str]) -> Iterator[MetricS
 def _is_metric(meaning: Meaning) -> bool:
     """Whether a meaning, which a stranger may have written, can be shown as a metric."""
     names = [name for name, _ in meaning.labels]
-    known = METRICS.get(meaning.metric)
+    shipped = METRICS.get(meaning.metric)
     return (
         meaning.metric not in _RESERVED
-        and (known is None or known.gauge == meaning.gauge)
+        and (shipped is None or shipped.gauge == meaning.gauge)
         and len(set(names)) == len(names)
         and not set(names) & {*_OWN}
         and all(_WORD.fullmatch(name) for name in (meaning.metric, *names))

@@ -147,7 +147,7 @@ class Store:
         final = self.folder / key
         unfinished = Path(tempfile.mkdtemp(prefix=_MAKING, dir=self.folder))
         try:
-            with _held(unfinished):
+            with _locked(unfinished):
                 rows = {
                     path: _write_module(unfinished, final, path, text, pristine)
                     for path, (text, pristine) in sorted(texts.items())
@@ -189,13 +189,13 @@ class Store:
         """Remove what processes that were killed while they wrote have left."""
         for unfinished in self.folder.glob(f"{_MAKING}*"):
             # It is held by a living process, or gone, or its file system has no locks.
-            with contextlib.suppress(OSError), _held(unfinished, required=True) as age:
+            with contextlib.suppress(OSError), _locked(unfinished, required=True) as age:
                 if age > ABANDONED_AFTER:
                     shutil.rmtree(unfinished, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _held(unfinished: Path, *, required: bool = False) -> Iterator[float]:
+def _locked(unfinished: Path, *, required: bool = False) -> Iterator[float]:
     """Lock an unfinished entry, and give the seconds since it was last changed.
 
     The kernel takes the lock back from a process that ends in whatever way.
@@ -237,8 +237,8 @@ def _read_private(file: Path) -> bytes:
 
 
 def _read_manifest(folder: Path) -> dict[str, object]:
-    said, _, body = _read_private(folder / _MANIFEST).partition(b"\n")
-    if sha256(body).encode() != said:
+    digest, _, body = _read_private(folder / _MANIFEST).partition(b"\n")
+    if sha256(body).encode() != digest:
         raise StoreError(f"{folder / _MANIFEST} is damaged: its text has sha256 {sha256(body)}")
     try:
         manifest = parse_json(body)

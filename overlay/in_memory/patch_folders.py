@@ -26,17 +26,17 @@ def patches_folders(switches: Switches) -> list[Path]:
 
 def feature_paths(folders: Iterable[Path]) -> Iterator[tuple[str, Path, Path]]:
     """Name, path and patches folder of all that may be a feature; what is none is in no ledger."""
-    seen = set()
+    visited = set()
     for folder in folders:
         place = os.path.realpath(folder)
-        if place in seen:
+        if place in visited:
             continue
-        seen.add(place)
+        visited.add(place)
         try:
-            held = entries(place)
+            members = entries(place)
         except OSError:
-            held = {"": Path(place)}  # whoever plans says what is wrong with the folder
-        for name, path in held.items():
+            members = {"": Path(place)}  # whoever plans says what is wrong with the folder
+        for name, path in members.items():
             beside = stray(name) or name in ("__init__.py", "README.md")
             if not (beside or left_behind(name) or is_shared(path)):
                 yield name, path, Path(place)

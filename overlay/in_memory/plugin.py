@@ -47,17 +47,17 @@ def _start(environment: Environment) -> None:
         return
     if _has_started():
         return
-    asked = settings.read(environment)
+    switches = settings.read(environment)
     settings.carry_to_ray(environment)
-    process = RunningProcess(asked)
-    if asked.mode is settings.Mode.OFF:
+    process = RunningProcess(switches)
+    if switches.mode is settings.Mode.OFF:
         from overlay.in_memory import switched_off
 
         activation = switched_off.activation(environment)
     else:
         from overlay.in_memory.decision import decide
 
-        activation = decide(asked, process)
+        activation = decide(switches, process)
     _process = process
     setattr(sys, _MARK, _identity())
     if activation.modules:  # patched in memory

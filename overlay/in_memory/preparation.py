@@ -103,29 +103,29 @@ class Plans:
         return tuple(of_package(self.loaded.features, self.target.package))
 
     @cached_property
-    def asked(self) -> tuple[Feature, ...]:
+    def allowed_features(self) -> tuple[Feature, ...]:
         """The features that ``OVERLAY_FEATURES`` allows."""
         return tuple(each for each in self.features if self.switches.allows(each.id))
 
     @cached_property
     def of_asked(self) -> Plan:
         """The plan of the features that are asked for."""
-        return self._plan(self.asked)
+        return self._plan(self.allowed_features)
 
-    def of_chosen(self, chosen: Sequence[Feature]) -> Plan:
+    def of_chosen(self, features: Sequence[Feature]) -> Plan:
         """The plan of some of the features that are asked for.
 
         Where the others change nothing, the plan of all of them tells it.
         """
         from overlay._features.model import paths_of
 
-        ids = {feature.id for feature in chosen}
+        ids = {feature.id for feature in features}
         idle = (State.UPSTREAMED, State.INAPPLICABLE)
         if any(
             each.state not in idle for each in self.of_asked.features if each.feature not in ids
         ):
-            return self._plan(chosen)
-        own, paths = {notice for each in chosen for notice in each.notices}, {*paths_of(chosen)}
+            return self._plan(features)
+        own, paths = {notice for each in features for notice in each.notices}, {*paths_of(features)}
         return self.of_asked._replace(
             features=tuple(each for each in self.of_asked.features if each.feature in ids),
             notices=tuple(
@@ -136,7 +136,7 @@ class Plans:
     def results(self) -> dict[str, FeatureResult]:
         """The result of each feature; those not asked for are planned to be reported."""
         results = {result.feature: result for result in self.of_asked.features}
-        if len(self.asked) == len(self.features):
+        if len(self.allowed_features) == len(self.features):
             return results
         every = self._plan(self.features)
         return {result.feature: result for result in every.features} | results
@@ -169,8 +169,8 @@ def prepare(plans: Plans, left_out: Iterable[str] = ()) -> PreparedModules:
         for row in _rows(facts, "features")
     )
     scopes = {str(row["module"]): tuple(row["scopes"]) for row in _rows(facts, "scopes")}
-    planned = tuple(str(warning) for warning in _rows(facts, "warnings"))
-    return PreparedModules(entry, features, scopes, (*warnings, *planned))
+    plan_warnings = tuple(str(warning) for warning in _rows(facts, "warnings"))
+    return PreparedModules(entry, features, scopes, (*warnings, *plan_warnings))
 
 
 def _rows(facts: Mapping[str, object], name: str) -> list[Any]:
@@ -213,7 +213,7 @@ def _entry(plans: Plans, without: frozenset[str]) -> tuple[store.CacheEntry, tup
             with contextlib.suppress(OSError):
                 cache.discard(key)
         try:
-            texts, facts = _planned(plans, without)
+            texts, facts = _planned_entry(plans, without)
             return cache.save(key, texts, facts), tuple(warnings)
         except (OSError, store.StoreError) as error:
             warnings.append(f"the cache at {place} cannot be used ({error})")
@@ -272,16 +272,23 @@ def _fits(entry: store.CacheEntry, pristine: Mapping[str, str | None], target: T
     return isinstance(sources, dict) and as_it_stands(sources, pristine, target)
 
 
-def _planned(
+def _planned_entry(
     plans: Plans, without: frozenset[str]
 ) -> tuple[dict[str, tuple[bytes, str | None]], dict[str, object]]:
     """What ``module_cache.Store.save`` takes: the patched texts, and the facts of the plan."""
-    chosen = _choose(plans.asked, plans.of_asked, plans.switches, without)
+    selection = _choose(plans.allowed_features, plans.of_asked, plans.switches, without)
     # What needs attention is left out as a whole; the rest is planned without it.
-    final = plans.of_chosen(chosen)
+    final = plans.of_chosen(selection)
     results = plans.results()
     rows = [
-        vars(_describe(feature, results[feature.id], feature in chosen, feature in plans.asked))
+        vars(
+            _describe(
+                feature,
+                results[feature.id],
+                feature in selection,
+                feature in plans.allowed_features,
+            )
+        )
         for feature in plans.features
     ]
     if plans.target.package == VLLM:  # whichever package they are for, they are told of once
@@ -303,33 +310,33 @@ def _planned(
     return texts, facts
 
 
-def _describe(feature: Feature, result: FeatureResult, chosen: bool, asked: bool) -> Planned:
+def _describe(feature: Feature, result: FeatureResult, included: bool, allowed: bool) -> Planned:
     why = "\n".join(_reasons(result)) or None
-    if result.untested and not chosen:
+    if result.untested and not included:
         why = "this release is untested; OVERLAY_UNTESTED=on allows it"
-    if not asked:
+    if not allowed:
         why = NOT_ASKED
     return Planned(
         id=feature.id,
         digest=feature.digest,
         state=result.state,
-        chosen=chosen,
+        chosen=included,
         why=why,
         modules=tuple(sorted({module_name(file.path) for file in result.files})),
-        asked=asked,
+        asked=allowed,
     )
 
 
-def _describe_malformed(malformed: Malformed, asked: bool) -> Planned:
+def _describe_malformed(malformed: Malformed, allowed: bool) -> Planned:
     why = "\n".join(["its files cannot be used:", *map(str, malformed.errors)])
     return Planned(
         id=malformed.id,
         digest="",
         state=State.MISSING,
         chosen=False,
-        why=why if asked else NOT_ASKED,
+        why=why if allowed else NOT_ASKED,
         modules=(),
-        asked=asked,
+        asked=allowed,
     )
 
 

@@ -90,10 +90,10 @@ def report(
     vllm: str,
     digest: str,
     summary: str,
-    others: tuple[tuple[str, str], ...] = (),
+    packages: tuple[tuple[str, str], ...] = (),
 ) -> RankReport:
     """The report of this process."""
-    return RankReport(rank, socket.gethostname(), os.getpid(), vllm, digest, summary, others)
+    return RankReport(rank, socket.gethostname(), os.getpid(), vllm, digest, summary, packages)
 
 
 def _decoded(answer: bytes | Mapping[str, Any]) -> RankReport:
@@ -129,9 +129,9 @@ def table(reports: Iterable[RankReport]) -> str:
     rows = [("host", "rank", "pid", "vllm", *names, "digest", "runs")]
     for each in ranks:
         versions = dict(each.others)
-        others = (versions.get(name, "-") for name in names)
+        releases = (versions.get(name, "-") for name in names)
         place = (each.host, str(each.rank), str(each.pid), each.vllm)
-        rows.append((*place, *others, each.digest[:12], each.summary))
+        rows.append((*place, *releases, each.digest[:12], each.summary))
     return "\n".join(str(line) for line in aligned([[Span(cell) for cell in row] for row in rows]))
 
 
@@ -180,23 +180,23 @@ def _require_all(mine: RankReport, store: Any, world_size: int) -> None:
     :raises RanksDiffer: naming every rank that is missing, with the table of the others.
     """
     store.set(f"vllm-overlay/{mine.rank}", json.dumps(mine._asdict()))
-    said: list[RankReport] = []
+    reports: list[RankReport] = []
     silent: list[int] = []
     deadline = time.monotonic() + TIMEOUT
     for rank in range(world_size):
         key = f"vllm-overlay/{rank}"
         # A rank that answered in time is there at once, however long an earlier one was awaited.
-        left = max(deadline - time.monotonic(), _LEAST)
+        seconds = max(deadline - time.monotonic(), _LEAST)
         try:
-            store.wait([key], timedelta(seconds=left))
+            store.wait([key], timedelta(seconds=seconds))
         except RuntimeError:  # torch raises DistStoreError, a RuntimeError, when time is up
             silent.append(rank)
         else:
-            said.append(_decoded(store.get(key)))
+            reports.append(_decoded(store.get(key)))
     if silent:
         raise RanksDiffer(
             f"vllm-overlay: rank {', '.join(map(str, silent))} did not say what it runs within "
             f"{TIMEOUT:.0f} s; expected the overlay in all {world_size} ranks, found it in these:\n"
-            f"{printable(table(said), lines=True)}\n"
+            f"{printable(table(reports), lines=True)}\n"
             "Install the same overlay there, or set OVERLAY=off on all nodes, and start again."
         )

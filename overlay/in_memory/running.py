@@ -41,8 +41,8 @@ class RunningProcess:
     activation: Activation
     record: records.ProcessRecord
 
-    def __init__(self, asked: settings.Switches) -> None:
-        self.asked = asked
+    def __init__(self, switches: settings.Switches) -> None:
+        self.switches = switches
         self.effects: EffectWatch | None = None
         self._declared: dict[str, Declaration] | None = None
         self._activated = False
@@ -67,7 +67,7 @@ class RunningProcess:
             digest=activation.digest,
             summary=activation.summary,
             left_out=_left_out(activation),
-            required=tuple(sorted(self.asked.required)),
+            required=tuple(sorted(self.switches.required)),
         )
         self._activated = True
         self._write()
@@ -125,8 +125,8 @@ class RunningProcess:
         role = "worker" if self.record.role == records.MAIN else self.record.role
         self._change(self.record._replace(rank=rank, role=role))
         record = self.record
-        others = self.activation.others
-        return ranks.report(rank, record.vllm, record.digest, record.summary, others)
+        packages = self.activation.packages
+        return ranks.report(rank, record.vllm, record.digest, record.summary, packages)
 
     # For the watch over effects
 
@@ -142,15 +142,15 @@ class RunningProcess:
         """
         declared = self.declared().get(feature)
         if declared is not None and declared.situational:
-            return feature in self.asked.required
-        return self.asked.requires(feature)
+            return feature in self.switches.required
+        return self.switches.requires(feature)
 
     def declared(self) -> Mapping[str, Declaration]:
         """What the features that are at hand declare, by id."""
         if self._declared is None:
             from overlay._features.switches import declarations
 
-            declared = declarations(patches_folders(self.asked))
+            declared = declarations(patches_folders(self.switches))
             self._declared = {declaration.id: declaration for declaration in declared}
         return self._declared
 
@@ -168,7 +168,7 @@ class RunningProcess:
         for feature in activation.features:
             if feature.active:
                 continue
-            if feature.harmless and feature.asked and ANY_MORE in (feature.why or ""):
+            if feature.harmless and feature.allowed and ANY_MORE in (feature.why or ""):
                 retired.setdefault(feature.reason, []).append(feature.id)
                 continue
             if feature.harmless:
@@ -178,7 +178,7 @@ class RunningProcess:
             text = (
                 f"vllm-overlay: {feature.id} is left out ({feature.state.value}): {feature.reason}"
             )
-            lines.append((logging.WARNING if feature.asked else logging.DEBUG, text))
+            lines.append((logging.WARNING if feature.allowed else logging.DEBUG, text))
         for why, ids in retired.items():
             lines.append((logging.INFO, f"vllm-overlay: nothing to do for {', '.join(ids)}: {why}"))
         log.say([*lines, (logging.INFO, self._line())])
@@ -223,8 +223,8 @@ class RunningProcess:
             f"vllm-overlay: process {os.getpid()} {'has the patches' if patched else 'runs'} "
             f"{record.summary} on vLLM {record.vllm}, patch set {record.digest[:12]}"
         )
-        if self.asked.features is not None:
-            text += f", OVERLAY_FEATURES={','.join(sorted(self.asked.features))}"
+        if self.switches.features is not None:
+            text += f", OVERLAY_FEATURES={','.join(sorted(self.switches.features))}"
         if patched and self._reports():
             text += "; whether they take effect is told once the model is loaded"
         return text

@@ -54,8 +54,8 @@ def _applied(root: Path, environment: Mapping[str, str]) -> tuple[str, ...]:
 
     :raises OverlayError: if a ledger cannot be read.
     """
-    others = further_packages(_folders(environment))
-    places = {VLLM: root, **{package: root_of(package) for package in others}}
+    packages = further_packages(_folders(environment))
+    places = {VLLM: root, **{package: root_of(package) for package in packages}}
     applied: tuple[str, ...] = ()
     for package, place in places.items():
         if place is None or not (place / package.state_folder).exists():

@@ -63,15 +63,19 @@ def _codes(value: object, depth: int = 0) -> Iterable[CodeType]:
     elif isinstance(value, (functools.partial, functools.partialmethod)):
         inner = (value.func,)
     else:
-        inner = (_attribute(value, "__wrapped__"), _attribute(value, "fn"), *_held(value))
+        inner = (
+            _attribute(value, "__wrapped__"),
+            _attribute(value, "fn"),
+            *_closure_functions(value),
+        )
     for each in inner:
         if each is not None and each is not value:
             yield from _codes(each, depth + 1)
 
 
-def _held(value: object) -> list[object]:
+def _closure_functions(value: object) -> list[object]:
     """What a decorator's function closes over: a plain one says nowhere else what it wraps."""
-    held = []
+    functions = []
     cells = _attribute(value, "__closure__")
     for cell in cells if isinstance(cells, tuple) else ():
         try:
@@ -79,8 +83,8 @@ def _held(value: object) -> list[object]:
         except ValueError:  # not filled yet
             continue
         if _attribute(content, "__code__") is not None:
-            held.append(content)
-    return held
+            functions.append(content)
+    return functions
 
 
 def _attribute(value: object, name: str) -> object:
@@ -103,8 +107,8 @@ def compare(module: ModuleType, code: CodeType, scopes: Iterable[str]) -> dict[s
     for scope in sorted(set(scopes)):
         if scope == "<module>":
             continue
-        planned = planned_code(code, scope)
-        methods = [name for body in planned for name in _functions(body)]
+        codes = planned_code(code, scope)
+        methods = [name for body in codes for name in _functions(body)]
         if methods and _is_class(module, scope):
             states = {_compare(module, code, f"{scope}.{name}") for name in methods}
             results[scope] = next(state for state in CodeState if state in states)
@@ -114,11 +118,11 @@ def compare(module: ModuleType, code: CodeType, scopes: Iterable[str]) -> dict[s
 
 
 def _compare(module: ModuleType, code: CodeType, scope: str) -> CodeState:
-    planned = planned_code(code, scope)
+    codes = planned_code(code, scope)
     running = running_code(module, scope)
-    if not planned or not running:
+    if not codes or not running:
         return CodeState.UNSEEN
-    runs = any(each in planned for each in running)
+    runs = any(each in codes for each in running)
     return CodeState.RUNS if runs else CodeState.DIFFERS
 
 

@@ -41,16 +41,16 @@ def beside(root: Path, record: Mapping[str, str], package: Package) -> tuple[Bes
     :param record: sha256 (hex) of the release's own files by path.
     :raises TargetError: if a file cannot be read.
     """
-    seen: set[str] = set()
+    visited: set[str] = set()
     changed: list[Beside] = []
     for path, mode in _entries(root, package.name):
-        seen.add(path)
+        visited.add(path)
         if (what := _changed(root, path, mode, record.get(path), package)) is not None:
             changed.append(Beside(path, what))
     changed += [
         Beside(path, "removed")
         for path in record
-        if path not in seen and not _is_module(path, package)
+        if path not in visited and not _is_module(path, package)
     ]
     return tuple(sorted(_by_folder(changed, folders_of(record))))
 

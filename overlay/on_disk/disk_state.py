@@ -229,14 +229,14 @@ def _void_notices(
         f"vllm-overlay {ledger.overlay} had patched {ledger.package.title} {ledger.release} here, "
         f"but {reason}: judged by its present files",
     )
-    left = [path for path, now in present.items() if now is Condition.OURS]
-    if not left:
+    ours = [path for path, now in present.items() if now is Condition.OURS]
+    if not ours:
         return (notice,)
     return (
         notice,
         Notice(
             None,
-            f"left over from that: {', '.join(left)}; {command('revert')} removes what the overlay "
+            f"left over from that: {', '.join(ours)}; {command('revert')} removes what the overlay "
             "added",
         ),
     )
@@ -246,14 +246,14 @@ def _by_another_overlay(
     ledger: Ledger, features: Sequence[Feature], plans: Sequence[FeatureResult] = ()
 ) -> tuple[Notice, ...]:
     """Notices where another version of the overlay, or of the patches, was applied."""
-    planned = {plan.feature: plan.state for plan in plans}
+    states = {plan.feature: plan.state for plan in plans}
     digests = {feature.id: feature.digest for feature in features}
     notices = []
     for entry in ledger.applied:
         name = entry.result.feature
         if digests.get(name, entry.digest) == entry.digest:
             continue
-        state = planned.get(name, State.PRISTINE)
+        state = states.get(name, State.PRISTINE)
         what_next = f"{command('apply')} writes it again from the pristine files"
         if state.needs_attention:
             what_next = f"the present form is {state.value} here, so leave it as it is"

@@ -80,7 +80,7 @@ class PristineFiles:
         :raises TargetError: if the release's file is not the one that RECORD lists.
         :raises PackageIndexError: if the release has to be fetched and cannot be.
         """
-        if not self._told(path):
+        if not self._is_recorded(path):
             return self.of_release(path)
         expected = (self.record or {}).get(path)
         if expected is None:
@@ -109,7 +109,7 @@ class PristineFiles:
         expected = (self.record or {}).get(entry.path)
         if expected is not None:
             return entry.before != expected
-        listed = not self._told(entry.path)
+        listed = not self._is_recorded(entry.path)
         own = self.of_release(entry.path) if listed else self._overlooked(entry.path)
         return own is None or entry.before != sha256(own)
 
@@ -125,7 +125,7 @@ class PristineFiles:
             self._alone = True  # a build that no index has: there is RECORD alone
             return None
 
-    def _told(self, path: str) -> bool:
+    def _is_recorded(self, path: str) -> bool:
         """Whether RECORD says which bytes the release has of a file, or that it has none."""
         return self.record is not None and path not in self._bare
 

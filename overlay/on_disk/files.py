@@ -104,14 +104,14 @@ def create(root: Path, path: str, data: bytes, form_of_file: Form) -> None:
             os.close(file)
 
 
-def keep(root: Path, source: str, kept: str, data: bytes, wanted: Form) -> None:
-    """Make ``kept``, in the same folder, a second name of ``source``.
+def keep(root: Path, source: str, copy: str, data: bytes, form: Form) -> None:
+    """Make ``copy``, in the same folder, a second name of ``source``.
 
     A hard link costs no space, and is the very file that was there; falls back to a copy where hard
     links are not supported.
     """
     with _folder_of(root, source) as (folder, name):
-        second = kept.rpartition("/")[2]
+        second = copy.rpartition("/")[2]
         try:
             _link(name, second, folder)
         except FileExistsError:
@@ -120,7 +120,7 @@ def keep(root: Path, source: str, kept: str, data: bytes, wanted: Form) -> None:
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            create(root, kept, data, wanted)
+            create(root, copy, data, form)
 
 
 def _link(name: str, second: str, folder: int) -> None:

@@ -209,14 +209,14 @@ def sweep(root: Path, package: Package = VLLM) -> None:
         files.sync_folder(root, "")
 
 
-def begun(root: Path, package: Package = VLLM) -> bool:
+def exists(root: Path, package: Package = VLLM) -> bool:
     """Whether a transaction is running, or was interrupted."""
     return os.path.lexists(root / package.journal_path)
 
 
 def pending(root: Path, package: Package = VLLM) -> bool:
     """Whether a transaction has to be ended, or its leftovers removed."""
-    if begun(root, package) or os.path.lexists(root / draft_path(package)):
+    if exists(root, package) or os.path.lexists(root / draft_path(package)):
         return True
     try:
         folder = os.lstat(root / package.state_folder)

@@ -17,7 +17,7 @@ from overlay.results.invocation import command
 from overlay.untrusted import problem_of_owner
 
 
-def require_own(root: Path, begun: Journal, package: Package) -> None:
+def require_own(root: Path, transaction: Journal, package: Package) -> None:
     """Refuse a journal that somebody else could have written.
 
     :raises TransactionError: saying whose it is, and what to do.
@@ -29,22 +29,22 @@ def require_own(root: Path, begun: Journal, package: Package) -> None:
             raise unwritable(error, "Nothing was changed.") from error
         if problem is not None:
             raise TransactionError(
-                f"an interrupted {begun.action} waits to be ended in {root}, but {problem}. "
+                f"an interrupted {transaction.action} waits to be ended in {root}, but {problem}. "
                 f"Nothing was changed; run {command('apply')} or {command('revert')} as the user "
                 f"who owns {root / package.name}, and let nobody else write to "
                 f"{root / package.state_folder}"
             )
 
 
-def require_plain(root: Path, begun: Journal, package: Package) -> None:
+def require_plain(root: Path, opened: Journal, package: Package) -> None:
     """Refuse a journal that names what is reached through a symbolic link.
 
     An apply resolves links before it writes its journal, so none that it wrote does.
 
     :raises TransactionError: naming the link.
     """
-    folders = {path.rpartition("/")[0] for path in (*begun.made, *begun.dropped)}
-    for folder in sorted(folders | {step.path.rpartition("/")[0] for step in begun.steps}):
+    folders = {path.rpartition("/")[0] for path in (*opened.made, *opened.dropped)}
+    for folder in sorted(folders | {step.path.rpartition("/")[0] for step in opened.steps}):
         place = root
         for name in folder.split("/") if folder else ():
             place /= name
@@ -56,7 +56,7 @@ def require_plain(root: Path, begun: Journal, package: Package) -> None:
                 raise unwritable(error, "Nothing was changed.") from error
             if stat.S_ISLNK(mode):
                 raise TransactionError(
-                    f"the journal of an interrupted {begun.action} in {root} names files below "
+                    f"the journal of an interrupted {opened.action} in {root} names files below "
                     f"{place}, which is a symbolic link: no overlay writes that. Nothing was "
                     f"changed; remove {root / package.state_folder} and reinstall {package.title}"
                 )

@@ -89,14 +89,14 @@ def _beside(root: Path, package: Package, timeout: float) -> Iterator[None]:
     # An overlay that knew no other package named vLLM's lock by the root alone.
     path = lock_file(os.path.realpath(root if package == VLLM else folder))
     try:
-        held = open_lock(path, timeout)
+        descriptor = open_lock(path, timeout)
     except OSError as error:
         raise TransactionError(
             f"{folder} lies on a file system without locks, and the lock file {path} "
             f"cannot be made either ({error.strerror}). Nothing was changed; set XDG_CACHE_HOME "
             "to a folder that you may write"
         ) from error
-    if held is None:
+    if descriptor is None:
         raise TransactionError(
             f"{folder} is in use by another overlay command, which holds {path}: waited "
             f"{timeout:g} s. Nothing was changed; run the command again when that one is done"
@@ -104,7 +104,7 @@ def _beside(root: Path, package: Package, timeout: float) -> Iterator[None]:
     try:
         yield
     finally:
-        release(held)
+        release(descriptor)
 
 
 def _busy(folder: Path, inode: int, timeout: float) -> TransactionError:

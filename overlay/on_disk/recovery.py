@@ -56,105 +56,105 @@ def recover(root: Path, timeout: float = lock.TIMEOUT, package: Package = VLLM) 
 
 def recover_locked(root: Path, package: Package = VLLM) -> str | None:
     """End what was interrupted, as ``recover`` does; the caller holds the exclusive lock."""
-    begun = journal.read(root, package)
-    if begun is None:
+    transaction = journal.read(root, package)
+    if transaction is None:
         # An empty folder on a read-only disk is not a transaction, and hides nothing.
         with suppress(OSError):
             journal.sweep(root, package)
         return None
-    require_own(root, begun, package)
-    require_plain(root, begun, package)
+    require_own(root, transaction, package)
+    require_plain(root, transaction, package)
     try:
-        return _end(root, begun, package)
+        return _end(root, transaction, package)
     except OSError as error:
-        state_now = state(root, begun, package)
-        outcome = f"The interrupted {begun.action} could not be ended here. {state_now}"
+        state_now = state(root, transaction, package)
+        outcome = f"The interrupted {transaction.action} could not be ended here. {state_now}"
         raise unwritable(error, outcome) from error
 
 
-def _end(root: Path, begun: Journal, package: Package) -> str:
+def _end(root: Path, transaction: Journal, package: Package) -> str:
     """Finish or undo a transaction.
 
     :returns: what was done, in a sentence.
     :raises OSError: if the target cannot be written.
     """
-    contents = survey(root, begun)
+    contents = survey(root, transaction)
     foreign = [path for path, content in contents.items() if content is Content.FOREIGN]
-    back = can_undo(root, begun, contents)
-    if can_finish(root, begun, contents) and (not foreign or not back):
+    back = can_undo(root, transaction, contents)
+    if can_finish(root, transaction, contents) and (not foreign or not back):
         try:
-            finish(root, begun, package)
-            done = "finished"
+            finish(root, transaction, package)
+            outcome = "finished"
         except OSError:
-            if not can_undo(root, begun, survey(root, begun)):
+            if not can_undo(root, transaction, survey(root, transaction)):
                 raise
-            undo(root, begun, package)
-            done = "undone"
+            undo(root, transaction, package)
+            outcome = "undone"
     elif back:
-        undo(root, begun, package)
-        done = "undone"
+        undo(root, transaction, package)
+        outcome = "undone"
     else:
         raise TransactionError(
-            f"an interrupted {begun.action} can neither be finished nor undone: {root} is "
+            f"an interrupted {transaction.action} can neither be finished nor undone: {root} is "
             "patched in part, and the bytes kept beside its files are gone. Reinstall "
             f"{package.title} (pip install --force-reinstall --no-deps ...) and remove "
             f"{root / package.state_folder}"
         )
-    message = f"an interrupted {begun.action} was {done} in {root}"
+    message = f"an interrupted {transaction.action} was {outcome} in {root}"
     if foreign:
         message += f"; changed by others since, and left alone: {', '.join(foreign)}"
     return message
 
 
-def settle(root: Path, begun: Journal, package: Package = VLLM) -> None:
+def settle(root: Path, transaction: Journal, package: Package = VLLM) -> None:
     """End a transaction that failed: undo it where that is possible, else finish it.
 
     Where that fails, too, the journal remains, and the next command ends the transaction.
     """
     try:
-        if not journal.begun(root, package):
+        if not journal.exists(root, package):
             journal.sweep(root, package)
-        elif can_undo(root, begun, survey(root, begun)):
-            undo(root, begun, package)
+        elif can_undo(root, transaction, survey(root, transaction)):
+            undo(root, transaction, package)
         else:
-            finish(root, begun, package)
+            finish(root, transaction, package)
     except OSError:
         return
 
 
-def survey(root: Path, begun: Journal) -> dict[str, Content]:
+def survey(root: Path, transaction: Journal) -> dict[str, Content]:
     """Find out which bytes every file of a transaction has, by path."""
-    return {step.path: _content(root, step) for step in begun.steps}
+    return {step.path: _content(root, step) for step in transaction.steps}
 
 
-def can_finish(root: Path, begun: Journal, contents: dict[str, Content]) -> bool:
+def can_finish(root: Path, transaction: Journal, contents: dict[str, Content]) -> bool:
     """Whether the new bytes of every file that still has its old ones wait beside it."""
     return all(
         step.after is None or _digest(root, step.new) == step.after
-        for step in begun.steps
+        for step in transaction.steps
         if contents[step.path] is Content.BEFORE
     )
 
 
-def can_undo(root: Path, begun: Journal, contents: dict[str, Content]) -> bool:
+def can_undo(root: Path, transaction: Journal, contents: dict[str, Content]) -> bool:
     """Whether the old bytes of every file that has its new ones are kept beside it."""
     return all(
         step.before is None or _digest(root, step.old) == step.before
-        for step in begun.steps
+        for step in transaction.steps
         if contents[step.path] is Content.AFTER
     )
 
 
-def finish(root: Path, begun: Journal, package: Package = VLLM) -> None:
+def finish(root: Path, transaction: Journal, package: Package = VLLM) -> None:
     """Give every file its new bytes, then remove what was kept beside it, and the journal."""
     # Bytecode goes first: where it cannot be removed, no file was replaced yet.
-    contents = survey(root, begun)
-    for step in begun.steps:
+    contents = survey(root, transaction)
+    for step in transaction.steps:
         if contents[step.path] is Content.BEFORE:
             _drop_bytecode(root, step, step.new if step.after else None)
         elif contents[step.path] is Content.AFTER:
             _drop_bytecode(root, step, step.path if step.after else None)
-    for step in begun.steps:
+    for step in transaction.steps:
         if _content(root, step) is not Content.BEFORE:
             continue
         if step.after is None:
@@ -163,60 +163,62 @@ def finish(root: Path, begun: Journal, package: Package = VLLM) -> None:
             _drop_bytecode(root, step, None)
         else:
             files.replace(root, step.new, step.path)
-    sync(root, begun)
-    for step in begun.steps:
+    sync(root, transaction)
+    for step in transaction.steps:
         files.remove(root, step.old)
         files.remove(root, step.new)
-    for folder in begun.dropped:
+    for folder in transaction.dropped:
         files.remove_folder(root, folder)
-    sync(root, begun)
+    sync(root, transaction)
     journal.remove(root, package)
 
 
-def undo(root: Path, begun: Journal, package: Package = VLLM) -> None:
+def undo(root: Path, transaction: Journal, package: Package = VLLM) -> None:
     """Give every file its old bytes back, then remove the journal."""
-    contents = survey(root, begun)
-    taken = [step for step in reversed(begun.steps) if contents[step.path] is Content.AFTER]
+    contents = survey(root, transaction)
+    replaced_steps = [
+        step for step in reversed(transaction.steps) if contents[step.path] is Content.AFTER
+    ]
     # Delete the staged files first, so that a crash here can only be rolled back.
-    for step in begun.steps:
+    for step in transaction.steps:
         files.remove(root, step.new)
-    for step in taken:
+    for step in replaced_steps:
         _drop_bytecode(root, step, step.old if step.before else None)
-    for step in taken:
+    for step in replaced_steps:
         if step.before is None:
             files.remove(root, step.path)
             _drop_bytecode(root, step, None)
         else:
             files.replace(root, step.old, step.path)
-    sync(root, begun)
-    for step in begun.steps:
+    sync(root, transaction)
+    for step in transaction.steps:
         files.remove(root, step.old)
-    for folder in reversed(begun.made):
+    for folder in reversed(transaction.made):
         files.remove_folder(root, folder)
-    sync(root, begun)
+    sync(root, transaction)
     journal.remove(root, package)
 
 
-def state(root: Path, begun: Journal | None = None, package: Package = VLLM) -> str:
+def state(root: Path, transaction: Journal | None = None, package: Package = VLLM) -> str:
     """Describe the state of ``root`` after a transaction stopped, in a sentence.
 
-    :param begun: the transaction; default: that of the journal.
+    :param transaction: the transaction; default: that of the journal.
     """
     try:
-        begun = begun or journal.read(root, package)
-        contents = set() if begun is None else set(survey(root, begun).values())
+        transaction = transaction or journal.read(root, package)
+        contents = set() if transaction is None else set(survey(root, transaction).values())
     except (OSError, LedgerError):
         return "The state of the target is unknown, because it cannot be read."
-    if begun is None:
+    if transaction is None:
         return "The target is whole."
     rest = "; the next overlay command cleans up" if journal.pending(root, package) else ""
     if contents == {Content.AFTER}:
-        return f"The {begun.action} is complete{rest}."
+        return f"The {transaction.action} is complete{rest}."
     if contents == {Content.BEFORE}:
-        return f"The target is as it was before the {begun.action}{rest}."
+        return f"The target is as it was before the {transaction.action}{rest}."
     return (
         "The target is between two states; the next overlay command that can write there ends "
-        f"the {begun.action} or takes it back."
+        f"the {transaction.action} or takes it back."
     )
 
 
@@ -236,9 +238,9 @@ def _digest(root: Path, path: str) -> str | None:
     return None if data is None else sha256(data)
 
 
-def sync(root: Path, begun: Journal) -> None:
+def sync(root: Path, transaction: Journal) -> None:
     """Sync every folder in which a transaction changes names."""
-    for folder in sorted({step.path.rpartition("/")[0] for step in begun.steps}):
+    for folder in sorted({step.path.rpartition("/")[0] for step in transaction.steps}):
         files.sync_folder(root, folder)
 
 

@@ -245,29 +245,29 @@ def execute(site: Site, intent: Intent) -> None:
     :raises TransactionError: if the operating system refuses; everything is undone then, or the
         message says that it is not.
     """
-    root, package, begun = site.root, site.package, intent.journal()
+    root, package, transaction = site.root, site.package, intent.journal()
     try:
-        journal.write(root, begun, site.owner, package)
-        _stage(site, intent, begun)
-        recovery.finish(root, begun, package)
+        journal.write(root, transaction, site.owner, package)
+        _stage(site, intent, transaction)
+        recovery.finish(root, transaction, package)
     except OSError as error:
-        recovery.settle(root, begun, package)
-        raise unwritable(error, recovery.state(root, begun, package)) from error
+        recovery.settle(root, transaction, package)
+        raise unwritable(error, recovery.state(root, transaction, package)) from error
     except BaseException:
-        recovery.settle(root, begun, package)
+        recovery.settle(root, transaction, package)
         raise
 
 
-def _stage(site: Site, intent: Intent, begun: Journal) -> None:
+def _stage(site: Site, intent: Intent, transaction: Journal) -> None:
     """Write the new bytes of every file beside it, and keep its old bytes there."""
     root, owner = site.root, site.owner
-    for folder in intent.made:
+    for folder in intent.added_folders:
         files.make_folder(root, folder, owner)
     # The old bytes first: once all new bytes are staged, the transaction may be finished.
-    for write, step in zip(intent.writes, begun.steps, strict=True):
+    for write, step in zip(intent.writes, transaction.steps, strict=True):
         if write.before is not None:
             files.keep(root, step.path, step.old, write.before, write.form)
-    for write, step in zip(intent.writes, begun.steps, strict=True):
+    for write, step in zip(intent.writes, transaction.steps, strict=True):
         if write.after is not None:
             files.create(root, step.new, write.after, write.form)
-    recovery.sync(root, begun)
+    recovery.sync(root, transaction)

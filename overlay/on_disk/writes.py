@@ -34,7 +34,7 @@ class Intent(NamedTuple):
 
     action: str
     writes: tuple[Write, ...] = ()
-    made: tuple[str, ...] = ()
+    added_folders: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -42,7 +42,9 @@ class Intent(NamedTuple):
     def journal(self) -> Journal:
         """Build the journal of this transaction."""
         steps = (Step(w.path, hash_of(w.before), hash_of(w.after)) for w in self.writes)
-        return Journal(self.action, overlay.__version__, tuple(steps), self.made, self.dropped)
+        return Journal(
+            self.action, overlay.__version__, tuple(steps), self.added_folders, self.dropped
+        )
 
 
 def assemble(
@@ -75,13 +77,15 @@ def assemble(
         if write.after is not None:
             missing_folders |= dict.fromkeys(site.missing_folders(write.path))
     new_folders = set(new.folders) if new else set()
-    left = [folder for folder in (old.folders if old else ()) if folder not in new_folders]
+    unused_folders = [
+        folder for folder in (old.folders if old else ()) if folder not in new_folders
+    ]
     # Links inside the target are resolved; a folder that leads out of it is not removed.
-    dropped = [real for folder in left if (real := site.real_folder(folder))]
+    dropped = [real for folder in unused_folders if (real := site.real_folder(folder))]
     return Intent(
         action=action,
         writes=tuple(ordered),
-        made=tuple(folder for folder in missing_folders if folder != package.state_folder),
+        added_folders=tuple(folder for folder in missing_folders if folder != package.state_folder),
         dropped=(
             *reversed(dropped),
             *(() if new and _has_copies(new) else (package.pristine_folder,)),

@@ -143,12 +143,12 @@ def _apply(
     # In the order of the text: where one hunk ends with an insertion and the next begins with
     # one, that is the order of the new lines.
     placed = sorted(zip(results, patch.hunks, strict=True), key=lambda pair: pair[0].line or 0)
-    made = [edit for result, hunk in placed for edit in edits(hunk, (result.line or 1) - 1)]
+    hunk_edits = [edit for result, hunk in placed for edit in edits(hunk, (result.line or 1) - 1)]
     endings = [final_newline_after(hunk) for hunk in patch.hunks]
     ending = next((ending for ending in endings if ending is not None), None)
     try:
-        after = texts.keep(texts.source(data).splice(made, ending))
-        texts.scopes_after(after, data, made)
+        after = texts.keep(texts.source(data).splice(hunk_edits, ending))
+        texts.scopes_after(after, data, hunk_edits)
     except TextError as error:
         return None, Reason(f"the patched file cannot be written: {error}")
     except UnparsableError as error:

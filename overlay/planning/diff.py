@@ -75,10 +75,10 @@ def _groups(before: list[bytes], after: list[bytes]) -> Iterator[list[_Opcode]]:
         if not (first or last) and size <= 2 * CONTEXT:
             group.append((tag, i1, i2, j1, j2))
             continue
-        kept = min(size, CONTEXT)
+        margin = min(size, CONTEXT)
         if not first:
-            yield [*group, (tag, i1, i1 + kept, j1, j1 + kept)]
-        group = [(tag, i2 - kept, i2, j2 - kept, j2)]
+            yield [*group, (tag, i1, i1 + margin, j1, j1 + margin)]
+        group = [(tag, i2 - margin, i2, j2 - margin, j2)]
     if any(tag != "equal" for tag, *_ in group):
         yield group
 

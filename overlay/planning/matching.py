@@ -77,8 +77,8 @@ def match(
         at = pres[0] + 1
         if there.share == 1.0:
             return HunkResult(hunk.scope, State.AMBIGUOUS, at, _already_merged(hunk), (at,))
-        begun = _at_edge("+", hunk, pre, pres[0], lines, ranges) if there.share else None
-        if there.share >= SHARE or (begun is not None and begun.strip() in new_lines(hunk)):
+        edge_line = _at_edge("+", hunk, pre, pres[0], lines, ranges) if there.share else None
+        if there.share >= SHARE or (edge_line is not None and edge_line.strip() in new_lines(hunk)):
             return HunkResult(hunk.scope, State.DRIFTED, at, partly(hunk, there))
         return HunkResult(hunk.scope, State.PRISTINE, line=at)
     if pres:
@@ -118,7 +118,7 @@ def edits(hunk: Hunk, start: int) -> tuple[Edit, ...]:
 
     Lines of context are not touched, so that they keep their ends.
     """
-    made: list[Edit] = []
+    hunk_edits: list[Edit] = []
     at = begin = start
     added: list[str] = []
     for op, text in (*hunk.lines, (" ", "")):
@@ -128,11 +128,11 @@ def edits(hunk: Hunk, start: int) -> tuple[Edit, ...]:
             at += 1
         else:
             if added or at > begin:
-                made.append(Edit(begin, at, tuple(added)))
+                hunk_edits.append(Edit(begin, at, tuple(added)))
             added = []
             at += 1
             begin = at
-    return tuple(made)
+    return tuple(hunk_edits)
 
 
 def final_newline_after(hunk: Hunk) -> bool | None:
@@ -235,12 +235,12 @@ def _elsewhere(hunk: Hunk, lines: Sequence[str], scopes: Scopes) -> Reason | Non
     places = list(_occurrences(hunk.pre, lines, range(len(lines))))
     if not places:
         return None
-    named = [(at, innermost_scope(at, len(hunk.pre), scopes)) for at in places[:3]]
+    first_places = [(at, innermost_scope(at, len(hunk.pre), scopes)) for at in places[:3]]
     more = f" and {len(places) - 3} more" if len(places) > 3 else ""
     return _numbered(
         lambda line: (
             "its lines are at "
-            + "; ".join(f"line {line(at + 1)}, in {scope}" for at, scope in named)
+            + "; ".join(f"line {line(at + 1)}, in {scope}" for at, scope in first_places)
             + more
         )
     )
@@ -315,18 +315,18 @@ def _nearest(
     _, leading, _ = value(start)
     place = start + leading
     if not any(place in scope for scope in ranges):
-        found = f"where {hunk.scope} has ended or not begun"
+        finding = f"where {hunk.scope} has ended or not begun"
     else:
-        found = f"found {lines[place]!r}"
+        finding = f"found {lines[place]!r}"
         if "".join(lines[place].split()) == "".join(pre[leading].split()):
-            found += " (only white space differs)"
+            finding += " (only white space differs)"
     first = next(start + index for index in sorted(hits[start])) + 1
     there = len(hits[start])
     return first, _numbered(
         lambda line: (
             f"the nearest place is line {line(first)}: {there} of {len(pre)} lines are there, "
             f"the first {leading} without a gap; expected {pre[leading]!r} at line "
-            f"{line(place + 1)}, {found}"
+            f"{line(place + 1)}, {finding}"
         )
     )
 

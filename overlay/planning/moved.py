@@ -31,29 +31,29 @@ def placed(tried: Attempt, patch: Patch, tree: ReadOnce, texts: Texts) -> Attemp
     if place is None:
         return tried
 
-    def told(reason: Reason | None) -> Reason | None:
+    def with_place(reason: Reason | None) -> Reason | None:
         return reason and reason._replace(text=f"{reason.text}; {place}")
 
     hunks = tuple(
-        hunk._replace(reason=told(hunk.reason)) if hunk.state is State.MISSING else hunk
+        hunk._replace(reason=with_place(hunk.reason)) if hunk.state is State.MISSING else hunk
         for hunk in tried.result.hunks
     )
     return tried._replace(
-        result=tried.result._replace(hunks=hunks, reason=told(tried.result.reason))
+        result=tried.result._replace(hunks=hunks, reason=with_place(tried.result.reason))
     )
 
 
 def elsewhere(patch: Patch, tree: ReadOnce, texts: Texts) -> str | None:
     """Where a release has what a patch changes, in words; ``None`` where that is not to be told."""
-    found: list[tuple[int, str]] = []
+    matches: list[tuple[int, str]] = []
     for path in likely(patch.path, tree.paths()):
         try:
             data = tree.read(path)
         except TargetError:
             continue  # nothing lands by a hint, so nothing ends by one
         if data is not None and (place := _in_file(patch.hunks, path, data, texts)) is not None:
-            found.append(place)
-    return max(found, key=lambda place: place[0])[1] if found else None
+            matches.append(place)
+    return max(matches, key=lambda place: place[0])[1] if matches else None
 
 
 def likely(path: str, paths: Iterable[str]) -> list[str]:
@@ -80,11 +80,11 @@ def _in_file(hunks: Sequence[Hunk], path: str, data: bytes, texts: Texts) -> tup
     except (TextError, UnparsableError):
         return None
     where = printable(path)
-    wanted = [line for hunk in hunks for line in new_lines(hunk)]
-    share = share_of(wanted, lines)
+    added_lines = [line for hunk in hunks for line in new_lines(hunk)]
+    share = share_of(added_lines, lines)
     if share >= SHARE:
-        number = round(share * len(wanted))
-        text = f"{number} of the {len(wanted)} lines that it adds are in {where}"
+        number = round(share * len(added_lines))
+        text = f"{number} of the {len(added_lines)} lines that it adds are in {where}"
         return 1000 + round(100 * share), text
     for hunk in hunks:
         at = _place(hunk, lines)

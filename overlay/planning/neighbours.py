@@ -119,10 +119,10 @@ def astray(
 
     :param removed: the lines that the hunk removes; :param margins: how far in each row stands.
     """
-    spoken = sorted(
+    mentioned_rows = sorted(
         {row for key in {*removed, *(line.key for line in code)} for row in rows.get(key, ())}
     )
-    before = dict(zip(spoken[1:], spoken, strict=False))
+    before = dict(zip(mentioned_rows[1:], mentioned_rows, strict=False))
     last: HunkLine | None = None
     ends: list[int] = [-1]
     for at, line in enumerate(code):
@@ -165,7 +165,7 @@ def _sides(
         yield tuple(sides)
 
 
-def gone(removal: Removal, rows: Rows) -> bool:
+def is_absent(removal: Removal, rows: Rows) -> bool:
     """Whether a text lacks a removed line for certain.
 
     It is nowhere; or the lines that stay around it stand near each other, and wherever they do,

@@ -122,9 +122,9 @@ class _Planner:
         elif (upstream := evidence(feature, self.release, self._telling(feature))).merged:
             draft.state = State.UPSTREAMED
             draft.notes.append(f"the release has it: {upstream.text}")
-        elif gone := obsolete_by(feature, self.release, self.tree.pristine, self.record):
+        elif obsolete_note := obsolete_by(feature, self.release, self.tree.pristine, self.record):
             draft.state = State.INAPPLICABLE
-            draft.notes.append(gone)
+            draft.notes.append(obsolete_note)
         elif not feature.topics and not feature.added:
             self._report_missing_upstream(draft, upstream)
         else:
@@ -261,18 +261,18 @@ class _Planner:
     def _add_topic(self, draft: _Draft, topic: Topic) -> None:
         nearest = self._nearest(topic)
         if self.release is not None and self.release in nearest.releases:
-            chosen, clashes = self._attempt(draft, nearest.patch)
+            candidate, clashes = self._attempt(draft, nearest.patch)
         else:
             if self.release is not None and self.release in draft.feature.releases:
                 note = f"{topic.name} has no variant for {self.release}"
                 draft.notes.append(f"{note}; untested, judged by content")
                 draft.untested = True
-            chosen, clashes = self._best(draft, topic)
-        self.provenance.use(chosen.result.path)
+            candidate, clashes = self._best(draft, topic)
+        self.provenance.use(candidate.result.path)
         for layer, reason in clashes:
-            self._clash(layer, chosen.result.path, reason)
-        chosen = placed(chosen, nearest.patch, self.tree.pristine_files, self.texts)
-        self._keep(draft, chosen.result.patch or "", chosen)
+            self._clash(layer, candidate.result.path, reason)
+        candidate = placed(candidate, nearest.patch, self.tree.pristine_files, self.texts)
+        self._keep(draft, candidate.result.patch or "", candidate)
 
     def _upstreams(self, feature: Feature, topic: Topic) -> str | None:
         """What shows that the release has a topic, or a port has found; ``None``: nothing does."""
@@ -282,8 +282,8 @@ class _Planner:
         if not topic.upstream_tests:
             return None
         alone = replace(feature, merged=None, upstream_tests=topic.upstream_tests, topics=(topic,))
-        shown = evidence(alone, self.release, self._telling(alone))
-        return shown.text if shown.merged else None
+        upstream = evidence(alone, self.release, self._telling(alone))
+        return upstream.text if upstream.merged else None
 
     def _nearest(self, topic: Topic) -> Variant:
         """The variant for the release, or else the one whose range is nearest to it."""

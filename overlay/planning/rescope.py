@@ -38,12 +38,14 @@ def rescope(
     if list(after) != _edited(before, ordered) or _odd(before) or _odd(after):
         return None
     places = [(name, place) for name, ranges in scopes.items() for place in ranges]
-    chosen = _definitions_around(ordered, places)
-    if chosen is None or not all(_stands_alone(before, place, places) for _, place in chosen):
+    definitions = _definitions_around(ordered, places)
+    if definitions is None or not all(
+        _stands_alone(before, place, places) for _, place in definitions
+    ):
         return None
-    moved = _moved(places, chosen, ordered)
+    moved = _moved(places, definitions, ordered)
     try:
-        for name, place in chosen:
+        for name, place in definitions:
             parsed = _parsed(name, _shifted(place, ordered), after)
             if parsed is None:
                 return None
@@ -62,20 +64,20 @@ def _odd(lines: Sequence[str]) -> bool:
 
 
 def _edited(lines: Sequence[str], edits: Sequence[Edit]) -> list[str] | None:
-    made: list[str] = []
-    done = 0
+    lines_after: list[str] = []
+    position = 0
     for edit in edits:
-        if edit.start < done:
+        if edit.start < position:
             return None
-        made += lines[done : edit.start]
-        made += edit.lines
-        done = edit.stop
-    return made + list(lines[done:])
+        lines_after += lines[position : edit.start]
+        lines_after += edit.lines
+        position = edit.stop
+    return lines_after + list(lines[position:])
 
 
 def _definitions_around(edits: Sequence[Edit], places: Sequence[_Place]) -> list[_Place] | None:
     """Find the definitions, none inside another, that hold the edits behind their first line."""
-    chosen: list[_Place] = []
+    definitions: list[_Place] = []
     for edit in edits:
         around = [
             (name, place)
@@ -84,11 +86,11 @@ def _definitions_around(edits: Sequence[Edit], places: Sequence[_Place]) -> list
         ]
         if not around:
             return None
-        chosen.append(min(around, key=lambda place: len(place[1])))
+        definitions.append(min(around, key=lambda place: len(place[1])))
     return [
         place
-        for place in dict.fromkeys(chosen)
-        if not any(other != place and _inside(place, other) for other in chosen)
+        for place in dict.fromkeys(definitions)
+        if not any(other != place and _inside(place, other) for other in definitions)
     ]
 
 
@@ -96,30 +98,30 @@ def _inside(place: _Place, other: _Place) -> bool:
     return other[1].start <= place[1].start and place[1].stop <= other[1].stop
 
 
-def _stands_alone(lines: Sequence[str], chosen: range, places: Sequence[_Place]) -> bool:
+def _stands_alone(lines: Sequence[str], definition: range, places: Sequence[_Place]) -> bool:
     """Whether every place holds the chosen one, lies in it or lies beside it, and none of those
     that hold it begins behind a line that goes on (whose indentation would be the one that counts).
     """
     for name, place in places:
-        if place.stop <= chosen.start or chosen.stop <= place.start:
+        if place.stop <= definition.start or definition.stop <= place.start:
             continue
-        if place.start <= chosen.start and chosen.stop <= place.stop:
+        if place.start <= definition.start and definition.stop <= place.stop:
             goes_on = place.start and lines[place.start - 1].endswith("\\")
             if name != MODULE_SCOPE and goes_on:
                 return False
-        elif not (chosen.start <= place.start and place.stop <= chosen.stop):
+        elif not (definition.start <= place.start and place.stop <= definition.stop):
             return False
     return True
 
 
 def _moved(
-    places: Sequence[_Place], chosen: Sequence[_Place], edits: Sequence[Edit]
+    places: Sequence[_Place], definitions: Sequence[_Place], edits: Sequence[Edit]
 ) -> list[_Place]:
     """The places that are not parsed again, moved to where they are after the edits."""
     return [
         (name, _shifted(place, edits))
         for name, place in places
-        if name == MODULE_SCOPE or not any(_inside((name, place), other) for other in chosen)
+        if name == MODULE_SCOPE or not any(_inside((name, place), other) for other in definitions)
     ]
 
 
@@ -141,10 +143,10 @@ def _parsed(name: str, place: range, lines: Sequence[str]) -> list[_Place] | Non
     if list(scopes.get(last, ())) != [range(indented, indented + len(text))]:
         return None
     prefix = f"{outer}." if outer else ""
-    return list(_named(prefix, offset, scopes))
+    return list(_qualified(prefix, offset, scopes))
 
 
-def _named(prefix: str, offset: int, scopes: Scopes) -> Iterator[_Place]:
+def _qualified(prefix: str, offset: int, scopes: Scopes) -> Iterator[_Place]:
     for name, places in scopes.items():
         if name != MODULE_SCOPE:
             for place in places:

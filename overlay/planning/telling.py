@@ -24,7 +24,7 @@ from overlay.planning.neighbours import (
     Rows,
     astray,
     flanked,
-    gone,
+    is_absent,
     near,
     placed,
     rows_of,
@@ -66,16 +66,16 @@ class Present(NamedTuple):
     :ivar whole: whether nothing is missing, in the hunk's order, and nothing is left of what it
         removes.
     :ivar share: share of its telling lines that are there, from 0 to 1.
-    :ivar wanted: how many lines of code it adds; :ivar missing: those that are not there.
-    :ivar left: a line that it removes and that may still stand there; empty without one.
+    :ivar added_count: how many lines of code it adds; :ivar missing: those that are not there.
+    :ivar leftover: a line that it removes and that may still stand there; empty without one.
     :ivar astray: a line that stands at another place or another indentation, if nothing is missing.
     """
 
     whole: bool = False
     share: float = 0.0
-    wanted: int = 0
+    added_count: int = 0
     missing: tuple[str, ...] = ()
-    left: str = ""
+    leftover: str = ""
     astray: str = ""
 
 
@@ -186,11 +186,11 @@ def missing_of(expected: Sequence[str], lines: Iterable[str]) -> list[str]:
 @lru_cache(maxsize=4096)
 def _traces(hunk: Hunk) -> _Traces:
     post = [(op, text) for op, text in hunk.lines if op != "-"]
-    kept = list(code_lines([text for _, text in post]))
+    post_code = list(code_lines([text for _, text in post]))
     dull = {key_of(line) for line in (*hunk.pre, *(hunk.base_has or ()))}
-    code = tuple(key for _, key in kept)
-    texts = tuple(post[at][1].strip() for at, _ in kept)
-    added = tuple(number for number, (at, _) in enumerate(kept) if post[at][0] == "+")
+    code = tuple(key for _, key in post_code)
+    texts = tuple(post[at][1].strip() for at, _ in post_code)
+    added = tuple(number for number, (at, _) in enumerate(post_code) if post[at][0] == "+")
     telling = frozenset(at for at in added if code[at] not in dull and _tells(code[at], texts[at]))
     written = [(at, key) for at, (_, text) in enumerate(post) if (key := written_of(text))]
     where = {at: number for number, (at, _) in enumerate(written)}
@@ -198,20 +198,20 @@ def _traces(hunk: Hunk) -> _Traces:
     return _Traces(
         code,
         texts,
-        placed(hunk, kept, {at for at in telling if often[code[at]] == 1}),
+        placed(hunk, post_code, {at for at in telling if often[code[at]] == 1}),
         tuple(key for _, key in written),
-        tuple(where[at] for at, _ in kept),
+        tuple(where[at] for at, _ in post_code),
         added,
         telling,
-        tuple(_removals(hunk, code, {at: number for number, (at, _) in enumerate(kept)})),
+        tuple(_removals(hunk, code, {at: number for number, (at, _) in enumerate(post_code)})),
         frozenset(code[at] for at in telling),
     )
 
 
-def _removals(hunk: Hunk, code: Sequence[str], kept: Mapping[int, int]) -> Iterator[Removal]:
+def _removals(hunk: Hunk, code: Sequence[str], rows: Mapping[int, int]) -> Iterator[Removal]:
     """The lines of code that a hunk removes, each between the lines that stay around it.
 
-    :param code: the lines of code of the post-image; :param kept: which line of it each of them is.
+    :param code: the lines of code of the post-image; :param rows: which line of it each of them is.
     """
     in_pre = dict(code_lines(hunk.pre))
     block: list[tuple[str, str]] = []
@@ -219,8 +219,8 @@ def _removals(hunk: Hunk, code: Sequence[str], kept: Mapping[int, int]) -> Itera
     before = -1
     for op, text in (*hunk.lines, (" ", "")):
         last = new == len(hunk.post)
-        if op == " " and (last or new in kept):
-            after = len(code) if last else kept[new]
+        if op == " " and (last or new in rows):
+            after = len(code) if last else rows[new]
             for key, line in block:  # an equal line next to it does not end the place
                 first, stop = before, after
                 while first >= 0 and code[first] == key:
@@ -240,24 +240,26 @@ def _removals(hunk: Hunk, code: Sequence[str], kept: Mapping[int, int]) -> Itera
         old, new = old + (op != "+"), new + (op != "-")
 
 
-def present(hunk: Hunk, places: Iterable[Place], others: Sequence[Hunk] = ()) -> Present:
+def present(hunk: Hunk, places: Iterable[Place], patch_hunks: Sequence[Hunk] = ()) -> Present:
     """What a text has of a hunk, where it has most of it.
 
     Nothing is known of a hunk whose base is not known: its lines may have been there before.
 
-    :param places: the places of the hunk's scope; :param others: the hunks of its patch, whose
+    :param places: the places of the hunk's scope; :param patch_hunks: the hunks of its patch, whose
         equal lines in the same scope are wanted beside its own.
     """
     if hunk.base_has is None:
         return Present()
     traces = _traces(hunk)
     if not traces.added:
-        left = [_left(traces, _near(place)) for place in places]
-        unseen = next((line.text for line in traces.removed), "") if not left else ""
-        return Present(left=next(filter(None, left), unseen))
-    numbers = _wanted(hunk, others)
+        leftovers = [_leftover(traces, _near(place)) for place in places]
+        unseen = next((line.text for line in traces.removed), "") if not leftovers else ""
+        return Present(leftover=next(filter(None, leftovers), unseen))
+    numbers = _required_counts(hunk, patch_hunks)
     answers = [_in_place(traces, place, numbers) for place in places]
-    none = Present(wanted=len(traces.added), missing=tuple(traces.texts[at] for at in traces.added))
+    none = Present(
+        added_count=len(traces.added), missing=tuple(traces.texts[at] for at in traces.added)
+    )
     return max(answers, key=lambda each: (each.whole, each.share, -len(each.missing)), default=none)
 
 
@@ -282,29 +284,29 @@ def stands_together(hunk: Hunk, places: Iterable[Sequence[str]]) -> bool:
 
 def partly(hunk: Hunk, there: Present) -> Reason:
     """What a text has of a hunk, and what it lacks, in words."""
-    number = there.wanted - len(there.missing)
-    text = f"{number} of the {there.wanted} lines that it adds are in {hunk.scope} already"
+    number = there.added_count - len(there.missing)
+    text = f"{number} of the {there.added_count} lines that it adds are in {hunk.scope} already"
     if there.missing:
-        text += f"; missing: {named(there.missing)}"
-    elif there.left:
-        text += f", and so is a line that it removes: {named([there.left])}"
+        text += f"; missing: {quoted(there.missing)}"
+    elif there.leftover:
+        text += f", and so is a line that it removes: {quoted([there.leftover])}"
     elif there.astray:
-        text += f", but not all at their place or indentation: {named([there.astray])}"
+        text += f", but not all at their place or indentation: {quoted([there.astray])}"
     else:
         text += ", but not in its order, or not beside its lines"
     return Reason(text, REVIEW)
 
 
-def named(lines: Sequence[str]) -> str:
+def quoted(lines: Sequence[str]) -> str:
     """The first of some lines of code, in quotes and cut."""
     cut = [line if len(line) <= _LETTERS else f"{line[: _LETTERS - 3]}..." for line in lines]
     more = f" and {len(lines) - _NAMED} more" if len(lines) > _NAMED else ""
     return ", ".join(map(repr, cut[:_NAMED])) + more
 
 
-def _wanted(hunk: Hunk, others: Sequence[Hunk]) -> Counter[str]:
+def _required_counts(hunk: Hunk, patch_hunks: Sequence[Hunk]) -> Counter[str]:
     """How often each telling line of a hunk has to stand in its scope."""
-    beside = [other for other in others if other.scope == hunk.scope] or [hunk]
+    beside = [other for other in patch_hunks if other.scope == hunk.scope] or [hunk]
     numbers: Counter[str] = Counter()
     for other in beside:
         traces = _traces(other)
@@ -315,7 +317,7 @@ def _wanted(hunk: Hunk, others: Sequence[Hunk]) -> Counter[str]:
 def _in_place(traces: _Traces, place: Place, numbers: Counter[str]) -> Present:
     if traces.tells.isdisjoint(place.there):
         texts = tuple(traces.texts[at] for at in traces.added)
-        return Present(wanted=len(texts), missing=texts)
+        return Present(added_count=len(texts), missing=texts)
     counts = place.counts
     lacking = {key: number - counts[key] for key, number in numbers.items()}
     missing: list[int] = []
@@ -331,18 +333,18 @@ def _in_place(traces: _Traces, place: Place, numbers: Counter[str]) -> Present:
             missing.append(at)
         else:
             there += 1
-    left = _left(traces, rows)
-    stray = "" if missing or left else _astray(traces, place, rows)
+    leftover = _leftover(traces, rows)
+    stray = "" if missing or leftover else _astray(traces, place, rows)
     whole = (
         bool(traces.telling)
         and not missing
-        and not left
+        and not leftover
         and not stray
         and all(_anchored(traces, run, rows) for run in _runs(traces.added))
     )
     texts = tuple(traces.texts[at] for at in missing)
     share = there / len(traces.telling)
-    return Present(whole, share, len(traces.added), texts, left, stray)
+    return Present(whole, share, len(traces.added), texts, leftover, stray)
 
 
 def _near(place: Place) -> tuple[Rows, Rows]:
@@ -362,10 +364,10 @@ def _between(traces: _Traces, at: int, place: Place, rows: Sequence[Rows]) -> bo
     return flanked(traces.written, traces.at[at], rows_of(place.written), len(place.written))
 
 
-def _left(traces: _Traces, rows: Sequence[Rows]) -> str:
+def _leftover(traces: _Traces, rows: Sequence[Rows]) -> str:
     """A line that a hunk removes and that a scope may still have; empty without one."""
     for removal in traces.removed:
-        if not all(gone(removal, each) for each in rows):
+        if not all(is_absent(removal, each) for each in rows):
             return removal.text
     return ""
 

@@ -124,21 +124,21 @@ class SourceText:
         ordered = sorted(edits, key=lambda edit: (edit.start, edit.stop))
         lines: list[str] = []
         ends: list[str] = []
-        done = 0
+        position = 0
         for edit in ordered:
-            if not done <= edit.start <= edit.stop <= len(self.lines):
+            if not position <= edit.start <= edit.stop <= len(self.lines):
                 raise TextError(
                     f"the edit of lines {edit.start + 1} to {edit.stop} overlaps another one or "
                     f"lies outside the file's {len(self.lines)} lines"
                 )
             self._check_encodable(edit.lines)
-            lines += self.lines[done : edit.start]
-            ends += self.ends[done : edit.start]
+            lines += self.lines[position : edit.start]
+            ends += self.ends[position : edit.start]
             lines += edit.lines
             ends += self._ends_for(edit)
-            done = edit.stop
-        lines += self.lines[done:]
-        ends += self.ends[done:]
+            position = edit.stop
+        lines += self.lines[position:]
+        ends += self.ends[position:]
         finished = self.final_newline if final_newline is None else final_newline
         if "" in ends[:-1]:
             ends[:-1] = [end or self._usual_end for end in ends[:-1]]

@@ -21,9 +21,9 @@ from overlay.planning.telling import (
     SHARE,
     Place,
     missing_of,
-    named,
     partly,
     present,
+    quoted,
 )
 from overlay.results import Outcome
 
@@ -58,15 +58,15 @@ def evidence(feature: Feature, release: Version | None, scope_lines: ScopeLines)
     lined = [test for test in feature.upstream_tests if test.lines]
     missing = [test for test in texts if not _contains(test, scope_lines)]
     if missing:
-        return Evidence(False, "; ".join(map(_named, missing)))
+        return Evidence(False, "; ".join(map(_label, missing)))
     total, lacking = _counted(lined, scope_lines)
     counted = f"{total - len(lacking)} of the {total} lines of the change are in their scopes"
     if lacking:
         much = total - len(lacking) >= total * min(test.share for test in lined)
-        return Evidence(False, f"{counted}; missing: {named(lacking)}", much)
+        return Evidence(False, f"{counted}; missing: {quoted(lacking)}", much)
     if any(test.share < 1 for test in lined) and not _nothing_denies(feature, release, scope_lines):
         return Evidence(False, f"{counted}, but not all of the change", True)
-    facts = [f"{_named(test)}" for test in texts]
+    facts = [f"{_label(test)}" for test in texts]
     if lined:
         facts.append(counted)
     return Evidence(bool(facts), "; ".join(facts))
@@ -82,7 +82,7 @@ def _nothing_denies(feature: Feature, release: Version | None, scope_lines: Scop
         for hunk in patch.hunks if not patch.retired else ():
             places = [Place(lines) for lines in scope_lines(patch.path, hunk.scope)]
             presence = present(hunk, places, patch.hunks)
-            if presence.left or (presence.wanted and not presence.whole):
+            if presence.leftover or (presence.added_count and not presence.whole):
                 return False
     return True
 
@@ -115,20 +115,20 @@ def build_of(feature: Feature, scope_lines: ScopeLines) -> str | None:
 
 
 def hunk_is_upstream(
-    hunk: Hunk, places: Iterable[Sequence[str] | Place], others: Sequence[Hunk] = ()
+    hunk: Hunk, places: Iterable[Sequence[str] | Place], patch_hunks: Sequence[Hunk] = ()
 ) -> Evidence:
     """Whether a release has one hunk by the lines that it adds; images are ``matching``'s part.
 
     Nothing is known of a hunk whose base is not known: its lines may have been there before.
 
     :param places: the lines of each place that the hunk's scope has in the release's own file.
-    :param others: the hunks of its patch, which may add the same lines in the same scope.
+    :param patch_hunks: the hunks of its patch, which may add the same lines in the same scope.
     """
     read = (each if isinstance(each, Place) else Place(each) for each in places)
-    presence = present(hunk, read, others)
+    presence = present(hunk, read, patch_hunks)
     if presence.whole:
         return Evidence(
-            True, f"all {presence.wanted} lines of code that it adds are in {hunk.scope}"
+            True, f"all {presence.added_count} lines of code that it adds are in {hunk.scope}"
         )
     if presence.share < SHARE:
         return Evidence(False, "")
@@ -168,7 +168,7 @@ def has_module(added: AddedFile, places: Sequence[Sequence[str]]) -> Evidence:
     number = f"{len(code) - len(lacking)} of the {len(code)} lines of code of the module"
     if lacking:
         much = len(code) - len(lacking) >= SHARE * len(code)
-        text = f"{number} are in the release's file of that name; missing: {named(lacking)}"
+        text = f"{number} are in the release's file of that name; missing: {quoted(lacking)}"
         return Evidence(False, text, much)
     if not code or not _as_written(own, places[0]):
         return Evidence(
@@ -194,11 +194,11 @@ def _counted(tests: Sequence[UpstreamTest], scope_lines: ScopeLines) -> tuple[in
     for test in tests:
         own = [test.lines[at] for at, _ in code_lines(test.lines)]
         total += len(own)
-        left = [missing_of(own, lines) for lines in scope_lines(test.path, test.scope)]
-        fewest: list[str] = min([own, *left], key=len)
+        remainders = [missing_of(own, lines) for lines in scope_lines(test.path, test.scope)]
+        fewest: list[str] = min([own, *remainders], key=len)
         lacking += fewest
     return total, lacking
 
 
-def _named(test: UpstreamTest) -> str:
+def _label(test: UpstreamTest) -> str:
     return f"{test.contains.strip()!r} in {test.scope} of {test.path}"

@@ -137,9 +137,9 @@ class Report:
             lines += target_lines(self.targets, verbose=verbose)
         lines += self.own_lines(verbose=verbose)
         if self.error is not None:
-            first, *others = self.error.splitlines() or [""]
+            first, *rest = self.error.splitlines() or [""]
             lines.append(labelled(0, "error: ", first, "bad"))
-            lines += [labelled(0, "       ", text) for text in others]
+            lines += [labelled(0, "       ", text) for text in rest]
         if lines and lines[-1] != BLANK:
             lines.append(BLANK)
         style = "good" if self.exit is Exit.OK else "bad"

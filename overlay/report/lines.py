@@ -25,7 +25,7 @@ class Span(NamedTuple):
     style: str = ""
 
     @property
-    def shown(self) -> str:
+    def escaped(self) -> str:
         """The text with its control characters escaped."""
         return printable(self.text)
 
@@ -37,7 +37,7 @@ class Line(NamedTuple):
     body: tuple[Span, ...] = ()
 
     def __str__(self) -> str:
-        return "".join(span.shown for span in (*self.head, *self.body)).rstrip()
+        return "".join(span.escaped for span in (*self.head, *self.body)).rstrip()
 
 
 BLANK = Line(())
@@ -52,10 +52,10 @@ def aligned(rows: Sequence[Sequence[Span]], indent: int = 0) -> Iterator[Line]:
     for row in rows:
         widths += [0] * (len(row) - len(widths))
         for column, cell in enumerate(row):
-            widths[column] = max(widths[column], len(cell.shown))
+            widths[column] = max(widths[column], len(cell.escaped))
     for row in rows:
         cells = [
-            Span(cell.text + " " * (width - len(cell.shown) + 2), cell.style)
+            Span(cell.text + " " * (width - len(cell.escaped) + 2), cell.style)
             for cell, width in zip(row, widths, strict=False)
         ]
         yield Line((Span(" " * indent), *cells))
@@ -98,8 +98,8 @@ def _paint_rich(lines: Iterable[Line], stream: TextIO) -> None:
 
     console = Console(file=stream, highlight=False, markup=False, emoji=False)
     for line in lines:
-        head = Text.assemble(*((span.shown, _STYLES.get(span.style, "")) for span in line.head))
-        body = Text.assemble(*((span.shown, _STYLES.get(span.style, "")) for span in line.body))
+        head = Text.assemble(*((span.escaped, _STYLES.get(span.style, "")) for span in line.head))
+        body = Text.assemble(*((span.escaped, _STYLES.get(span.style, "")) for span in line.body))
         room = console.width - head.cell_len
         if head.cell_len + body.cell_len <= console.width or room < 24:
             console.print(head + body, soft_wrap=True)
@@ -110,13 +110,13 @@ def _paint_rich(lines: Iterable[Line], stream: TextIO) -> None:
             console.print(margin + part, soft_wrap=True)
 
 
-def causes(found: Sequence[tuple[str, str]], names: Sequence[str]) -> Iterator[Line]:
+def causes(occurrences: Sequence[tuple[str, str]], names: Sequence[str]) -> Iterator[Line]:
     """Each cause once, with the places that have it.
 
-    :param found: place and cause, in their order; :param names: all places, in theirs.
+    :param occurrences: place and cause, in their order; :param names: all places, in theirs.
     """
     having: dict[str, list[str]] = {}
-    for name, cause in found:
+    for name, cause in occurrences:
         having.setdefault(cause, []).append(name)
     for cause, those in having.items():
         first, last = names.index(those[0]), names.index(those[-1])

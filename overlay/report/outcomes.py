@@ -43,8 +43,8 @@ def would_apply(target: TargetReport, changes: Sequence[Change]) -> Verdict:
         )
         return Verdict(Code.LEFTOVERS, text)
     if target.pending is Pending.UPDATE:
-        done = ids(in_states(target, State.APPLIED))
-        text = f"Nothing was written: apply would bring {done} up to date in {vllm(target)}."
+        applied_ids = ids(in_states(target, State.APPLIED))
+        text = f"Nothing was written: apply would bring {applied_ids} up to date in {vllm(target)}."
         return Verdict(Code.WOULD_APPLY, text)
     if not waiting:
         text = f"Nothing was written, and nothing would be{_settled(target)}."
@@ -64,12 +64,12 @@ def applied(target: TargetReport, changed: int, *, wrote: bool) -> Verdict:
     """
     if not wrote:
         return Verdict(_done_already(target), f"Nothing to do{_settled(target)}.")
-    done = in_states(target, State.APPLIED)
-    if not done:
+    applied_features = in_states(target, State.APPLIED)
+    if not applied_features:
         text = f"Removed all patches from {vllm(target)}: {nothing_to_patch(target)}."
         return Verdict(Code.REMOVED, text)
     written = f", {count(changed, 'file')} written" if changed else ""
-    return Verdict(Code.APPLIED, f"Applied {ids(done)} to {vllm(target)}{written}.")
+    return Verdict(Code.APPLIED, f"Applied {ids(applied_features)} to {vllm(target)}{written}.")
 
 
 def _done_already(target: TargetReport) -> Code:
@@ -83,13 +83,13 @@ def _settled(target: TargetReport) -> str:
     return f" in {vllm(target)}: {nothing_to_patch(target)}"
 
 
-def required_missing(target: TargetReport, done: Verdict) -> Verdict:
+def required_missing(target: TargetReport, verdict: Verdict) -> Verdict:
     """The verdict of an ``apply`` after which a required feature is not there.
 
-    :param done: what the apply did.
+    :param verdict: what the apply did.
     """
     missing = enumeration([obstacle.summary for obstacle in target.obstacles])
-    return Verdict(Code.REQUIRED_MISSING, f"{done.text} But {missing}.")
+    return Verdict(Code.REQUIRED_MISSING, f"{verdict.text} But {missing}.")
 
 
 # revert, adopt, diff
@@ -139,10 +139,10 @@ def left_as_it_is(report: RevertReport, beside: Sequence[tuple[str, str]], title
     :param beside: path and change of each file that is no module; not kept, not put back.
     :param titles: the packages that have it.
     """
-    others = enumeration([f"{path} ({what})" for path, what in beside])
-    done = report.verdict.removesuffix(".")
+    files = enumeration([f"{path} ({what})" for path, what in beside])
+    text = report.verdict.removesuffix(".")
     text = (
-        f"{done}; neither kept nor put back, since a feature carries modules: {others}; copy what "
+        f"{text}; neither kept nor put back, since a feature carries modules: {files}; copy what "
         f"you need of it, and reinstall {titles} for the release's own."
     )
     return Verdict(Code.KEPT_IN_PART, text)
@@ -157,19 +157,19 @@ def not_kept(target: TargetReport, why: str) -> Verdict:
 
 
 def taken_off(
-    target: TargetReport, going: Sequence[str], wanted: Sequence[str], files: int
+    target: TargetReport, going: Sequence[str], requested: Sequence[str], files: int
 ) -> Verdict:
     """The verdict of a ``revert --feature`` that went through.
 
-    :param going: ids of what was taken off; :param wanted: ids that were to go.
+    :param going: ids of what was taken off; :param requested: ids that were to go.
     :param files: files of vLLM that were written or removed.
     """
     if not going:
-        names = f"{enumeration(list(wanted))} {is_are(wanted)}"
+        names = f"{enumeration(list(requested))} {is_are(requested)}"
         text = f"Nothing to revert: {names} not applied to {vllm(target)}."
         return Verdict(Code.NOTHING_TO_REVERT, text)
-    left = in_states(target, State.APPLIED)
-    rest = f"{ids(left)} {is_are(left)} left" if left else "nothing of the overlay is left there"
+    stay = in_states(target, State.APPLIED)
+    rest = f"{ids(stay)} {is_are(stay)} left" if stay else "nothing of the overlay is left there"
     what = f"Took {enumeration(list(going))} out of {vllm(target)}"
     return Verdict(Code.REVERTED, f"{what}, {count(files, 'file')} written; {rest}.")
 
@@ -188,9 +188,9 @@ def adopted(target: TargetReport, *, wrote: bool) -> Verdict:
     if not wrote:
         text = f"Nothing to adopt in {vllm(target)}: it has no patches without a ledger."
         return Verdict(Code.NOTHING_TO_ADOPT, text)
-    taken = in_states(target, State.APPLIED)
+    adopted_features = in_states(target, State.APPLIED)
     step = f"{target.command('revert')} can take them out now"
-    text = f"Took over {ids(taken)} in {vllm(target)}: {step}."
+    text = f"Took over {ids(adopted_features)} in {vllm(target)}: {step}."
     return Verdict(Code.ADOPTED, text)
 
 

@@ -96,8 +96,8 @@ def explained(state: State, reason: Reason | None, steps: Mapping[State, str]) -
     """
     if not state.needs_attention:
         return reason
-    known = reason or Reason(_WHY[state])
-    return known._replace(next_step=known.next_step or steps[state])
+    explanation = reason or Reason(_WHY[state])
+    return explanation._replace(next_step=explanation.next_step or steps[state])
 
 
 def problems(target: TargetReport) -> tuple[Problem, ...]:
@@ -168,14 +168,14 @@ def _merged(single: Iterable[Problem]) -> tuple[Problem, ...]:
     merged: dict[tuple[State, Reason], Problem] = {}
     for problem in single:
         key = (problem.state, problem.reason)
-        known = merged.get(key)
+        earlier = merged.get(key)
         merged[key] = (
             problem
-            if known is None
+            if earlier is None
             else replace(
-                known,
-                features=tuple(dict.fromkeys((*known.features, *problem.features))),
-                places=tuple(dict.fromkeys((*known.places, *problem.places))),
+                earlier,
+                features=tuple(dict.fromkeys((*earlier.features, *problem.features))),
+                places=tuple(dict.fromkeys((*earlier.places, *problem.places))),
             )
         )
     return tuple(merged.values())

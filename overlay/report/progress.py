@@ -30,8 +30,8 @@ BETWEEN_LINES = 3.0
 class Progress(Protocol):
     """Called while something is read or fetched."""
 
-    def __call__(self, what: str, done: int, total: int | None, /) -> None:
-        """``done`` of ``total`` bytes of ``what``; ``total`` is ``None`` where it is not known."""
+    def __call__(self, what: str, completed: int, total: int | None, /) -> None:
+        """``completed`` of ``total`` bytes of ``what``; ``total`` is ``None`` if unknown."""
 
 
 @contextmanager
@@ -64,7 +64,7 @@ class Meter:
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
         self._began: dict[str, float] = {}
-        self._told: dict[str, float] = {}
+        self._line_times: dict[str, float] = {}
         self._tasks: dict[str, TaskID] = {}
         self._bar: Bar | None = None
         self._lock = threading.RLock()  # several releases are fetched at a time
@@ -81,10 +81,10 @@ class Meter:
         if self._bar is not None:
             self._bar.stop()
 
-    def __call__(self, what: str, done: int, total: int | None, /) -> None:
-        """Show ``done`` of ``total`` bytes of ``what`` once it has taken more than a second."""
+    def __call__(self, what: str, completed: int, total: int | None, /) -> None:
+        """Show ``completed`` of ``total`` bytes of ``what`` once it took more than a second."""
         of = "" if total is None else f" of {total / 1e6:.1f}"
-        self.show(what, done, total, f"{done / 1e6:.1f}{of} MB")
+        self.show(what, completed, total, f"{completed / 1e6:.1f}{of} MB")
 
     def counting(self, verb: str, total: int, noun: str) -> Counting:
         """Count pieces of work, such as ``checked 7 of 19 targets``; a context manager.
@@ -94,19 +94,19 @@ class Meter:
         """
         return Counting(self, verb, total, noun)
 
-    def show(self, what: str, done: int, total: int | None, amount: str) -> None:
+    def show(self, what: str, completed: int, total: int | None, amount: str) -> None:
         """Show how far ``what`` is, unless it began less than a second ago.
 
-        :param amount: ``done`` and ``total`` in words.
+        :param amount: ``completed`` and ``total`` in words.
         """
         with self._lock:
             now = self._clock()
             if now - self._began.setdefault(what, now) < PATIENCE:
                 return
             if self._stream.isatty():
-                self.draw(what, done, total, amount)
-            elif now - self._told.get(what, -BETWEEN_LINES) >= BETWEEN_LINES:
-                self._told[what] = now
+                self.draw(what, completed, total, amount)
+            elif now - self._line_times.get(what, -BETWEEN_LINES) >= BETWEEN_LINES:
+                self._line_times[what] = now
                 self.line(f"{what}: {amount}")
 
     def line(self, text: str) -> None:
@@ -119,13 +119,13 @@ class Meter:
         """Whether bars are shown, and not lines."""
         return self._stream.isatty()
 
-    def draw(self, what: str, done: int, total: int | None, amount: str) -> None:
+    def draw(self, what: str, completed: int, total: int | None, amount: str) -> None:
         """Draw a bar on the terminal, or move the one that ``what`` has."""
         with self._lock:
             bar = self._open()
             if what not in self._tasks:
                 self._tasks[what] = bar.add_task(printable(what), total=total, amount=amount)
-            bar.update(self._tasks[what], completed=done, total=total, amount=amount)
+            bar.update(self._tasks[what], completed=completed, total=total, amount=amount)
 
     def _open(self) -> Bar:
         if self._bar is None:
@@ -149,8 +149,8 @@ class Counting:
     def __init__(self, meter: Meter, verb: str, total: int, noun: str) -> None:
         self._meter, self._verb, self._total = meter, verb, total
         self._noun = noun if total == 1 else f"{noun}s"
-        self._done = 0
-        self._shown: int | None = None
+        self._count = 0
+        self._shown_count: int | None = None
         self._over = threading.Event()
         self._ticker = threading.Thread(target=self._tick, daemon=True)
 
@@ -166,25 +166,25 @@ class Counting:
     ) -> None:
         self._over.set()
         self._ticker.join()
-        if kind is None and self._shown is not None and self._shown != self._done:
+        if kind is None and self._shown_count is not None and self._shown_count != self._count:
             self._tell()
 
     def step(self) -> None:
         """Count one piece of work as done."""
-        self._done += 1
+        self._count += 1
 
     def _tick(self) -> None:
         """Show the count after a second and then again, though no piece may end for long."""
         wait = PATIENCE
         while not self._over.wait(wait):
             wait = 0.2 if self._meter.is_terminal else BETWEEN_LINES
-            if self._shown != self._done:
+            if self._shown_count != self._count:
                 self._tell()
 
     def _tell(self) -> None:
-        self._shown = done = self._done
-        amount = f"{done} of {self._total} {self._noun}"
+        self._shown_count = count = self._count
+        amount = f"{count} of {self._total} {self._noun}"
         if self._meter.is_terminal:
-            self._meter.draw(self._verb, done, self._total, amount)
+            self._meter.draw(self._verb, count, self._total, amount)
         else:
             self._meter.line(f"{self._verb} {amount}")

@@ -127,10 +127,10 @@ def _summary(feature: FeatureResult, title: str) -> str:
             parts.append(count(patched, "file"))
         if added:
             parts.append(count(added, "added module"))
-    told = feature.state.needs_attention and not any(
+    is_problem = feature.state.needs_attention and not any(
         file.state.needs_attention for file in feature.files
     )  # as a problem of its own, below
-    if feature.reason and not told:
+    if feature.reason and not is_problem:
         parts.append(str(feature.reason))
     elif feature.untested:
         parts.append("untested on this release")
@@ -226,12 +226,12 @@ def _matrix_cell(feature: FeatureResult) -> Span:
 
 def _shared_problems(targets: tuple[TargetReport, ...]) -> Iterator[Line]:
     """Each problem once, with the releases that have it; the same for notes and warnings."""
-    found: dict[tuple[object, ...], list[tuple[str, Problem]]] = {}
+    groups: dict[tuple[object, ...], list[tuple[str, Problem]]] = {}
     noted: dict[str, list[str]] = {}
     warned: dict[Notice, list[str]] = {}
     for target in targets:
         for problem in problems(target):
-            found.setdefault(same_cause(problem), []).append((target.target, problem))
+            groups.setdefault(same_cause(problem), []).append((target.target, problem))
         for notice in target.notices:
             warned.setdefault(notice, []).append(target.target)
         if target.runner is not None and target.runner.short:
@@ -239,18 +239,18 @@ def _shared_problems(targets: tuple[TargetReport, ...]) -> Iterator[Line]:
         for name, why in target.early:
             text = f"{name} cannot be patched in memory: {why}"
             noted.setdefault(text, []).append(target.target)
-    if found or noted or warned:
+    if groups or noted or warned:
         yield BLANK
-    for group in sorted(found.values(), key=lambda group: -group[0][1].state.rank):
+    for group in sorted(groups.values(), key=lambda group: -group[0][1].state.rank):
         names = [name for name, _ in group]
-        yield from _problem(_shown(group), 0, where=enumeration(names, most=20))
+        yield from _problem(_newest_problem(group), 0, where=enumeration(names, most=20))
     for text, names in noted.items():
         yield labelled(0, "note: ", f"{enumeration(names, most=20)}: {text}")
     for notice, names in warned.items():
         yield labelled(0, "warning: ", f"{enumeration(names, most=20)}: {notice}", "warning")
 
 
-def _shown(group: Sequence[tuple[str, Problem]]) -> Problem:
+def _newest_problem(group: Sequence[tuple[str, Problem]]) -> Problem:
     """One problem for those of one cause on several targets: that of the last, the newest."""
     name, newest = group[-1]
     if len({problem for _, problem in group}) == 1:

@@ -38,10 +38,10 @@ class CheckReport(Report):
         shared: dict[str, list[TargetFailure]] = {}
         for failure in self.failures:
             shared.setdefault(failure.cause or failure.error, []).append(failure)
-        return "\n".join(_told(cause, failures) for cause, failures in shared.items()) or None
+        return "\n".join(_cause(cause, failures) for cause, failures in shared.items()) or None
 
 
-def _told(cause: str, failures: list[TargetFailure]) -> str:
+def _cause(cause: str, failures: list[TargetFailure]) -> str:
     """What kept targets from being read, once."""
     if len(failures) == 1 or failures[0].cause is None:
         return failures[0].error
@@ -112,16 +112,16 @@ class RevertReport(OneTarget):
         if self.kept is not None:
             yield from self.kept.own_lines(verbose=verbose)
         if self.beside:
-            told = getattr(self.kept, "beside", ())
-            yield from beside_lines([each for each in self.beside if each not in told])
+            feature_beside = getattr(self.kept, "beside", ())
+            yield from beside_lines([each for each in self.beside if each not in feature_beside])
 
     def own_data(self) -> dict[str, Any]:
         """The feature that holds the edits, under ``kept``."""
-        made = {} if self.kept is None else self.kept.own_data()
-        kept = {"kept": made["new"]} if "new" in made else {}
+        feature_data = {} if self.kept is None else self.kept.own_data()
+        data = {"kept": feature_data["new"]} if "new" in feature_data else {}
         if self.beside:
-            kept["beside"] = [{"path": path, "what": what} for path, what in self.beside]
-        return kept
+            data["beside"] = [{"path": path, "what": what} for path, what in self.beside]
+        return data
 
 
 def beside_lines(beside: Sequence[tuple[str, str]]) -> Iterator[Line]:

@@ -32,29 +32,29 @@ _NEEDY = {
 
 def attention(target: TargetReport) -> str | None:
     """What needs the user: features in their states, obstacles, an interruption; or ``None``."""
-    told = {name for problem in problems(target) for name in problem.features}
-    needy = [feature for feature in target.features if feature.feature in told]
-    said = []
+    needy_ids = {name for problem in problems(target) for name in problem.features}
+    needy = [feature for feature in target.features if feature.feature in needy_ids]
+    parts = []
     clashing = [feature.feature for feature in needy if word(feature) == CLASH]
     if clashing:
-        said.append(f"{enumeration(clashing)} {'clashes' if len(clashing) == 1 else 'clash'}")
+        parts.append(f"{enumeration(clashing)} {'clashes' if len(clashing) == 1 else 'clash'}")
     malformed = [feature.feature for feature in needy if word(feature) == MALFORMED]
     if malformed:
-        said.append(f"{enumeration(malformed)} {is_are(malformed)} malformed")
+        parts.append(f"{enumeration(malformed)} {is_are(malformed)} malformed")
     apart = {*target.unrecorded, *clashing, *malformed}
-    for state, (one, several) in _NEEDY.items():
+    for state, (singular, plural) in _NEEDY.items():
         if names := [
             feature.feature
             for feature in needy
             if feature.state is state and feature.feature not in apart
         ]:
-            said.append(f"{enumeration(names)} {one if len(names) == 1 else several}")
+            parts.append(f"{enumeration(names)} {singular if len(names) == 1 else plural}")
     if unrecorded := target.unrecorded:
-        said.append(f"{enumeration(unrecorded)} {is_are(unrecorded)} patched in without a ledger")
-    said += [obstacle.summary for obstacle in target.obstacles]
+        parts.append(f"{enumeration(unrecorded)} {is_are(unrecorded)} patched in without a ledger")
+    parts += [obstacle.summary for obstacle in target.obstacles]
     if target.interrupted:
-        said.insert(0, "an apply or revert was interrupted")
-    return "; ".join(said) or None
+        parts.insert(0, "an apply or revert was interrupted")
+    return "; ".join(parts) or None
 
 
 def attention_code(target: TargetReport) -> Code:
@@ -94,16 +94,14 @@ def _needs_action(target: TargetReport) -> Verdict | None:
 
 def together(verdicts: Sequence[Verdict]) -> Verdict:
     """The verdict of a command on several packages, from that on each."""
-    first, *others = verdicts
-    if not others:
+    first, *rest = verdicts
+    if not rest:
         return first
     needy = [verdict for verdict in verdicts if verdict.code.exit is not Exit.OK]
     codes = {verdict.code for verdict in needy or verdicts}
     code = codes.pop() if len(codes) == 1 else Code.NEEDS_ATTENTION if needy else Code.MIXED
     texts = [first.text.removesuffix(".")]
-    texts += [
-        f"{verdict.text[0].lower()}{verdict.text[1:].removesuffix('.')}" for verdict in others
-    ]
+    texts += [f"{verdict.text[0].lower()}{verdict.text[1:].removesuffix('.')}" for verdict in rest]
     return Verdict(code, f"{'; '.join(texts)}.")
 
 
@@ -188,8 +186,8 @@ def _checked_one(target: TargetReport) -> Verdict:
     if fits:
         text = f"Nothing needs you: {ids(fits)} can be applied to {vllm(target)}."
         return Verdict(Code.CAN_BE_APPLIED, text)
-    if done := in_states(target, State.APPLIED):
-        text = f"Nothing needs you: {ids(done)} {is_are(done)} applied to {vllm(target)}."
+    if applied := in_states(target, State.APPLIED):
+        text = f"Nothing needs you: {ids(applied)} {is_are(applied)} applied to {vllm(target)}."
         if target.pending is Pending.UPDATE:
             text = f"{text[:-1]}, which {target.command('apply')} brings up to date."
             return Verdict(Code.CAN_BE_UPDATED, text)
@@ -214,15 +212,15 @@ def status(target: TargetReport) -> Verdict:
 def _status(target: TargetReport) -> Verdict:
     if needy := _needs_action(target):
         return needy
-    done, waiting = in_states(target, State.APPLIED), in_states(target, State.PRISTINE)
-    if done and waiting:
+    applied, waiting = in_states(target, State.APPLIED), in_states(target, State.PRISTINE)
+    if applied and waiting:
         text = (
-            f"{ids(done)} {is_are(done)} applied to {vllm(target)}; "
+            f"{ids(applied)} {is_are(applied)} applied to {vllm(target)}; "
             f"{ids(waiting)} {is_are(waiting)} not."
         )
         return Verdict(Code.PARTLY_APPLIED, text)
-    if done:
-        return Verdict(Code.APPLIED, f"{ids(done)} {is_are(done)} applied to {vllm(target)}.")
+    if applied:
+        return Verdict(Code.APPLIED, f"{ids(applied)} {is_are(applied)} applied to {vllm(target)}.")
     if waiting:
         text = (
             f"Nothing is applied to {vllm(target)}: {target.command('apply')} would apply "

@@ -46,12 +46,12 @@ class Invocation(NamedTuple):
 
     :ivar target: the arguments that name the target: TARGET, ``--python`` with a path, or nothing.
     :ivar patches: the folders of ``--patches``; those of ``OVERLAY_PATCHES`` need no repetition.
-    :ivar chosen: the arguments that choose features: ``--feature`` and ``--without``.
+    :ivar selectors: the arguments that choose features: ``--feature`` and ``--without``.
     """
 
     target: tuple[str, ...] = ()
     patches: tuple[str, ...] = ()
-    chosen: tuple[str, ...] = ()
+    selectors: tuple[str, ...] = ()
 
     def command(self, name: str, *words: str, read_only: bool = False) -> Command:
         """A command on the same target with the same patches.
@@ -60,14 +60,14 @@ class Invocation(NamedTuple):
         :param read_only: whether the target is a file or a release, to which no command can write;
             a command that writes is then meant for the installed package.
         """
-        spoken = name in _ON_A_TARGET and not (read_only and name in _WRITING)
-        spoken = spoken or (name == "new" and "--from-edits" in words)
+        says_target = name in _ON_A_TARGET and not (read_only and name in _WRITING)
+        says_target = says_target or (name == "new" and "--from-edits" in words)
         folders = () if name in _WITHOUT_PATCHES else self.patches
-        named = [word for folder in folders for word in ("--patches", folder)]
+        options = [word for folder in folders for word in ("--patches", folder)]
         if name in ON_CHOSEN and "--feature" not in words:
-            words, chosen = self._chosen_with(words)
-            named = [*chosen, *named]
-        return Command((name, *words, *named, *(self.target if spoken else ())))
+            words, selectors = self._chosen_with(words)
+            options = [*selectors, *options]
+        return Command((name, *words, *options, *(self.target if says_target else ())))
 
     def _chosen_with(self, words: tuple[str, ...]) -> tuple[tuple[str, ...], list[str]]:
         """Arguments of a command and those that choose features, as far as they go together.
@@ -75,11 +75,11 @@ class Invocation(NamedTuple):
         What the command leaves out is not named; where the user named others, these say it all.
         """
         out = _values(words, "--without")
-        named = [id_ for id_ in _values(self.chosen, "--feature") if id_ not in out]
-        without = [id_ for id_ in _values(self.chosen, "--without") if id_ not in out]
-        if named and out:
+        feature_ids = [id_ for id_ in _values(self.selectors, "--feature") if id_ not in out]
+        without = [id_ for id_ in _values(self.selectors, "--without") if id_ not in out]
+        if feature_ids and out:
             words = tuple(word for word in words if word != "--without" and word not in out)
-        options = (("--feature", named), ("--without", without))
+        options = (("--feature", feature_ids), ("--without", without))
         return words, [word for option, ids in options for id_ in ids for word in (option, id_)]
 
 

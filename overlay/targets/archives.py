@@ -225,13 +225,13 @@ class Wheel:
         version, raw = self.metadata()
         record = Record(raw, self._package)
         files: dict[str, bytes] = {}
-        others: set[str] = set()
+        other_paths: set[str] = set()
         total = 0
         for member, info in self._members.items():
             if not member.startswith(self._folder):
                 continue
             if not _is_text(member):
-                others.add(member)
+                other_paths.add(member)
                 continue
             _check_size(self._name, member, info.file_size)
             total += info.file_size
@@ -248,7 +248,7 @@ class Wheel:
                     "The wheel is damaged or was changed: do not use it"
                 )
             files[member] = content
-        return Sources(version, files, frozenset(others))
+        return Sources(version, files, frozenset(other_paths))
 
     def _damaged(self, problem: str) -> ArchiveError:
         return ArchiveError(
@@ -287,7 +287,7 @@ def read_sdist(file: IO[bytes], name: str, package: Package) -> Sources:
 
 def _collect(archive: tarfile.TarFile, name: str, package: Package) -> Sources:
     files: dict[str, bytes] = {}
-    others: set[str] = set()
+    other_paths: set[str] = set()
     tops: set[str] = set()
     for member in _members(archive, name):
         top, path = _inner(member.name, package)
@@ -298,14 +298,14 @@ def _collect(archive: tarfile.TarFile, name: str, package: Package) -> Sources:
             _check_size(name, member.name, member.size)
             file = archive.extractfile(member)
             content = file.read() if file is not None else b""
-        if path in files or path in others:
+        if path in files or path in other_paths:
             raise ArchiveError(
                 f"{name}: expected each file once, found {path} twice. Do not use it"
             )
         if content is not None:
             files[path] = content
         elif inside:
-            others.add(path)
+            other_paths.add(path)
     if package.initial not in files:
         raise _not_in(name, package)
     if len(tops) > 1:
@@ -316,7 +316,7 @@ def _collect(archive: tarfile.TarFile, name: str, package: Package) -> Sources:
     metadata = files.pop("PKG-INFO", b"")
     stated = files.get(f"{package.name}/_version.py", b"")
     version = header(metadata, "Version") or version_in_source(stated)
-    return Sources(version, files, frozenset(others))
+    return Sources(version, files, frozenset(other_paths))
 
 
 def _members(archive: tarfile.TarFile, name: str) -> Iterator[tarfile.TarInfo]:
@@ -353,16 +353,16 @@ class _Bounded:
 
     def __init__(self, plain: gzip.GzipFile, name: str, compressed: int) -> None:
         self._plain, self._name, self._compressed = plain, name, compressed
-        self._done = 0
+        self._unpacked = 0
 
     def read(self, size: int = -1) -> bytes:
         chunk = self._plain.read(size)
-        self._done += len(chunk)
-        grown = self._done > RATIO_FREE_BYTES and self._done > MAX_RATIO * self._compressed
-        if grown or self._done > MAX_UNPACKED_BYTES:
+        self._unpacked += len(chunk)
+        grown = self._unpacked > RATIO_FREE_BYTES and self._unpacked > MAX_RATIO * self._compressed
+        if grown or self._unpacked > MAX_UNPACKED_BYTES:
             raise ArchiveError(
                 f"{self._name}: expected an sdist of at most {MAX_UNPACKED_BYTES} bytes unpacked "
                 f"and {MAX_RATIO} times its size; this one of {self._compressed} bytes has "
-                f"unpacked to {self._done} and goes on. It is a bomb: do not use it"
+                f"unpacked to {self._unpacked} and goes on. It is a bomb: do not use it"
             )
         return chunk

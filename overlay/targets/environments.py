@@ -159,8 +159,8 @@ def is_environment(place: Path, packages: Iterable[Package] = (VLLM,)) -> bool:
     :param packages: those that are looked for.
     """
     if place.is_dir():
-        held = any((place / package.initial).exists() for package in packages)
-        return (place / "pyvenv.cfg").is_file() and not held
+        has_package = any((place / package.initial).exists() for package in packages)
+        return (place / "pyvenv.cfg").is_file() and not has_package
     is_named_so = re.match(r"^(python|pypy)\d*(\.\d+)?t?(\.exe)?$", place.name) is not None
     return is_named_so and os.access(place, os.X_OK)
 
@@ -233,10 +233,10 @@ def _prefix(place: Path) -> Path:
     A link is followed one step at a time: a virtual environment's interpreter is a link to its
     base's, and ``pyvenv.cfg`` lies beside the link.
     """
-    seen = set()
+    visited = set()
     here = Path(os.path.abspath(place))
-    while str(here) not in seen:
-        seen.add(str(here))
+    while str(here) not in visited:
+        visited.add(str(here))
         for folder in (here.parent, here.parent.parent):
             if (folder / "pyvenv.cfg").is_file():
                 return folder
@@ -293,10 +293,10 @@ def _site_packages(prefix: Path, version: str | None) -> Iterator[str]:
     pattern = f"python{version}*" if version else "python3*"
     places = [*prefix.glob(f"lib/{pattern}/site-packages")]
     places += prefix.glob(f"lib64/{pattern}/site-packages")
-    seen = set()
+    visited = set()
     for folder in sorted(places):
-        if (real := os.path.realpath(folder)) not in seen:  # lib64 may be a link to lib
-            seen.add(real)
+        if (real := os.path.realpath(folder)) not in visited:  # lib64 may be a link to lib
+            visited.add(real)
             yield str(folder)
     if (windows := prefix / "Lib" / "site-packages").is_dir() and os.name == "nt":
         yield str(windows)

@@ -144,18 +144,18 @@ class IndexSession:
     ) -> None:
         with self.open(url, {}) as answer:
             total = _content_length(answer)
-            done = 0
+            received = 0
             if total is not None and total > limit:
                 raise PackageIndexError(too_large(url, limit, total))
             while chunk := _read(answer, _CHUNK_BYTES, url):
-                done += len(chunk)
-                if done > limit:
+                received += len(chunk)
+                if received > limit:
                     raise PackageIndexError(too_large(url, limit))
                 file.write(chunk)
                 if progress is not None:
-                    progress(what, done, total)
-            if total is not None and done != total:
-                raise BrokenOffError(broken_off(url, total, done))
+                    progress(what, received, total)
+            if total is not None and received != total:
+                raise BrokenOffError(broken_off(url, total, received))
 
     def _within(self, timeouts: int, url: str, action: Callable[[], _T]) -> _T:
         """Try a request again where the answer broke off, as long as there is time.
@@ -235,9 +235,9 @@ class IndexSession:
             if self.config.client_cert:
                 context.load_cert_chain(self.config.client_cert)
         except (OSError, ssl.SSLError) as error:
-            named = f"'cert' ({cert}) and 'client-cert' ({self.config.client_cert})"
+            pip_settings = f"'cert' ({cert}) and 'client-cert' ({self.config.client_cert})"
             raise PackageIndexError(
-                f"expected pip's {without_secrets(named)} to name certificate files: {error}"
+                f"expected pip's {without_secrets(pip_settings)} to name certificate files: {error}"
             ) from error
         if trusted:  # pip's trusted-host means exactly this
             context.check_hostname = False
@@ -344,22 +344,22 @@ def _read(answer: requests.Response, size: int, url: str) -> bytes:
     try:
         chunk: bytes = answer.raw.read(size, decode_content=False)
     except (TransportError, OSError) as error:
-        said = without_secrets(f"{url}: the answer broke off: {error}. Try again")
-        raise BrokenOffError(said) from error
+        message = without_secrets(f"{url}: the answer broke off: {error}. Try again")
+        raise BrokenOffError(message) from error
     return chunk
 
 
 def _read_all(answer: requests.Response, limit: int, url: str) -> bytes:
     parts: list[bytes] = []
-    left = limit + 1
-    while left > 0 and (chunk := _read(answer, min(left, _CHUNK_BYTES), url)):
+    remaining = limit + 1
+    while remaining > 0 and (chunk := _read(answer, min(remaining, _CHUNK_BYTES), url)):
         parts.append(chunk)
-        left -= len(chunk)
-    if left <= 0:
+        remaining -= len(chunk)
+    if remaining <= 0:
         raise PackageIndexError(too_large(url, limit))
-    length, done = _content_length(answer), limit + 1 - left
-    if length is not None and length != done:
-        raise BrokenOffError(broken_off(url, length, done))
+    length, received = _content_length(answer), limit + 1 - remaining
+    if length is not None and length != received:
+        raise BrokenOffError(broken_off(url, length, received))
     return b"".join(parts)
 
 

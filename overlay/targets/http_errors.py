@@ -70,8 +70,8 @@ def too_large(url: str, limit: int, length: int | None = None) -> str:
 
     :param length: how many there are, as far as that is known.
     """
-    found = "the server sends more" if length is None else f"found {length}"
-    return f"{without_secrets(url)}: expected at most {limit} bytes, {found}"
+    size_text = "the server sends more" if length is None else f"found {length}"
+    return f"{without_secrets(url)}: expected at most {limit} bytes, {size_text}"
 
 
 def too_slow(url: str, seconds: float) -> str:
@@ -112,31 +112,31 @@ def network_error(url: str, error: Exception, timeout: float) -> PackageIndexErr
 
     :param timeout: seconds that were waited for one.
     """
-    shown, causes = without_secrets(url), list(_causes(error))
+    where, causes = without_secrets(url), list(_causes(error))
     for cause in causes:
         if isinstance(cause, ssl.SSLCertVerificationError):
             return PackageIndexError(
-                f"{shown}: expected a certificate that this system trusts: {cause.verify_message}. "
+                f"{where}: expected a certificate that this system trusts: {cause.verify_message}. "
                 "Set pip's 'cert' (PIP_CERT) or SSL_CERT_FILE to the right bundle"
             )
         if isinstance(cause, (requests.Timeout, TimeoutError)):
             return PackageIndexError(
-                f"{shown}: expected an answer within {timeout:g} seconds, none came. Check the "
+                f"{where}: expected an answer within {timeout:g} seconds, none came. Check the "
                 "network and pip's proxy setting, or set PIP_DEFAULT_TIMEOUT"
             )
     if isinstance(error, ValueError):
         return PackageIndexError(no_url(url))
     return PackageIndexError(
-        f"{shown}: cannot be reached: {without_secrets(str(causes[-1]))}. Check the network and "
+        f"{where}: cannot be reached: {without_secrets(str(causes[-1]))}. Check the network and "
         "pip's index and proxy settings; releases that are in the cache already need no network"
     )
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
     """The error and what caused it, the first cause last."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
+    visited: set[int] = set()
+    while error is not None and id(error) not in visited:
+        visited.add(id(error))
         yield error
         inner = [getattr(error, "reason", None), *error.args, error.__cause__, error.__context__]
         error = next((cause for cause in inner if isinstance(cause, BaseException)), None)

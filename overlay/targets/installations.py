@@ -104,15 +104,15 @@ def modules_below(root: Path, package: Package) -> list[str]:
     looked at: somebody else may have made the folder.
     """
     modules: list[str] = []
-    pending, left = [package.name], MOST_ENTRIES
+    pending, remaining = [package.name], MOST_ENTRIES
     while pending:
         folder = pending.pop(0)
         try:
             with os.scandir(root / folder) as scan:
-                entries = sorted(islice(scan, left), key=lambda entry: entry.name)
+                entries = sorted(islice(scan, remaining), key=lambda entry: entry.name)
         except OSError:
             continue
-        left -= len(entries)
+        remaining -= len(entries)
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 pending.append(f"{folder}/{entry.name}")
@@ -167,15 +167,15 @@ def _doubts(
             f"says {stated}: the installation is a mixture; reinstall {package.title}"
         )
     name = distribution_name(owner.name)
-    others = [
+    rivals = [
         info
         for info in infos
         if info != owner.info.name
         and distribution_name(info[: -len(".dist-info")].rpartition("-")[0]) == name
     ]
-    if others:
+    if rivals:
         yield (
-            f"{beside} holds {owner.info.name} and {' and '.join(others)}: {owner.info.name} was "
+            f"{beside} holds {owner.info.name} and {' and '.join(rivals)}: {owner.info.name} was "
             f"taken, because only its RECORD lists {package.name}/, but pip and importlib may read "
             f"another; reinstall {package.title}"
         )
@@ -263,8 +263,8 @@ def _only_owner(folder: Path, infos: Sequence[str], package: Package) -> Distrib
     :raises TargetError: if two do: which files are whose cannot be told.
     """
     likely = [name for name in infos if _is_likely(name, package)]
-    others = [name for name in infos if name not in likely]
-    owning = _owning(folder, likely, package) or _owning(folder, others, package)
+    unlikely = [name for name in infos if name not in likely]
+    owning = _owning(folder, likely, package) or _owning(folder, unlikely, package)
     if len(owning) > 1:
         names = " and ".join(f"{each.name} {each.version} ({each.info.name})" for each in owning)
         raise TargetError(
@@ -309,9 +309,9 @@ def _keeps_rows(owner: Distribution, package: Package) -> bool:
     names = [distribution_name(name) for name in (owner.name, package.name)]
     if names[0] == names[1] or may_list_packages(owner.record) == 1:
         return True
-    brought = packages_in(owner.record)
-    called = [name for name in brought if distribution_name(name) == names[0]]
-    return [*called, *brought][0] == package.name
+    packages = packages_in(owner.record)
+    called = [name for name in packages if distribution_name(name) == names[0]]
+    return [*called, *packages][0] == package.name
 
 
 def _source_version(root: Path, package: Package) -> str | None:

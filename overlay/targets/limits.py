@@ -79,9 +79,9 @@ def pools(clock: Clock) -> dict[str, type[HTTPConnectionPool]]:
     class Plain(HTTPConnection):
         def _new_conn(self) -> socket.socket:
             clock.watch(None)
-            made = super()._new_conn()
-            clock.watch(made)  # a proxy may drip before there is TLS
-            return made
+            connection = super()._new_conn()
+            clock.watch(connection)  # a proxy may drip before there is TLS
+            return connection
 
         def request(self, *words: Any, **options: Any) -> None:
             clock.watch(self.sock)

@@ -54,23 +54,23 @@ class Record(Mapping[str, str]):
     def __init__(self, raw: bytes, package: Package) -> None:
         self._raw = raw
         self._package = package
-        self._known: dict[str, str] | None = None
+        self._code_of: dict[str, str] | None = None
         self._listed: set[str] = set()
 
     @property
     def _codes(self) -> dict[str, str]:
         """Path -> second field; of a path that is listed twice the last that is a sha256."""
-        if self._known is None:
-            self._known, folder = {}, f"{self._package.name}/"
+        if self._code_of is None:
+            self._code_of, folder = {}, f"{self._package.name}/"
             for path, code, _ in _fields(release_part(self._raw, self._package)):
                 if not path.startswith(folder):
                     continue
                 self._listed.add(path)
                 if not code.startswith(_ALGORITHM):
                     continue
-                if path not in self._known or _hex(code) is not None:
-                    self._known[path] = code
-        return self._known
+                if path not in self._code_of or _hex(code) is not None:
+                    self._code_of[path] = code
+        return self._code_of
 
     @property
     def without_hash(self) -> frozenset[str]:

@@ -58,15 +58,17 @@ class RangeFile(io.RawIOBase):
         :raises PackageIndexError: if a part cannot be fetched.
         :raises ArchiveError: if they are more than the source files of any release.
         """
-        wanted = join_spans([span for span in spans if self._kept(span[0], span[1]) is None])
-        total, done = sum(end - start for start, end in wanted), 0
+        missing_spans = join_spans(
+            [span for span in spans if self._cached(span[0], span[1]) is None]
+        )
+        total, fetched = sum(end - start for start, end in missing_spans), 0
         if total > MAX_UNPACKED_BYTES:
             raise ArchiveError(too_large(self._url, MAX_UNPACKED_BYTES, total))
-        for start, end in wanted:
+        for start, end in missing_spans:
             self._fetch(start, end)
-            done += end - start
+            fetched += end - start
             if progress is not None:
-                progress(what, done, total)
+                progress(what, fetched, total)
 
     def readable(self) -> bool:
         """Always: see ``io.RawIOBase``."""
@@ -94,14 +96,14 @@ class RangeFile(io.RawIOBase):
         start = min(self._position, end)
         if start == end:
             return b""
-        content = self._kept(start, end)
+        content = self._cached(start, end)
         if content is None:
             self._fetch(start, min(max(end, start + GAP_BYTES), self.total))
-            content = self._kept(start, end) or b""
+            content = self._cached(start, end) or b""
         self._position = end
         return content
 
-    def _kept(self, start: int, end: int) -> bytes | None:
+    def _cached(self, start: int, end: int) -> bytes | None:
         at = bisect_right(self._starts, start) - 1
         if at < 0:
             return None

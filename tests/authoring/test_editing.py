@@ -57,9 +57,9 @@ def committed(
     """A session on the release's files, edited and committed."""
     feature = check_files("fix", files)
     layout = lay_out(feature, (), tree, RELEASE, [path for path in now if path in tree.files])
-    texts = {**layout.laid, **now}
+    texts = {**layout.texts, **now}
     base = {path: layout.base.get(path) for path in texts}
-    changed = tuple(sorted(path for path in texts if texts[path] != layout.laid.get(path)))
+    changed = tuple(sorted(path for path in texts if texts[path] != layout.texts.get(path)))
     return commit(
         feature,
         files,
@@ -152,7 +152,7 @@ def test_a_hunk_that_was_not_edited_keeps_its_context_and_headers(tree: MemoryTr
 def test_releases_that_do_not_take_the_edit_keep_the_text_that_they_had(tree: MemoryTree) -> None:
     files = folder((A, BASE, ONE))
     made = committed(files, tree, {A: TWO}, frozenset({"0.27.0"}))
-    assert (str(made.releases), made.left) == ("0.25.0..0.26.0", ("0.27.0",))
+    assert (str(made.releases), made.unedited) == ("0.25.0..0.26.0", ("0.27.0",))
     assert made.files["10-x/0.27.0..0.27.0.patch"] == files["10-x/0.25.0..0.27.0.patch"]
     assert applied(made.feature, tree)[A] == TWO
     assert applied(made.feature, tree, "0.27.0")[A] == ONE

@@ -141,7 +141,7 @@ def test_check_port_and_import_agree_where_a_line_of_code_is_missing() -> None:
     texts = ReleaseTexts(tuple(releases), lambda name: MemoryTree({PATH: releases[name]}))
     port = Porter(texts).port(feature, "0.22.0")
     assert port.outcome is not Outcome.UPSTREAM
-    assert not port.shown
+    assert not port.evidence
 
 
 def test_one_line_that_was_appended_is_not_appended_again() -> None:

@@ -259,7 +259,7 @@ def test_once_upstreamed_upstreamed_in_every_later_release(
     history, first = case
     carrier = porter(history.texts)
     feature = read(folder(history))
-    assume(carrier.port(feature, first).shown)
+    assume(carrier.port(feature, first).evidence)
     known = read(ported(history, folder(history), order, carrier))
     assert known.merged is not None
     rewritten = {name: module([("nothing = 0",)] * FUNCTIONS) for name in NAMES}

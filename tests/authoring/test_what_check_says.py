@@ -108,7 +108,7 @@ def test_port_retires_what_a_plan_retires_in_a_range_and_behind_it(
     for name, tree in known.items():
         state, port = planned(feature, name, tree), porter.port(feature, name)
         assert port.covered == (Version(name) <= Version(last))
-        assert bool(port.shown) == (state is State.UPSTREAMED)
+        assert bool(port.evidence) == (state is State.UPSTREAMED)
         assert bool(port.obsolete) == (state is State.INAPPLICABLE)
         assert (port.outcome is Outcome.UPSTREAM) == (
             state in (State.UPSTREAMED, State.INAPPLICABLE)
@@ -184,7 +184,7 @@ def test_a_port_to_a_release_without_what_a_feature_is_for_leaves_nothing_to_do(
     known = with_v1_until("0.31.0")
     known["0.32.0"] = Tree({})
     port = Porter(texts_of(known)).port(check_files("mine", made), "0.32.0")
-    assert (port.conflicts, port.shown) == (False, "")
+    assert (port.conflicts, port.evidence) == (False, "")
     assert port.obsolete == "vLLM has no model runner V1 any more"
 
 

@@ -110,7 +110,7 @@ def test_what_needs_no_plan_says_why_it_is_not_on_disk(site: Path) -> None:
     (decision,) = settled(old._replace(features=(explained,)), plain)
     assert decision.reason == str(reason)
     (decision,) = settled(changed, plain._replace(features=frozenset()))
-    assert (decision.why, decision.asked) == ("OVERLAY_FEATURES does not name it", False)
+    assert (decision.why, decision.allowed) == ("OVERLAY_FEATURES does not name it", False)
 
 
 def test_packages_beside_vllm_are_found_without_importing_them(

@@ -59,11 +59,11 @@ def test_it_is_read_as_it_was_written(
     @given(journals(package))
     def law(written: Journal) -> None:
         root = tmp_path_factory.mktemp("root")
-        assert not journal.begun(root, package)
+        assert not journal.exists(root, package)
         assert not journal.pending(root, package)
         journal.write(root, written, None, package)
         assert journal.read(root, package) == written
-        assert journal.begun(root, package)
+        assert journal.exists(root, package)
         assert journal.pending(root, package)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(journal.lock, "shared", _no_lock)
@@ -209,7 +209,7 @@ def test_leftovers_are_pending_and_swept(tmp_path: Path, left: Callable[[Path], 
     left(tmp_path)
     ledger = (tmp_path / VLLM.ledger_path).exists()
     assert journal.pending(tmp_path)
-    assert not journal.begun(tmp_path)
+    assert not journal.exists(tmp_path)
     journal.sweep(tmp_path)
     assert not journal.pending(tmp_path)
     assert (tmp_path / VLLM.state_folder).exists() == ledger

@@ -54,7 +54,7 @@ def test_an_apply_lists_files_first_and_writes_its_ledger_last(site: Path) -> No
     ]
     intent = ordered(site, ledger(), *wanted)
     assert [write.path for write in intent.writes] == [path for path, *_ in wanted]
-    assert intent.made == (".vllm-overlay/pristine", "vllm/z")
+    assert intent.added_folders == (".vllm-overlay/pristine", "vllm/z")
     assert intent.changed == ("vllm/a.py", "vllm/b.py")
 
 

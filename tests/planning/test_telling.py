@@ -227,15 +227,15 @@ def test_a_line_that_is_removed_beside_what_upstream_has_is_left(own: str) -> No
     text = ["def f(x):", own, *(line[1:] for line in change if line[0] != "-")]
     made = hunk(change, "f")._replace(base_has=())
     gone = present(made, [Place(text)])
-    assert (gone.whole, gone.left) == (True, "")
+    assert (gone.whole, gone.leftover) == (True, "")
     theirs = [*text[:-1], own, text[-1]]
     shown = present(made, [Place(theirs)])
-    assert (shown.whole, shown.missing, shown.left) == (False, (), own.strip())
+    assert (shown.whole, shown.missing, shown.leftover) == (False, (), own.strip())
 
 
 def test_a_line_that_alone_is_removed_is_left_or_gone() -> None:
     made = hunk(["     first = 1", "-    lock(x)", "     last = 2"], "f")._replace(base_has=())
-    assert present(made, [Place(["def f(x):", "    first = 1", "    last = 2"])]).left == ""
+    assert present(made, [Place(["def f(x):", "    first = 1", "    last = 2"])]).leftover == ""
     text = ["def f(x):", "    first = 1", "    lock(x)", "    last = 2"]
-    assert present(made, [Place(text)]).left == "lock(x)"
-    assert present(made, []).left == "lock(x)"
+    assert present(made, [Place(text)]).leftover == "lock(x)"
+    assert present(made, []).leftover == "lock(x)"

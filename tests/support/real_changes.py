@@ -86,7 +86,11 @@ def answers(change: RealChange, feature: Feature, porter: Porter) -> Iterator[An
     merged: Version | None = None
     for number, name in enumerate(texts.names):
         version = Version(name)
-        if merged is None and version > Version(change.older) and porter.port(feature, name).shown:
+        if (
+            merged is None
+            and version > Version(change.older)
+            and porter.port(feature, name).evidence
+        ):
             merged = version
         known = replace(feature, merged=merged)
         (result,) = plan([known], Tree(texts, name), version, syntax=porter.syntax).features
@@ -114,7 +118,7 @@ def _twice(change: RealChange, port: FeaturePort) -> bool:
 
     Lines that the base's file has say nothing, wherever they are.
     """
-    if port.conflicts or port.shown or port.covered or not port.topics:
+    if port.conflicts or port.evidence or port.covered or not port.topics:
         return False
     there = _lines(port.topics[0].before)
     base = _lines(change.before)

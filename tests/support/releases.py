@@ -29,7 +29,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, names: Iterable[str]) -> None:
     def known(package: Package) -> tuple[str, ...]:
         return given if package.name == VLLM.name else package.releases
 
-    monkeypatch.setattr(package_releases, "known", known)
+    monkeypatch.setattr(package_releases, "names_of", known)
 
 
 def know(monkeypatch: pytest.MonkeyPatch, names: Iterable[str]) -> None:

@@ -69,7 +69,7 @@ def begin(
     :raises OverlayError: if the features or the release cannot be read.
     """
     features = request._replace(features=(id_,)).load()
-    feature = _named(features, id_)
+    feature = _find_feature(features, id_)
     patches, package = _writable(feature), feature.package
     name = _release(release, package, feature)
     _expect_paths(more, package)
@@ -150,11 +150,11 @@ def _opened(
         action = EditAction.GROWN
         there = read(session.folder, SessionKind.EDIT)
         _expect_same(there, features)
-        new = {path: data for path, data in layout.laid.items() if path not in there.files}
+        new = {path: data for path, data in layout.texts.items() if path not in there.files}
         bases = {path: layout.base[path] for path in new if path in layout.base}
         session = sessions.revise(replace(there, below={**there.below, **below}), new, bases)
     else:
-        session = sessions.begin(session, layout.laid, layout.base)
+        session = sessions.begin(session, layout.texts, layout.base)
     files = tuple(AuthoredFile(path, Fate.TO_EDIT) for path in sorted(session.files))
     return _report(session, action, files=files, without=layout.without)
 
@@ -167,12 +167,12 @@ def _report(
     :param more: further fields of the report.
     """
     (id_,) = session.features
-    releases, left = more.get("releases"), more.get("left", ())
-    verdict = edited(action, id_, session.folder, releases, left, emptied=emptied)
+    releases, unedited = more.get("releases"), more.get("left", ())
+    verdict = edited(action, id_, session.folder, releases, unedited, emptied=emptied)
     return EditReport(verdict, id_, session.release, action=action, session=session.folder, **more)
 
 
-def _named(features: Sequence[Feature], id_: str) -> Feature:
+def _find_feature(features: Sequence[Feature], id_: str) -> Feature:
     """The feature with an id.
 
     :raises UsageError: if there is none.
@@ -227,7 +227,7 @@ def _release(text: str | None, package: Package, feature: Feature | None = None)
             return package_releases.version_of(text, package).public
         except UsageError as error:
             raise UsageError(f"--release: {error}") from error
-    names = package_releases.known(package)
+    names = package_releases.names_of(package)
     if feature is not None:
         names = tuple(name for name in names if Version(name) in feature.releases)
         return names[-1] if names else str(feature.releases.last)
@@ -286,7 +286,7 @@ def commit(request: Request, folder: Path, progress: Progress | None = None) -> 
     request = request._replace(patches=(*request.patches, *folders))
     if source:
         features = request.authored(session.package)
-        feature: Feature | None = _named(features, id_)
+        feature: Feature | None = _find_feature(features, id_)
         if session.untouched():
             _expect_same(session, features)
             return _report(session, EditAction.UNCHANGED)
@@ -305,7 +305,7 @@ def commit(request: Request, folder: Path, progress: Progress | None = None) -> 
     if not changed:
         return _report(session, EditAction.UNCHANGED)
     if feature is None:
-        written = _made(session, id_, below, now, progress)
+        written = _create(session, id_, below, now, progress)
     else:
         written = _changed(session, feature, below, now, progress)
     return _report(session, EditAction.COMMITTED, emptied=finish(session), **written)
@@ -346,8 +346,8 @@ def _present(session: Session, below: tuple[Feature, ...], progress: Progress | 
                 f"file cannot be told, since the release cannot be read: {error}. The session is "
                 "as it was"
             ) from error
-        planned = plan(below, tree, Version(session.release), syntax=Memo())
-        under = {change.path: change.after for change in planned.changes}
+        below_plan = plan(below, tree, Version(session.release), syntax=Memo())
+        under = {change.path: change.after for change in below_plan.changes}
         base |= {path: under.get(path, tree.read(path)) for path in new}
     changed = [path for path in new if now[path] != base[path]]
     for path, file in session.files.items():
@@ -359,15 +359,15 @@ def _present(session: Session, below: tuple[Feature, ...], progress: Progress | 
 
 def _gives(feature: Feature, edits: Edited) -> bool:
     """Whether applying a feature gives the files of a session already."""
-    planned = plan([feature], edits, edits.release)
-    texts = {change.path: change.after for change in planned.changes}
+    feature_plan = plan([feature], edits, edits.release)
+    texts = {change.path: change.after for change in feature_plan.changes}
     return all(texts.get(path, edits.base.get(path)) == now for path, now in edits.now.items())
 
 
 # What is written; both give the further fields of the report
 
 
-def _made(
+def _create(
     session: Session,
     id_: str,
     below: Sequence[Feature],
@@ -382,7 +382,7 @@ def _made(
     source = f"edits of {package.title} {release}"
     text = words(id_, session.notes.get(_TITLE, ""), source, package)
     files = [TwoTexts(path, now.base.get(path), now.now[path]) for path in now.changed]
-    names = package_releases.known(package)
+    names = package_releases.names_of(package)
     prepared = made_of(files, now, release, text, below, names, progress)
     summary = prepared.summary
     if prepared.folder is None:
@@ -404,12 +404,12 @@ def _changed(
     now: Edited,
     progress: Progress | None,
 ) -> dict[str, Any]:
-    """Write a feature as its session has it now; the parameters as for ``_made``."""
+    """Write a feature as its session has it now; the parameters as for ``_create``."""
     (patches,), id_ = session.patches, feature.id
     trees = package_releases.texts_of((), session.package, progress)
     unread: dict[str, str] = {}
     # Nothing of the feature, old or new, is applied to those that have it by memory.
-    names = package_releases.known(session.package)
+    names = package_releases.names_of(session.package)
     served = [name for name in names if not remembers(feature, Version(name))]
     form = compose_commit(
         feature,
@@ -429,7 +429,7 @@ def _changed(
         "folder": patches / id_,
         "files": authored(fates, form.hunks),
         "releases": str(form.releases),
-        "left": form.left,
+        "left": form.unedited,
         "unread": unread,
         "merged": None if feature.merged is None else str(feature.merged),
     }
@@ -452,8 +452,8 @@ def _fits(
         except PackageIndexError as error:
             unread[release] = str(error)
             return False
-        planned = plan([*below, feature], tree, Version(release), syntax=memo)
-        own = planned.features[-1]
+        trial = plan([*below, feature], tree, Version(release), syntax=memo)
+        own = trial.features[-1]
         return not any(file.state.needs_attention for file in own.files if file.path in paths)
 
     return fits

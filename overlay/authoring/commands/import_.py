@@ -113,8 +113,8 @@ def _served(commits: Sequence[Commit], releases: str | None) -> tuple[Package, t
     """
     package = known_package(file.path for commit in commits for file in commit.files) or VLLM
     if releases is None:
-        return package, package_releases.known(package)
-    return package_releases.named(releases, package)
+        return package, package_releases.names_of(package)
+    return package_releases.names_in(releases, package)
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ def _report(summary: Summary, folder: Path | None) -> ImportReport:
         releases=span,
         merged=summary.merged,
         folder=folder,
-        taken=summary.taken,
+        holders=summary.holders,
         warnings=summary.warnings,
     )
 
@@ -257,7 +257,7 @@ class ImportReport(Report):
     :ivar releases: the range that the new variants serve; ``None`` where nothing was written.
     :ivar merged: the first release that has the change itself.
     :ivar folder: the new feature; ``None`` where nothing was written.
-    :ivar taken: path of an added module -> the releases that have another file of that name.
+    :ivar holders: path of an added module -> the releases that have another file of that name.
     :ivar warnings: what looks wrong although it was written.
     """
 
@@ -271,13 +271,13 @@ class ImportReport(Report):
     releases: str | None = None
     merged: str | None = None
     folder: Path | None = None
-    taken: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    holders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
     @property
     def error(self) -> str | None:
         """Why files could not be placed, a sentence for each cause."""
-        return "\n".join(_told([self])) or None
+        return "\n".join(_problems([self])) or None
 
     @property
     def carried(self) -> tuple[FileFate, ...]:
@@ -287,8 +287,8 @@ class ImportReport(Report):
     @property
     def left_out(self) -> dict[str, int]:
         """How many files were left out, by kind."""
-        others = [entry.fate for entry in self.files if entry not in self.carried]
-        kinds = [fate.value for fate in others]
+        fates = [entry.fate for entry in self.files if entry not in self.carried]
+        kinds = [fate.value for fate in fates]
         return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
 
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
@@ -306,7 +306,7 @@ class ImportReport(Report):
                 base = entry.base or "a text that only --base has"
                 what = f"{count(entry.hunks, 'hunk')}, made on {base}"
             yield labelled(0, "carried   ", f"{entry.path}  {what}")
-        for path, releases in self.taken.items():
+        for path, releases in self.holders.items():
             yield labelled(0, "taken     ", f"{path}  another file in {enumeration(releases)}")
         yield from landings(self.outcomes)
         edited = [entry.path for entry in self.files if entry.fate is Fate.EDITED]
@@ -316,7 +316,7 @@ class ImportReport(Report):
 
     def plain(self) -> dict[str, Any]:
         """The fields of the JSON, which has warnings only where there are any."""
-        return by_fields(self, "conclusion", "taken", *([] if self.warnings else ["warnings"]))
+        return by_fields(self, "conclusion", "holders", *([] if self.warnings else ["warnings"]))
 
 
 @dataclass(frozen=True)
@@ -332,7 +332,7 @@ class SeriesReport(Report):
     @property
     def error(self) -> str | None:
         """Why files could not be placed, a sentence for each cause."""
-        return "\n".join(_told(self.imports)) or None
+        return "\n".join(_problems(self.imports)) or None
 
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
         """The text of the report."""
@@ -346,7 +346,7 @@ class SeriesReport(Report):
         return {"imports": plain(self.imports)}
 
 
-def _told(imports: Iterable[ImportReport]) -> list[str]:
+def _problems(imports: Iterable[ImportReport]) -> list[str]:
     """Why files could not be placed."""
     return told_once(
         (entry.path, entry.problem) for each in imports for entry in each.files if entry.problem
@@ -379,7 +379,7 @@ def concluded(summary: Summary, folder: Path | None) -> Verdict:
             Code.NOT_IMPORTED, "Nothing was written: the change has no Python module of vllm/."
         )
     if folder is None:
-        why, modules = "see above", list(summary.taken)
+        why, modules = "see above", list(summary.holders)
         if modules:
             single = "is a file of its own there"
             there = single if len(modules) == 1 else "are files of their own there"

@@ -42,14 +42,14 @@ def keep(request: Request, targets: Sequence[Target], keep_as: Keep) -> Kept:
     """
     workshops, notes = _surveyed(request, targets)
     edited = [workshop for workshop in workshops if workshop.edits]
-    with_others = [workshop for workshop in workshops if workshop.others]
+    with_others = [workshop for workshop in workshops if workshop.beside]
     notes += [
         f"files of {workshop.target.package.title} that are not Python were not compared, since "
         "there is no RECORD with their hashes"
         for workshop in workshops
-        if workshop.others is None
+        if workshop.beside is None
     ]
-    beside = tuple((o.path, o.what) for workshop in with_others for o in workshop.others or ())
+    beside = tuple((o.path, o.what) for workshop in with_others for o in workshop.beside or ())
     titles = enumeration([workshop.target.package.title for workshop in with_others])
     if not edited:
         what = "no module" if beside else "nothing"
@@ -63,7 +63,7 @@ def keep(request: Request, targets: Sequence[Target], keep_as: Keep) -> Kept:
     free = [workshop for workshop in edited if holders[id(workshop)] is None]
     if len(free) > 1:
         raise UsageError(_several(free, keep_as.id))
-    own = free[0] if free else _named(edited, holders, keep_as.id)
+    own = free[0] if free else _owner(edited, holders, keep_as.id)
     for workshop in edited:
         feature = holders[id(workshop)]
         if workshop is not own and feature is not None:
@@ -85,8 +85,8 @@ def _emptied(edited: Sequence[Workshop]) -> list[str]:
     stay: set[str] = set()
     for workshop in edited:
         record = workshop.target.record or ()
-        brought = [edit.path for edit in workshop.edits if edit.pristine is None]
-        stay |= folders_of(brought) - folders_of(record) if record else set()
+        new_paths = [edit.path for edit in workshop.edits if edit.pristine is None]
+        stay |= folders_of(new_paths) - folders_of(record) if record else set()
     text = enumeration(sorted(f"{folder}/" for folder in stay))
     return [f"modules are taken out of {text}, and no folder is removed"] if stay else []
 
@@ -123,7 +123,7 @@ def _is_patched(target: Target, root: Path) -> bool:
         return ledgers.load(root, target.package) is not None
 
 
-def _named(edited: Sequence[Workshop], holders: Mapping[int, Feature | None], id_: str) -> Workshop:
+def _owner(edited: Sequence[Workshop], holders: Mapping[int, Feature | None], id_: str) -> Workshop:
     """The package of the feature that the user named; the first one where it is none of them."""
     for workshop in edited:
         feature = holders[id(workshop)]
@@ -149,13 +149,13 @@ def _several(free: Sequence[Workshop], id_: str) -> str:
         f"{workshop.target.package.title}: {enumeration([e.path for e in workshop.edits], most=3)}"
         for workshop in free
     )
-    others = [
+    commands = [
         str(command("new", "OTHER", "--from-edits", "--releases", _scope(workshop)))
         for workshop in free[1:]
     ]
     return (
         f"--keep-as {id_}: expected edits of one package, since a feature is for one; found those "
-        f"of {enumeration(titles)} ({where}). Run {enumeration(others)} first: edits that a "
+        f"of {enumeration(titles)} ({where}). Run {enumeration(commands)} first: edits that a "
         "feature holds are taken out, too"
     )
 

@@ -387,9 +387,9 @@ def table(releases: Sequence[LoggedRelease]) -> Iterator[Line]:
     titles = ("release", "state", "means", "variant", "base", "by", "on")
     rows = [[Span(title, "heading") for title in titles]]
     for entry in releases:
-        release, state, *others = _cells(entry)
+        release, state, *cells = _cells(entry)
         styled = Span(state, entry.state.value)
-        rows.append([Span(release), styled, *map(Span, others)])
+        rows.append([Span(release), styled, *map(Span, cells)])
     yield from aligned(rows)
     needy = [
         entry

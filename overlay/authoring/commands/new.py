@@ -64,7 +64,7 @@ def new_from_edits(
     require_free(patches, id_, update=update)
     package, names = VLLM, None
     if releases is not None:
-        package, names = package_releases.named(releases)
+        package, names = package_releases.names_in(releases)
     target = resolve(request, package)
     if target.root is None:
         raise UsageError(
@@ -135,14 +135,14 @@ def _report(
     :param span: the range that the feature serves; :param more: further fields of the report.
     """
     return NewReport(
-        made_new(id_, files, folder, span, workshop.others or ()),
+        made_new(id_, files, folder, span, workshop.beside or ()),
         id_,
         str(workshop.release),
         files,
         releases=span,
         folder=folder,
         target=workshop.target.name,
-        beside=workshop.others or (),
+        beside=workshop.beside or (),
         **more,
     )
 
@@ -159,7 +159,7 @@ class Workshop:
     :ivar written: path -> what the overlay wrote there, of each edited file that it patched.
     :ivar stacks: path -> ids of the features that patched it.
     :ivar features: every feature at hand, in order; :ivar folders: where they come from, in order.
-    :ivar others: what was changed and is no module; ``None`` where no RECORD tells it.
+    :ivar beside: what was changed and is no module; ``None`` where no RECORD tells it.
     """
 
     target: Target
@@ -172,7 +172,7 @@ class Workshop:
     below: tuple[Feature, ...] = ()
     written: Mapping[str, bytes | None] = field(default_factory=dict)
     stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    others: tuple[Beside, ...] | None = None
+    beside: tuple[Beside, ...] | None = None
 
     def base(self, edit: FileEdit) -> bytes | None:
         """The text that an edit was made on."""
@@ -217,13 +217,13 @@ def survey(
         edits = find(pristine)
         record = target.record
         bare = (path for path in unhashed(record) if path_problem(path, package) is not None)
-        others = None if record is None or any(bare) else beside(root, record, package)
+        changed_beside = None if record is None or any(bare) else beside(root, record, package)
     # The folder that is written to comes last, and may not be there yet.
     if request.patches and not os.path.lexists(request.folders[-1]):
         request = request._replace(patches=request.patches[:-1])
     features = request.authored(package)
     workshop = Workshop(
-        target, release, ledger, pristine, edits, features, request.folders, others=others
+        target, release, ledger, pristine, edits, features, request.folders, beside=changed_beside
     )
     return _with_patched(workshop) if any(edit.written for edit in edits) else workshop
 
@@ -238,8 +238,8 @@ def _with_patched(workshop: Workshop) -> Workshop:
         if any(file.path in touched for file in entry.result.files)
     }
     below = tuple(feature for feature in workshop.features if feature.id in patching)
-    planned = _plan(below, workshop)
-    written = {change.path: change.after for change in planned.changes}
+    below_plan = _plan(below, workshop)
+    written = {change.path: change.after for change in below_plan.changes}
     for path, edit in touched.items():
         data = written.get(path)
         # What was edited before the overlay came is part of what it wrote, and of the edit.
@@ -292,7 +292,7 @@ def feature_of(
     if workshop.below:
         pristine = ReleaseTexts((release,), lambda _: workshop.pristine)
         tree = texts_with(workshop.below, pristine, Memo()).open(release)
-    names = package_releases.known(package) if releases is None else releases
+    names = package_releases.names_of(package) if releases is None else releases
     prepared = made_of(files, tree, release, text, workshop.below, names, progress)
     if prepared.folder is not None:
         _expect_edits(workshop, check_folder(prepared.folder), patches)
@@ -315,8 +315,8 @@ def made_of(
     """
     syntax = Memo()
     plain, unread = readable(release, tree, names, text.package, progress)
-    others = texts_with(below, plain, syntax) if below else plain
-    texts = ReleaseTexts(plain.names, lambda name: tree if name == release else others.open(name))
+    trees = texts_with(below, plain, syntax) if below else plain
+    texts = ReleaseTexts(plain.names, lambda name: tree if name == release else trees.open(name))
     return replace(build(change_of(files, release, syntax), text, texts, {}, syntax), unread=unread)
 
 
@@ -363,8 +363,8 @@ def _expect_edits(workshop: Workshop, feature: Feature, patches: Path) -> None:
     :raises UsageError: naming the files, and why where the plan tells.
     """
     order = _placed(feature, patches, workshop)
-    planned = _plan(order, workshop)
-    texts = {change.path: change.after for change in planned.changes}
+    feature_plan = _plan(order, workshop)
+    texts = {change.path: change.after for change in feature_plan.changes}
     wrong = [
         edit.path for edit in workshop.edits if texts.get(edit.path, edit.pristine) != edit.now
     ]
@@ -372,7 +372,7 @@ def _expect_edits(workshop: Workshop, feature: Feature, patches: Path) -> None:
         return
     reasons = [
         str(reason)
-        for result in planned.features
+        for result in feature_plan.features
         for file in result.files
         for reason in (file.reason, *(hunk.reason for hunk in file.hunks))
         if reason is not None
@@ -399,8 +399,8 @@ def _placed(feature: Feature, patches: Path, workshop: Workshop) -> list[Feature
         real = places[0] if each.shipped and each is not feature else os.path.realpath(own)
         return (places.index(real) if real in places else len(places)), each.id
 
-    others = (other for other in workshop.below if other.id != feature.id)
-    return sorted([*others, feature], key=place)
+    other_features = (other for other in workshop.below if other.id != feature.id)
+    return sorted([*other_features, feature], key=place)
 
 
 # What revert needs to know

@@ -58,14 +58,14 @@ def port(
     :raises OverlayError: if a release cannot be read or a folder cannot be written.
     """
     everything = request.load()
-    package, targets = package_releases.named(releases, request.package(everything))
+    package, targets = package_releases.names_in(releases, request.package(everything))
     place = session or (session_folder(targets[0], package) if len(targets) == 1 else None)
     _expect_no_session(place)
     features = request.authored(package, everything)
-    own = _meant(request, features)
+    own = _select(request, features)
     names = known_names(targets, package)
     porter = make_porter(names, package, progress)
-    for name in set(targets) - set(package_releases.known(package)):
+    for name in set(targets) - set(package_releases.names_of(package)):
         porter.texts.open(name)  # memory would answer for a release that nobody has
     ports = [
         port
@@ -106,7 +106,7 @@ def _expect_no_session(place: Path | None) -> None:
         )
 
 
-def _meant(request: Request, features: tuple[Feature, ...]) -> tuple[Feature, ...]:
+def _select(request: Request, features: tuple[Feature, ...]) -> tuple[Feature, ...]:
     """The features to carry: those that are named, else all that the user can write.
 
     Those of an installed overlay change with its next version, and whoever names folders of
@@ -158,9 +158,9 @@ def make_porter(
     return Porter(package_releases.texts_of(names, package, progress), Memo())
 
 
-def known_names(others: Sequence[str], package: Package = VLLM) -> tuple[str, ...]:
+def known_names(targets: Sequence[str], package: Package = VLLM) -> tuple[str, ...]:
     """The known releases of a package and those that are asked about, oldest first."""
-    return tuple(sorted({*package_releases.known(package), *others}, key=Version))
+    return tuple(sorted({*package_releases.names_of(package), *targets}, key=Version))
 
 
 def with_gaps(feature: Feature, targets: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
@@ -188,7 +188,7 @@ def write_ports(
     """
     today = datetime.now().astimezone().date().isoformat()
     changed: dict[Path, list[disk.NewFolder]] = {}
-    done: set[tuple[str, str]] = set()
+    served: set[tuple[str, str]] = set()
     for id_ in dict.fromkeys(port.feature.id for port in ports):
         own = [port for port in ports if port.feature.id == id_]
         feature, folder = own[0].feature, folder_of(own[0].feature)
@@ -204,9 +204,9 @@ def write_ports(
                 filled += between
                 form = check_files(id_, after, _expected(filled), porter.syntax, shared)
             changed.setdefault(folder.parent, []).append(disk.NewFolder(id_, after))
-            done |= {(id_, port.release) for port in filled if not port.covered}
+            served |= {(id_, port.release) for port in filled if not port.covered}
     _write_folders(changed)
-    return frozenset(done)
+    return frozenset(served)
 
 
 def _expected(ports: Sequence[FeaturePort]) -> list[Expected]:
@@ -215,7 +215,7 @@ def _expected(ports: Sequence[FeaturePort]) -> list[Expected]:
         Expected(topic.topic, port.release, topic.before, topic.after)
         for port in ports
         for topic in port.topics
-        if topic.made is not None and topic.before is not None and topic.after is not None
+        if topic.new_hunks is not None and topic.before is not None and topic.after is not None
     ]
 
 
@@ -261,7 +261,7 @@ def _between(
     holes = {hole.release for hole in holes_of(feature, names)}
     ports = [porter.port(feature, name, earlier) for name in names if name in holes]
     return [
-        porter.upstreams(port) if port.shown else port
+        porter.upstreams(port) if port.evidence else port
         for port in ports
         if not (port.conflicts or port.review or port.obsolete)
     ]
@@ -318,7 +318,7 @@ def create(
     :raises UsageError: if something is there already; :raises OSError: if it cannot be written.
     :raises NotPrivate: if somebody else could have written the patches.
     """
-    laid: dict[str, bytes] = {}
+    texts_to_edit: dict[str, bytes] = {}
     waiting: list[Waiting] = []
     for port in ports:
         id_, digest = port.feature.id, port.feature.digest
@@ -328,11 +328,11 @@ def create(
                 text = "" if texts is None else sha256(texts.merged)
                 waiting.append(Waiting(id_, digest, topic.topic, topic.path, topic.base, text))
                 if texts is not None:
-                    laid[waiting[-1].name] = texts.merged
+                    texts_to_edit[waiting[-1].name] = texts.merged
         if port.problem is not None:
             waiting.append(Waiting(id_, digest, "files", port.feature.added[0].path, "", ""))
     features, places = features_of(waiting), tuple(Path(p).absolute() for p in patches)
     session = Session(
         folder, SessionKind.PORT, features, release, places, package=package, waiting=tuple(waiting)
     )
-    return begin(session, laid, {}).folder
+    return begin(session, texts_to_edit, {}).folder

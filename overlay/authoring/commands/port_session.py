@@ -120,7 +120,7 @@ class Resolving:
         """Whether the patches make a file as it is now in the session."""
         port = next(port for port in self.ports if port.feature.id == entry.feature)
         topic = next((t for t in port.feature.topics if t.name == entry.topic), None)
-        if topic is None or not (port.covered or port.shown):
+        if topic is None or not (port.covered or port.evidence):
             return False
         before = self.features[: self.features.index(port.feature)]
         texts = self.porter.texts_given(port.feature, topic, self.session.release, before)
@@ -292,7 +292,7 @@ def retire(
     port = next((port for port in resolving.ports if port.feature.id == id_), None)
     if port is not None:
         write_ports(resolving.porter, resolving.features, [retired(port)], resolving.names)
-    return _left(resolving, without(resolving.session, id_))
+    return _resume(resolving, without(resolving.session, id_))
 
 
 def skip(
@@ -303,10 +303,10 @@ def skip(
     :raises UsageError: if the session does not wait for it.
     """
     resolving = Resolving(request, folder, progress)
-    return _left(resolving, without(resolving.session, id_))
+    return _resume(resolving, without(resolving.session, id_))
 
 
-def _left(resolving: Resolving, session: Session) -> PortReport:
+def _resume(resolving: Resolving, session: Session) -> PortReport:
     if not session.waiting:
         return PortReport(ended(session.folder, (), emptied=not session.folder.exists()))
     resolving.session = session
@@ -443,7 +443,7 @@ def resolved(
             for topic in port.topics
         ]
         result = replace(port, topics=tuple(topics))
-        if result.topics and all(topic.made is None for topic in result.topics):
+        if result.topics and all(topic.new_hunks is None for topic in result.topics):
             result = retired(result)
         elif not problems:
             problems += _not_landing(result, syntax)
@@ -482,13 +482,15 @@ def _edited(
         replace(topic.hunks[0], hunk=hunk, outcome=Outcome.EXACT, scope=hunk.scope, merge=None)
         for hunk in hunks
     )
-    return replace(topic, hunks=carried, made=hunks, after=data, by_hand=True, problem=None)
+    return replace(topic, hunks=carried, new_hunks=hunks, after=data, by_hand=True, problem=None)
 
 
 def _retired(topic: TopicPort) -> TopicPort:
     """A topic whose hunks upstream has: what the release has is kept."""
     carried = tuple(replace(hunk, outcome=Outcome.UPSTREAM, merge=None) for hunk in topic.hunks)
-    return replace(topic, hunks=carried, made=None, after=topic.before, by_hand=True, problem=None)
+    return replace(
+        topic, hunks=carried, new_hunks=None, after=topic.before, by_hand=True, problem=None
+    )
 
 
 def retired(port: FeaturePort) -> FeaturePort:
@@ -499,7 +501,7 @@ def retired(port: FeaturePort) -> FeaturePort:
     newest = max(filter(None, (last, port.feature.releases.last)))
     topics = tuple(map(_retired, port.topics))
     evidence = "a person retired it there" if Version(port.release) > newest else ""
-    return replace(port, topics=topics, problem=None, shown=evidence, by_hand=True)
+    return replace(port, topics=topics, problem=None, evidence=evidence, by_hand=True)
 
 
 def _not_landing(port: FeaturePort, syntax: Syntax) -> list[str]:
@@ -507,18 +509,18 @@ def _not_landing(port: FeaturePort, syntax: Syntax) -> list[str]:
     and land on what the topics before it leave.
     """
     texts = Texts(syntax)
-    laid: dict[str, bytes] = {}
+    patched_texts: dict[str, bytes] = {}
     problems = []
     for topic in port.topics:
-        if topic.made is None or topic.before is None:
+        if topic.new_hunks is None or topic.before is None:
             continue
         patch = as_patch(topic)
         name = f"{port.feature.id}/{topic.topic}"
         if topic.by_hand and attempt(patch, topic.before, texts).after != topic.after:
             problems.append(f"{name}: its hunks do not give the edited file byte for byte")
-        after = attempt(patch, laid.get(topic.path, topic.before), texts).after
+        after = attempt(patch, patched_texts.get(topic.path, topic.before), texts).after
         if after is None:
             problems.append(f"{name}: it does not land on what the topics before it leave")
         else:
-            laid[topic.path] = after
+            patched_texts[topic.path] = after
     return problems

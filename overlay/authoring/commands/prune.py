@@ -57,7 +57,7 @@ def prune(
     proposals: list[Proposal] = []
     for package, names in spans.items():
         served = [_with_files(feature, folder) for feature in of_package(features, package)]
-        texts = package_releases.texts_of(package_releases.known(package), package, progress)
+        texts = package_releases.texts_of(package_releases.names_of(package), package, progress)
         proposals += Pruner(texts, names, Memo()).propose(served)
     if write and proposals:
         if [feature.source for feature in request.load()] != [each.source for each in features]:
@@ -80,7 +80,7 @@ def _served(oldest: str | None, packages: Sequence[Package]) -> dict[Package, tu
     :raises UsageError: if it is not a release, or nothing is known that could tell what is needed.
     """
     if oldest is None:
-        spans = {package: package_releases.known(package) for package in packages}
+        spans = {package: package_releases.names_of(package) for package in packages}
         if unknown := [package for package, names in spans.items() if not names]:
             raise UsageError(
                 f"expected features for packages whose releases the overlay knows, found some for "
@@ -89,7 +89,7 @@ def _served(oldest: str | None, packages: Sequence[Package]) -> dict[Package, tu
             )
         return spans
     package, first = _first(oldest, packages[0] if len(packages) == 1 else VLLM)
-    releases = package_releases.known(package)
+    releases = package_releases.names_of(package)
     names = tuple(name for name in releases if Version(name) >= first)
     if not names:
         newest = (
@@ -136,15 +136,15 @@ def _with_files(feature: Feature, folder: Path) -> ServedFeature:
 def _carry_out(folder: Path, proposals: Sequence[Proposal]) -> None:
     """Carry out proposals by one switch of the folder."""
     changed: dict[str, dict[str, bytes | None]] = {}
-    gone: list[str] = []
+    removed_ids: list[str] = []
     for proposal in proposals:
         if proposal.files is None:
-            gone.append(proposal.feature)
+            removed_ids.append(proposal.feature)
             changed.pop(proposal.feature, None)
         else:
             changed.setdefault(proposal.feature, {}).update(proposal.files)
     new = [NewFolder(id_, files, whole=False) for id_, files in changed.items()]
-    replace_features(folder, new, gone)
+    replace_features(folder, new, removed_ids)
 
 
 # The report

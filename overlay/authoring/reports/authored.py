@@ -215,7 +215,7 @@ def edited(
     feature: str,
     session: Path,
     releases: str | None = None,
-    left: Sequence[str] = (),
+    unedited: Sequence[str] = (),
     *,
     emptied: bool = True,
 ) -> Verdict:
@@ -236,12 +236,12 @@ def edited(
         )
         return Verdict(Code.UNCHANGED, text)
     rest = "" if emptied else f" {session} holds other files and stays."
-    if left:
-        which = enumeration(list(left), most=4)
+    if unedited:
+        which = enumeration(list(unedited), most=4)
         text = (
-            f"Committed {feature} for {releases}; {which} {'has' if len(left) == 1 else 'have'} "
-            f"what was there before: {command('port', feature, left[-1])} carries the edit "
-            f"there.{rest}"
+            f"Committed {feature} for {releases}; {which} "
+            f"{'has' if len(unedited) == 1 else 'have'} what was there before: "
+            f"{command('port', feature, unedited[-1])} carries the edit there.{rest}"
         )
         return Verdict(Code.COMMITTED_IN_PART, text)
     return Verdict(Code.COMMITTED, f"Committed {feature} for {releases}.{rest}")

@@ -73,7 +73,7 @@ class PortReport(Report):
                 last = f"..{entries[-1].release}" if len(entries) > 1 else ""
                 label += f"{entry.release + last:<16}  "
             head = Span(f"{_word(entry):<16}", _STYLES[entry.outcome])
-            yield Line((Span(label, "heading"), head), (Span(_told(entry)),))
+            yield Line((Span(label, "heading"), head), (Span(_summary(entry)),))
             for topic, hunk in entry.to_look_at:
                 place = f"{topic.path} {hunk.scope}" + (f", line {hunk.line}" if hunk.line else "")
                 yield labelled(4, f"{hunk.outcome.value}  ", f"{place} ({topic.topic})")
@@ -144,8 +144,8 @@ def waiting(session: Path, files: tuple[OpenFile, ...]) -> Verdict:
             f"Action needed: {count(marked, 'file')} with conflicts in {session}: edit, then "
             f"{_on(session, '--continue')}.",
         )
-    if gone := [entry for entry in files if entry.file is None]:
-        ids = enumeration(list(dict.fromkeys(entry.feature for entry in gone)))
+    if missing_files := [entry for entry in files if entry.file is None]:
+        ids = enumeration(list(dict.fromkeys(entry.feature for entry in missing_files)))
         return Verdict(
             Code.PORT_CONFLICTS,
             f"Action needed: the release lacks what {ids} changes: "
@@ -225,7 +225,7 @@ _STYLES = {
 def _alike(entry: FeaturePort) -> tuple[object, ...]:
     """What releases have in common that are shown in one line; lines differ everywhere."""
     hunks = tuple((t.topic, t.path, h.scope, h.outcome) for t, h in entry.to_look_at)
-    return entry.feature.id, _word(entry), _told(entry), hunks, entry.warnings, entry.why
+    return entry.feature.id, _word(entry), _summary(entry), hunks, entry.warnings, entry.why
 
 
 def _word(entry: FeaturePort) -> str:
@@ -236,9 +236,9 @@ def _word(entry: FeaturePort) -> str:
     return entry.outcome.value
 
 
-def _told(entry: FeaturePort) -> str:
-    if entry.shown or entry.obsolete:
-        return entry.shown or entry.obsolete
+def _summary(entry: FeaturePort) -> str:
+    if entry.evidence or entry.obsolete:
+        return entry.evidence or entry.obsolete
     if entry.covered:
         return ""
     total = sum(entry.counts.values())
