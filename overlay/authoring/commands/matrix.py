@@ -26,7 +26,7 @@ from overlay.report.base import Cell, Report, Table, plain
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, Line, Span, labelled
 from overlay.report.progress import counting
-from overlay.report.words import count, enumeration
+from overlay.report.words import count, enumeration, is_are
 from overlay.results import Outcome, State, whole_outcome
 from overlay.results.invocation import command
 from overlay.targets.resolution import release_named, releases, resolve, spelt
@@ -261,9 +261,9 @@ class MatrixReport(Report):
     def _not_shown(self) -> Iterator[Line]:
         """The features that a matrix does not show, with the command that does."""
         for other in self.elsewhere:
-            is_ = "is" if len(other.features) == 1 else "are"
             step = command("log", "--matrix", "--releases", other.releases)
-            text = f"{enumeration(list(other.features))} {is_} for {other.package}: {step}"
+            which = f"{enumeration(list(other.features))} {is_are(other.features)}"
+            text = f"{which} for {other.package}: {step}"
             yield labelled(2, "not shown: ", text)
 
 
