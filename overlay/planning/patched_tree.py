@@ -110,6 +110,22 @@ class PatchedTree:
         self.texts.scopes_after(data, origin, edits)
         return data
 
+    def untouched(self, path: str, lines: range) -> bool:
+        """Whether no layer changed some lines (0-based) of a file, nor anything between them."""
+        start, stop = lines.start, lines.stop
+        for layer in reversed(self.layers[path]):
+            moved = before = 0
+            for edit in sorted(layer.edits, key=lambda edit: (edit.start, edit.stop)):
+                first = edit.start + moved
+                last = first + len(edit.lines)
+                moved = last - edit.stop
+                if last <= start:
+                    before = moved
+                elif first < stop:
+                    return False
+            start, stop = start - before, stop - before
+        return True
+
     def _origin(self, path: str) -> bytes:
         """What the edits of a file begin from: its own text, or that of the module it is."""
         own = self.pristine(path)

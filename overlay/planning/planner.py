@@ -377,9 +377,12 @@ class _Planner:
         An earlier feature may put the lines in again that a hunk is to change, and edit what lies
         around those that it was made on: then nothing tells which it means.
         """
+        at = (now.line or 1) - 1
+        if self.tree.untouched(patch.path, range(at, at + len(hunk.pre))):
+            return Judged(now)  # so it stands there without them, too
         weave = self.tree.weave(patch.path)
         place = place_without(hunk, patch.path, weave.all_but(self._number), self.tree)
-        here = edits(hunk, (now.line or 1) - 1)
+        here = edits(hunk, at)
         if place is None or place.carried.met or place.carried.edits == here:
             return Judged(now)
         near = weave.near(here)
