@@ -19,6 +19,7 @@ from overlay.authoring.carry import Carried, carry
 from overlay.authoring.composing import NotComposable, compose, compose_file
 from overlay.authoring.landing import Summary, modules_on, names_from, names_taken, taken_back
 from overlay.authoring.locating import Base, ReleaseTexts
+from overlay.authoring.scoped import scopes_in
 from overlay.authoring.triage import FileFate, added_problem, uncompilable
 from overlay.authoring.variants import base_has
 from overlay.authoring.writing import (
@@ -30,7 +31,7 @@ from overlay.authoring.writing import (
 )
 from overlay.package import VLLM, Package, ReleaseRange, Tree
 from overlay.planning.planner import plan
-from overlay.planning.scopes import Syntax, find
+from overlay.planning.scopes import Syntax
 from overlay.planning.telling import SHARE, new_lines
 from overlay.planning.text import SourceText
 from overlay.results import Change, Fate, Outcome, whole_outcome
@@ -338,7 +339,7 @@ def derived_tests(
     lines_by_scope: dict[tuple[str, str], list[str]] = {}
     for before, path, hunks in parts:
         source = SourceText.from_bytes(before)
-        scopes = find(source.lines)
+        scopes = scopes_in(source.lines)
         for hunk in hunks:
             places = scopes.get(hunk.scope, ())
             base_lines = [
