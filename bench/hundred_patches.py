@@ -41,6 +41,9 @@ from overlay.planning.scope_cache import Memo
 #: The files of a feature; four in ten change more than one.
 FILES = (1, 1, 1, 2, 3)
 
+#: A command with an empty cache of scopes, and with the one that it left.
+TURNS = ("first", "again")
+
 #: The files of the large change that is imported, as many as the largest of upstream's had.
 LARGE = 44
 
@@ -105,10 +108,10 @@ def large_change(texts: ReleaseTexts, seed: int) -> bytes:
 
 
 def part_of(folder: Path, number: int, place: Path) -> Path:
-    """A folder with the first features of another, as links."""
+    """A folder with the first features of another."""
     place.mkdir()
     for entry in sorted(folder.iterdir())[:number]:
-        (place / entry.name).symlink_to(entry)
+        shutil.copytree(entry, place / entry.name)
     return place
 
 
@@ -171,6 +174,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="*", default=[10, 30, 100])
     parser.add_argument("--folder", type=Path, help="keep the features there, or use those")
     parser.add_argument("--code", type=Path, default=ROOT, help="the checkout that is measured")
+    parser.add_argument("--turns", type=int, choices=(1, 2), default=2, help="1: not again")
     parser.add_argument("--only", help="only the commands whose name has this")
     parser.add_argument("--date", default="", help="the day of the measurement, YYYY-MM-DD")
     parser.add_argument("--out", type=Path, help="file for the figures")
