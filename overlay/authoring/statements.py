@@ -22,6 +22,8 @@ _OPEN, _CLOSE = "([{", ")]}"
 _LAYOUT = (tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 #: Characters that tokenizers take for ends of lines, or for no indentation.
 _ODD = ("\r", "\f")
+#: The most statements that are kept of those that begin with one line.
+_MOST_ALIKE = 16
 
 
 class Word(NamedTuple):
@@ -116,24 +118,34 @@ def statements(lines: Sequence[str]) -> Iterator[Statement]:
         raise SyntaxError("a line holds a character that may end it")
     at, margins = 0, [0]
     while at < len(lines):
-        # Most statements are one line, and most of these stand in many texts.
-        unit = _line_alone(lines[at]) or next(_units(lines[at:]))
+        unit = _statement_at(lines, at)
         if unit.words and not unit.comment:
             _expect_margin(unit.lines[0], margins)
         yield unit
         at += len(unit.lines)
 
 
-@lru_cache(maxsize=1 << 15)
-def _line_alone(line: str) -> Statement | None:
-    """The statement that a line is by itself; ``None`` where it goes on in the next one.
+def _statement_at(lines: Sequence[str], at: int) -> Statement:
+    """The statement that begins at a line; most of them stand in many texts.
 
     Between two statements a tokenizer knows nothing of the lines before but how far they were in.
+
+    :raises tokenize.TokenError, SyntaxError: where Python finds no tokens, or no end.
     """
-    try:
-        return next(_units([line]))
-    except (tokenize.TokenError, SyntaxError):
-        return None
+    begun = _begun_by(lines[at])
+    for unit in begun:
+        if unit.lines == tuple(lines[at : at + len(unit.lines)]):
+            return unit
+    unit = next(_units(lines[at:]))
+    if len(begun) < _MOST_ALIKE:
+        begun.append(unit)
+    return unit
+
+
+@lru_cache(maxsize=1 << 15)
+def _begun_by(line: str) -> list[Statement]:  # noqa: ARG001 - the cache's key
+    """The statements that were read and begin with a line; who reads another one adds it."""
+    return []
 
 
 def _expect_margin(line: str, margins: list[int]) -> None:

@@ -106,6 +106,26 @@ class Activity:
         return f"{self.text}{', ' if self.total is None else ' '}{self.amount(now)}"
 
 
+class _Ticker:
+    """A thread that calls something after ``PATIENCE`` and then every moment, until its end."""
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(look,), daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """End the thread, and wait for that."""
+        self._over.set()
+        self._thread.join()
+
+    def _run(self, look: Callable[[], None]) -> None:
+        wait = PATIENCE
+        while not self._over.wait(wait):
+            wait = min(_TICK, BETWEEN_LINES)
+            look()
+
+
 class Meter:
     """Shows how far something is; a context manager, so that its bars go away again.
 
@@ -126,8 +146,7 @@ class Meter:
         self._tasks: dict[str, TaskID] = {}
         self._bar: Bar | None = None
         self._activities: list[Activity] = []  # the innermost last
-        self._over = threading.Event()
-        self._ticker: threading.Thread | None = None
+        self._ticker: _Ticker | None = None
         self._shown_at = -STILL
 
     def __enter__(self) -> Meter:
@@ -162,9 +181,7 @@ class Meter:
         with _DRAWING:
             self._activities.append(work)
             if self._ticker is None:
-                self._over.clear()
-                self._ticker = threading.Thread(target=self._tick, daemon=True)
-                self._ticker.start()
+                self._ticker = _Ticker(self._look)
         try:
             yield work
             with _DRAWING:
@@ -175,20 +192,18 @@ class Meter:
                 self._activities.remove(work)
                 ticker = self._ticker if not self._activities else None
                 self._ticker = None if ticker is not None else self._ticker
+                if ticker is not None:
+                    self._clear()
             if ticker is not None:
-                self._over.set()
-                ticker.join()
-                self._clear()
+                ticker.end()
 
-    def _tick(self) -> None:
-        wait = PATIENCE
-        while not self._over.wait(wait):
-            wait = min(_TICK, BETWEEN_LINES)
-            with _DRAWING:
-                now = self._clock()
-                old = [work for work in self._activities if now - work.began >= PATIENCE]
-                if old and self._is_due(old[-1], now):
-                    self._show(old[-1])
+    def _look(self) -> None:
+        """Show the innermost work that takes long, if there is something new to say of it."""
+        with _DRAWING:
+            now = self._clock()
+            old = [work for work in self._activities if now - work.began >= PATIENCE]
+            if old and self._is_due(old[-1], now):
+                self._show(old[-1])
 
     def _is_due(self, work: Activity, now: float) -> bool:
         """Whether work is to be shown: it is new, goes on, or was silent for long."""
