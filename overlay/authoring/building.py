@@ -7,7 +7,7 @@ change lands on each release.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from overlay.authoring.carry import Carried, carry
 from overlay.authoring.composing import NotComposable, compose, compose_file
 from overlay.authoring.landing import Summary, modules_on, names_from, names_taken, taken_back
 from overlay.authoring.locating import Base, ReleaseTexts
+from overlay.authoring.scoped import scopes_in
 from overlay.authoring.triage import FileFate, added_problem, uncompilable
 from overlay.authoring.variants import base_has
 from overlay.authoring.writing import (
@@ -30,9 +31,10 @@ from overlay.authoring.writing import (
 )
 from overlay.package import VLLM, Package, ReleaseRange, Tree
 from overlay.planning.planner import plan
-from overlay.planning.scopes import Syntax, find
+from overlay.planning.scopes import Syntax
 from overlay.planning.telling import SHARE, new_lines
 from overlay.planning.text import SourceText
+from overlay.report.progress import Progress, counting
 from overlay.results import Change, Fate, Outcome, whole_outcome
 
 
@@ -132,6 +134,7 @@ def build(
     texts: ReleaseTexts,
     beside: Mapping[str, bytes],
     syntax: Syntax | None = None,
+    progress: Progress | None = None,
 ) -> Prepared:
     """The feature that makes a change, for every release on which it lands.
 
@@ -143,7 +146,8 @@ def build(
     hunks = {topic.base.path: topic.hunks for topic in topics}
     if summary.problems or not (topics or change.added):
         return Prepared(summary, None, hunks)
-    carried = _carried(topics, texts, syntax or Syntax())
+    with counting(progress, "tried", len(texts.names), "release") as step:
+        carried = _carried(topics, texts, syntax or Syntax(), step)
     modules = modules_on(change.added, texts)
     outcomes = {
         name: whole_outcome((*(r.outcome for r in results), *modules[name].values()))
@@ -243,9 +247,12 @@ def _patch(
 
 
 def _carried(
-    topics: Sequence[EditedFile], texts: ReleaseTexts, syntax: Syntax
+    topics: Sequence[EditedFile], texts: ReleaseTexts, syntax: Syntax, step: Callable[[], None]
 ) -> dict[str, list[Carried]]:
-    """Each topic carried to each release; releases with the same text are judged once."""
+    """Each topic carried to each release; releases with the same text are judged once.
+
+    :param step: called after each release.
+    """
     answers: dict[tuple[int, bytes | None], Carried] = {}
     carried: dict[str, list[Carried]] = {}
     for release in texts.names:
@@ -256,6 +263,7 @@ def _carried(
                 answers[key] = carry(topic.base.before, topic.hunks, key[1], syntax)
             results.append(answers[key])
         carried[release] = results
+        step()
     return carried
 
 
@@ -338,7 +346,7 @@ def derived_tests(
     lines_by_scope: dict[tuple[str, str], list[str]] = {}
     for before, path, hunks in parts:
         source = SourceText.from_bytes(before)
-        scopes = find(source.lines)
+        scopes = scopes_in(source.lines)
         for hunk in hunks:
             places = scopes.get(hunk.scope, ())
             base_lines = [

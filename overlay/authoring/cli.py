@@ -72,6 +72,7 @@ def import_(
       overlay import ~/src/vllm@main..fix --id our-fix --base ~/src/vllm --patches ours
     """
     return import_change(
+        request,
         sources,
         id_,
         in_home(folder_to_write(request.patches)),
@@ -80,7 +81,6 @@ def import_(
         partial=partial,
         each=each,
         update=update,
-        progress=request.progress,
     )
 
 
@@ -141,7 +141,6 @@ def new(request: Request, /, id_: str, **options: Any) -> Report:
             options["files"],
             release=options["release"],
             title=options["title"],
-            progress=request.progress,
         )
     return new_from_edits(
         request,
@@ -150,7 +149,6 @@ def new(request: Request, /, id_: str, **options: Any) -> Report:
         title=options["title"],
         releases=options["releases"],
         update=options["update"],
-        progress=request.progress,
     )
 
 
@@ -218,7 +216,7 @@ def edit(
     if id_ is None and (release is not None or files):
         raise click.UsageError("--release and --file begin a session: name the feature's ID.")
     if id_ is not None:
-        return sessions.begin(request, id_, release, files, request.progress)
+        return sessions.begin(request, id_, release, files)
     if commit is not None:
-        return sessions.commit(request, in_home(commit), request.progress)
+        return sessions.commit(request, in_home(commit))
     return sessions.abort(in_home(abort or ""))

@@ -25,6 +25,7 @@ from overlay.authoring.triage import (
 )
 from overlay.package import VLLM, Package
 from overlay.planning.scopes import Syntax
+from overlay.report.progress import Progress, counting
 from overlay.results import Fate
 
 _PULL = re.compile(r"\(#(\d+)\)\s*$")
@@ -44,6 +45,7 @@ def prepare(
     upstream: str = "",
     syntax: Syntax | None = None,
     package: Package = VLLM,
+    progress: Progress | None = None,
 ) -> Prepared:
     """The feature that the commits, laid on each other, make.
 
@@ -59,11 +61,12 @@ def prepare(
     edits, added, fates = sort_files(commits, partial, package)
     answers = syntax or Syntax()
     topics: list[EditedFile] = []
-    for path, parts in edits.items():
-        fate, topic = _topic(path, parts, texts, checkout, answers)
-        fates.append(fate)
-        if topic is not None:
-            topics.append(topic)
+    with counting(progress, "placed", len(edits), "file") as step:
+        for path, parts in edits.items():
+            fate, topic = _topic(path, parts, texts, checkout, answers)
+            fates.append(fate)
+            topics += [] if topic is None else [topic]
+            step()
     contents = {path: added_content(file) for path, file in added.items()}
     for path, file in added.items():
         problem = added_problem(path, contents[path], answers)
@@ -82,7 +85,7 @@ def prepare(
         package,
     )
     change = FeatureChange(tuple(topics), contents, tuple(fates), len(commits))
-    return build(change, words, texts, {"origin/01.patch": verbatim}, answers)
+    return build(change, words, texts, {"origin/01.patch": verbatim}, answers, progress)
 
 
 def _topic(

@@ -13,6 +13,7 @@ from packaging.version import Version
 from overlay.authoring.locating import ReleaseTexts
 from overlay.errors import UsageError
 from overlay.package import VLLM, Package
+from overlay.report.progress import doing
 from overlay.targets import resolution
 from overlay.targets.resolution import release_named, releases, spelt
 from overlay.targets.target import Progress, Target
@@ -67,7 +68,8 @@ def tree_of(release: str, package: Package, progress: Progress | None) -> Target
 
     :raises OverlayError: if it cannot be read.
     """
-    return resolution.resolve(spelt(release, package), progress=progress)
+    with doing(progress, f"reading {package.title} {release}"):
+        return resolution.resolve(spelt(release, package), progress=progress)
 
 
 def texts_of(names: Sequence[str], package: Package, progress: Progress | None) -> ReleaseTexts:

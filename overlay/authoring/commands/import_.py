@@ -22,13 +22,15 @@ from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.sources import ChangeSource, read_source
 from overlay.authoring.triage import FileFate
 from overlay.authoring.writing import check_folder, write_folder
-from overlay.errors import UsageError, told_once
+from overlay.commands.request import Request
+from overlay.errors import UsageError, told_once, without_secrets
 from overlay.package import VLLM, Package, known_package
 from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax
 from overlay.report.base import Report, by_fields, plain
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, Line, Span, labelled
+from overlay.report.progress import doing
 from overlay.report.words import count, enumeration
 from overlay.results import Fate, Outcome
 from overlay.results.invocation import Invocation, absolute
@@ -39,6 +41,7 @@ _SLUG = 40
 
 
 def import_change(
+    request: Request,
     sources: Sequence[str],
     id_: str,
     patches: Path,
@@ -48,7 +51,6 @@ def import_change(
     partial: bool = False,
     each: bool = False,
     update: bool = False,
-    progress: Progress | None = None,
 ) -> ImportReport | SeriesReport:
     """Make a feature of diffs or mails, and write it below ``patches``.
 
@@ -72,13 +74,16 @@ def import_change(
         raise UsageError(
             f"--base {checkout}: expected a checkout of the package, found no such folder"
         )
-    read = [read_source(source, each=each) for source in sources]
+    read = []
+    for source in sources:
+        with doing(request.progress, f"reading {without_secrets(source)}"):
+            read.append(read_source(source, each=each))
     commits = [commit for source in read for commit in source.commits]
     package, names = _served(commits, releases)
     if checkout is not None:
         _expect_checkout(checkout, package)
-    texts = package_releases.texts_of(names, package, progress)
-    importer = _Importer(Memo(), checkout, partial, package)
+    texts = package_releases.texts_of(names, package, request.progress)
+    importer = _Importer(Memo(), checkout, partial, package, request.progress)
     if each:
         return _each(importer, read, id_, texts, patches, update=update)
     prepared = importer.prepare(read, commits, id_, texts)
@@ -125,6 +130,7 @@ class _Importer:
     checkout: Path | None
     partial: bool
     package: Package
+    progress: Progress | None
 
     def prepare(
         self,
@@ -147,6 +153,7 @@ class _Importer:
             upstream=pages[0] if len(pages) == 1 else "",
             syntax=self.syntax,
             package=self.package,
+            progress=self.progress,
         )
 
 
@@ -173,7 +180,8 @@ def _each(
         name = _id(id_, number, len(commits), commit)
         require_free(patches, name, update=update, option="--id")
         below = texts_with(features, texts, importer.syntax)
-        prepared.append(importer.prepare([source], [commit], name, below))
+        with doing(importer.progress, f"making {name}, {number} of {len(commits)}"):
+            prepared.append(importer.prepare([source], [commit], name, below))
         if (folder := prepared[-1].folder) is not None:
             features.append(check_folder(folder))
     changes = [commit for _, commit in commits]

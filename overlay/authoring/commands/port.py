@@ -31,6 +31,7 @@ from overlay.commands.request import Request
 from overlay.errors import OverlayError, UsageError
 from overlay.package import VLLM, Package
 from overlay.planning.scope_cache import Memo
+from overlay.report.progress import counting
 from overlay.results.invocation import absolute, command
 from overlay.settings import in_home
 from overlay.targets.target import Progress
@@ -44,7 +45,6 @@ def port(
     write: bool = False,
     accept_merged: bool = False,
     session: Path | None = None,
-    progress: Progress | None = None,
 ) -> PortReport:
     """Carry the features that are meant to releases.
 
@@ -64,14 +64,14 @@ def port(
     features = request.authored(package, everything)
     own = _select(request, features)
     names = known_names(targets, package)
-    porter = make_porter(names, package, progress)
+    porter = make_porter(names, package, request.progress)
     for name in set(targets) - set(package_releases.names_of(package)):
         porter.texts.open(name)  # memory would answer for a release that nobody has
-    ports = [
-        port
-        for feature in own
-        for port in _carried(porter, feature, features, with_gaps(feature, targets, names))
-    ]
+    ports: list[FeaturePort] = []
+    with counting(request.progress, "carried", len(own), "feature") as step:
+        for feature in own:
+            ports += _carried(porter, feature, features, with_gaps(feature, targets, names))
+            step()
     ready = [port for port in ports if not port.conflicts and (accept_merged or not port.review)]
     written = write_ports(porter, features, ready, names) if write else frozenset()
     reported = tuple(

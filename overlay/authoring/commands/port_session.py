@@ -56,7 +56,6 @@ from overlay.planning.attempt import Texts, attempt
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
 from overlay.results import Outcome
-from overlay.targets.target import Progress
 
 
 class Key(str, Enum):
@@ -90,7 +89,6 @@ class Resolving:
         self,
         request: Request,
         folder: str | None,
-        progress: Progress | None = None,
         *,
         trusting: bool = False,
     ) -> None:
@@ -103,7 +101,7 @@ class Resolving:
         if not trusting:
             check_digests(self.session, at_hand)
         self.names = known_names([self.session.release], self.session.package)
-        self.porter: Porter = make_porter(self.names, self.session.package, progress)
+        self.porter: Porter = make_porter(self.names, self.session.package, request.progress)
         self.ports = tuple(self._port(id_) for id_ in self.session.features)
 
     def _port(self, id_: str) -> FeaturePort:
@@ -203,19 +201,17 @@ class Resolving:
         return True
 
 
-def show(request: Request, folder: str | None, progress: Progress | None = None) -> PortReport:
+def show(request: Request, folder: str | None) -> PortReport:
     """What waits in a session: for each scope the hunk, what upstream changed, and the merge."""
-    return Resolving(request, folder, progress).report()
+    return Resolving(request, folder).report()
 
 
-def resolve(
-    request: Request, folder: str | None, command: str | None, progress: Progress | None = None
-) -> PortReport:
+def resolve(request: Request, folder: str | None, command: str | None) -> PortReport:
     """Let a command, or git's merge tool, propose a text for every file with markers.
 
     :raises UsageError: if what it gives cannot be a resolution; those before are kept.
     """
-    resolving = Resolving(request, folder, progress)
+    resolving = Resolving(request, folder)
     for entry in resolving.session.waiting:
         texts = resolving.texts(entry)
         if texts is not None and texts.marked:
@@ -223,15 +219,15 @@ def resolve(
     return resolving.report()
 
 
-def proceed(request: Request, folder: str | None, progress: Progress | None = None) -> PortReport:
+def proceed(request: Request, folder: str | None) -> PortReport:
     """Write what the edited files say into the patches, and end the session.
 
     :raises UsageError: if markers are left, or a file cannot be carried; nothing is written then.
     :raises OSError: if the patches cannot be written.
     """
-    if (finished := _finished(request, folder, progress)) is not None:
+    if (finished := _finished(request, folder)) is not None:
         return finished
-    resolving = Resolving(request, folder, progress)
+    resolving = Resolving(request, folder)
     session = resolving.session
     ports = resolved(session, resolving.ports, resolving.porter.syntax)
     write_ports(resolving.porter, resolving.features, ports, resolving.names)
@@ -257,7 +253,7 @@ def _ended(resolving: Resolving, ports: Sequence[FeaturePort]) -> PortReport:
     return PortReport(verdict, entries)
 
 
-def _finished(request: Request, folder: str | None, progress: Progress | None) -> PortReport | None:
+def _finished(request: Request, folder: str | None) -> PortReport | None:
     """End what a killed ``--continue`` carried out: the session, or its part for some features.
 
     That it was is shown by the patches, which make every file of the session as it is now.  Patches
@@ -265,7 +261,7 @@ def _finished(request: Request, folder: str | None, progress: Progress | None) -
 
     :returns: ``None`` where something still waits.
     """
-    resolving = Resolving(request, folder, progress, trusting=True)
+    resolving = Resolving(request, folder, trusting=True)
     session = resolving.session
     at_hand = {feature.id: feature for feature in resolving.features}
     waits = {
@@ -281,28 +277,24 @@ def _finished(request: Request, folder: str | None, progress: Progress | None) -
     return None
 
 
-def retire(
-    request: Request, folder: str | None, id_: str, progress: Progress | None = None
-) -> PortReport:
+def retire(request: Request, folder: str | None, id_: str) -> PortReport:
     """Note that upstream has a feature from the session's release on; the others still wait.
 
     :raises UsageError: if the session does not wait for it.
     """
-    resolving = Resolving(request, folder, progress)
+    resolving = Resolving(request, folder)
     port = next((port for port in resolving.ports if port.feature.id == id_), None)
     if port is not None:
         write_ports(resolving.porter, resolving.features, [retired(port)], resolving.names)
     return _resume(resolving, without(resolving.session, id_))
 
 
-def skip(
-    request: Request, folder: str | None, id_: str, progress: Progress | None = None
-) -> PortReport:
+def skip(request: Request, folder: str | None, id_: str) -> PortReport:
     """Leave a feature as it is: it does not serve the release; the others still wait.
 
     :raises UsageError: if the session does not wait for it.
     """
-    resolving = Resolving(request, folder, progress)
+    resolving = Resolving(request, folder)
     return _resume(resolving, without(resolving.session, id_))
 
 
@@ -328,7 +320,6 @@ def ask(
     request: Request,
     report: PortReport,
     question: Callable[[OpenFile], Key],
-    progress: Progress | None = None,
 ) -> PortReport:
     """Ask about each file of a session, and write what the answers make, once nothing is left.
 
@@ -338,7 +329,7 @@ def ask(
     if report.session is None:
         return report
     folder = str(report.session)
-    resolving = Resolving(request, folder, progress)
+    resolving = Resolving(request, folder)
     for entry in resolving.session.waiting:
         if entry.feature not in resolving.session.features:
             continue
@@ -349,11 +340,11 @@ def ask(
             return resolving.report()
         if key in (Key.RETIRE, Key.SKIP):
             leave = retire if key is Key.RETIRE else skip
-            remainder = leave(request, folder, entry.feature, progress)
+            remainder = leave(request, folder, entry.feature)
             if remainder.session is None:
                 return remainder
-            resolving = Resolving(request, folder, progress)
-    return proceed(request, folder, progress)
+            resolving = Resolving(request, folder)
+    return proceed(request, folder)
 
 
 def _settled(resolving: Resolving, entry: Waiting, key: Key) -> bool:
