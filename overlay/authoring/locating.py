@@ -15,6 +15,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from packaging.version import Version
+
 from overlay._features.model import Hunk
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.git import Checkout
@@ -37,10 +39,17 @@ class ReleaseTexts:
     """The files of releases, each read once.
 
     :param names: the releases, oldest first; :param tree: opens one by its name.
+    :param beside: the names of further ones that can be read at once, oldest first.
     """
 
-    def __init__(self, names: Sequence[str], tree: Callable[[str], Tree]) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        tree: Callable[[str], Tree],
+        beside: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
         self.names = tuple(names)
+        self.beside = beside
         self._open = tree
         self._trees: dict[str, Tree] = {}
         self._files: dict[tuple[str, str], bytes | None] = {}
@@ -63,6 +72,13 @@ class ReleaseTexts:
         if release not in self._trees:
             self._trees[release] = self._open(release)
         return self._trees[release]
+
+    def with_name(self, release: str) -> ReleaseTexts:
+        """The same with one more release, in the order of versions."""
+        if release in self.names:
+            return self
+        names = sorted((*self.names, release), key=Version)
+        return ReleaseTexts(names, self._open, self.beside)
 
     def record(self, release: str) -> Mapping[str, str] | None:
         """The sha256 of the release's own files by path, where it has a RECORD.

@@ -13,6 +13,7 @@ from overlay._features.folder import load
 from overlay._features.model import Feature, of_package, paths_of
 from overlay.authoring import releases as package_releases
 from overlay.authoring.building import Prepared, texts_with
+from overlay.authoring.commands.import_onto import open_onto, release_of
 from overlay.authoring.disk import NewFolder, replace_features
 from overlay.authoring.free_ids import expect_id, require_free
 from overlay.authoring.git import Checkout
@@ -21,6 +22,7 @@ from overlay.authoring.incoming import Commit
 from overlay.authoring.landing import Summary, landings, on_disk_only
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.paths import BY_RELEASES, PathRule, packages_in, path_of, place
+from overlay.authoring.reports.ported import PortReport
 from overlay.authoring.sources import ChangeSource, read_source
 from overlay.authoring.triage import FileFate
 from overlay.authoring.writing import check_folder, write_folder
@@ -33,7 +35,7 @@ from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, Line, Span, labelled
 from overlay.report.words import count, enumeration
 from overlay.results import Fate, Outcome
-from overlay.results.invocation import Invocation, absolute
+from overlay.results.invocation import Invocation, absolute, command
 from overlay.targets.target import Progress
 
 #: The most letters of a subject that an id of ``--each`` takes.
@@ -51,8 +53,9 @@ def import_change(
     each: bool = False,
     update: bool = False,
     paths: PathRule = BY_RELEASES,
+    onto: str | None = None,
     progress: Progress | None = None,
-) -> ImportReport | SeriesReport:
+) -> ImportReport | SeriesReport | PortReport:
     """Make a feature of diffs or mails, and write it below ``patches``.
 
     :param sources: files, ``-`` for standard input, URLs of pull requests or commits, or
@@ -64,10 +67,13 @@ def import_change(
     :param each: make a feature of each commit, on top of those before; ``id_`` begins their ids.
     :param update: replace a feature of that id.
     :param paths: what the user says about the paths of the change.
+    :param onto: the release on which a person places it, in a session of ``port``.
     :raises UsageError: if a source is not a diff, holds what no feature can carry, or nothing that
         one would (only tests and documentation).
     :raises OverlayError: if a source or a release cannot be read, or the folder not be written.
     """
+    if each and onto is not None:
+        raise UsageError("--each and --onto: expected one of them; a session is of one feature")
     if each:
         expect_id(id_, "--id")
     else:
@@ -80,6 +86,8 @@ def import_change(
     parts = _parts(read, releases, paths, progress)
     if checkout is not None:
         _expect_checkout(checkout, parts[0].package)
+    if onto is not None:
+        return _placed_onto(parts, id_, onto, patches, checkout, partial=partial, update=update)
     imports = _Imports(Memo(), checkout, partial, patches, update)
     if each or len(parts) > 1:
         return _series(imports, parts, id_, each=each)
@@ -88,7 +96,42 @@ def import_change(
     _require_carried([prepared.summary], part)
     folder = prepared.folder
     written = None if folder is None else write_folder(folder, patches, update=update)
-    return _report(prepared.summary, written, part.prefixes, below)
+    return _report(prepared.summary, written, part.prefixes, below, sources)
+
+
+def _placed_onto(
+    parts: Sequence[_Part],
+    id_: str,
+    onto: str,
+    patches: Path,
+    checkout: Path | None,
+    *,
+    partial: bool,
+    update: bool,
+) -> PortReport:
+    """Open the session of a change of one package."""
+    if len(parts) > 1:
+        titles = enumeration([part.package.title for part in parts])
+        raise UsageError(
+            f"--onto {onto}: expected a change of one package, found one of {titles}: name the "
+            "releases of one of them with --releases, and pass --partial"
+        )
+    (part,) = parts
+    release = release_of(onto, part.package)
+    texts = part.texts.with_name(release)
+    if checkout is not None:
+        _expect_checkout(checkout, part.package)
+    return open_onto(
+        part.sources,
+        id_,
+        release,
+        texts,
+        patches,
+        part.package,
+        checkout=checkout,
+        partial=partial,
+        update=update,
+    )
 
 
 def _expect_checkout(folder: Path, package: Package) -> None:
@@ -329,10 +372,11 @@ def _report(
     folder: Path | None,
     prefixes: tuple[tuple[str, str], ...] = (),
     below: tuple[str, ...] = (),
+    sources: Sequence[str] = (),
 ) -> ImportReport:
     span = None if summary.releases is None or folder is None else str(summary.releases)
     return ImportReport(
-        concluded(summary, folder),
+        concluded(summary, folder, sources),
         feature=summary.id,
         title=summary.title,
         commits=summary.commits,
@@ -483,8 +527,11 @@ def series(imports: tuple[ImportReport, ...]) -> SeriesReport:
     return SeriesReport(Verdict(worst.code, text), imports)
 
 
-def concluded(summary: Summary, folder: Path | None) -> Verdict:
-    """The verdict of ``import``."""
+def concluded(summary: Summary, folder: Path | None, sources: Sequence[str] = ()) -> Verdict:
+    """The verdict of ``import``.
+
+    :param sources: what the command was given, which the next one repeats.
+    """
     if summary.problems:
         return Verdict(Code.NOT_PLACED, _not_placed(len(summary.problems)))
     if not _carried(summary):
@@ -498,6 +545,9 @@ def concluded(summary: Summary, folder: Path | None) -> Verdict:
             there = single if len(modules) == 1 else "are files of their own there"
             why = f"{enumeration(modules, most=3)} {there}: give the added module another name"
         text = f"Nothing was written: {summary.id} lands on none of the releases; {why}."
+        if sources and not modules:
+            step = command("import", *sources, "--id", summary.id, "--onto", _nearest(summary))
+            text = f"{text[:-1]}. Place it by hand: {step}."
         return Verdict(Code.NOT_IMPORTED, text)
     wrote = f"Wrote {folder} for {summary.releases}"
     if summary.review:
@@ -505,6 +555,17 @@ def concluded(summary: Summary, folder: Path | None) -> Verdict:
         return Verdict(Code.IMPORT_REVIEW, text)
     check = Invocation(patches=(absolute(folder.parent),)).command("check")
     return Verdict(Code.IMPORTED, f"{wrote}; {check} tries it.")
+
+
+def _nearest(summary: Summary) -> str:
+    """The release on which a change that lands nowhere is placed most easily.
+
+    It is the last one before the first that has it, or has a part of it; else the newest.
+    """
+    names = list(summary.outcomes)
+    there = (Outcome.UPSTREAM, Outcome.PARTLY)
+    first = next((at for at, name in enumerate(names) if summary.outcomes[name] in there), 0)
+    return names[first - 1]
 
 
 def _not_placed(files: int) -> str:
