@@ -183,8 +183,12 @@ def build(
     )
     headers = {**words.headers(), "Base": run.base}
     afters = [result.after for result in carried[run.base]]
-    files, expected = _patches(topics, run, afters, texts, headers)
-    files |= {f"files/{path}": data for path, data in change.added.items()}
+    try:
+        files, expected = _patches(topics, run, afters, texts, headers)
+    except NotComposable:  # a merged text
+        return Prepared(replace(summary, releases=None, review=()), None, hunks)
+    lacking = [path for path in change.added if modules[run.base][path] is not Outcome.UPSTREAM]
+    files |= {f"files/{path}": change.added[path] for path in lacking}
     folder = FeatureFolder(text, {**files, **beside}, expected)
     return Prepared(summary, folder, hunks)
 
@@ -205,6 +209,8 @@ def _patches(
     for number, (topic, after) in enumerate(
         sorted(zip(topics, afters, strict=True), key=lambda each: each[0].base.path), 1
     ):
+        if run.review and after == texts.read(run.base, topic.base.path):
+            continue  # the release has all of it
         name = topic_name(number * (10 if len(topics) <= 9 else 1), topic.base.path)
         files[f"{name}/{run.span}.patch"] = _patch(topic, run, after, texts, headers)
         before = texts.read(run.base, topic.base.path)
@@ -284,7 +290,8 @@ def _run(
 ) -> _Run:
     """The longest run of releases around the base on which every hunk lands exactly.
 
-    Where there is none, the newest release on which a merge is clean, for review.
+    Where there is none, the newest release on which a merge is clean, for review; or else the
+    newest that has a part of it and takes the rest.
     """
     bases = {topic.base.release for topic in topics} - {None}
     grouped = groupby(names, key=lambda name: outcomes[name] is Outcome.EXACT)
@@ -302,6 +309,10 @@ def _run(
         span = ReleaseRange(Version(best[0]), Version(best[-1]))
         return _Run(span, base_names[-1] if base_names else best[-1])
     clean = [name for name in names if outcomes[name].wants_review]
+    having_it = [at for at, name in enumerate(names) if outcomes[name] is Outcome.UPSTREAM]
+    clean = clean or [
+        name for name in names[: min(having_it, default=None)] if outcomes[name] is Outcome.PARTLY
+    ]
     if not clean:
         return _Run(None)
     newest = clean[-1]

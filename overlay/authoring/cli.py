@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from overlay.authoring.cli_port import asked
 from overlay.authoring.commands import edit as sessions
 from overlay.authoring.commands.edit import begin_new
 from overlay.authoring.commands.import_ import import_change
 from overlay.authoring.commands.new import new_from_edits
+from overlay.authoring.paths import PathRule
+from overlay.authoring.reports.ported import PortReport
 from overlay.cli.group import cli
 from overlay.cli.options import (
     WRITABLE_HELP,
@@ -46,6 +49,24 @@ if TYPE_CHECKING:
 )
 @click.option("--each", is_flag=True, help="Make a feature of each commit; --id begins their ids.")
 @click.option("--update", is_flag=True, help="Replace the feature of that id.")
+@click.option(
+    "--strip",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Cut N folders off each path, as patch -pN does, where they cannot be told.",
+)
+@click.option(
+    "--directory",
+    metavar="DIR",
+    default="",
+    help="The folder that the paths are relative to, such as vllm/v1.",
+)
+@click.option(
+    "--onto",
+    metavar="RELEASE",
+    help="Place it on this release by hand, in ./port-RELEASE, where it lands on none.",
+    shell_complete=complete_releases,
+)
 @asks
 def import_(
     request: Request,
@@ -56,6 +77,9 @@ def import_(
     partial: bool,
     each: bool,
     update: bool,
+    strip: int | None,
+    directory: str,
+    onto: str | None,
 ) -> Report:
     """Make a feature of a change that was made elsewhere.
 
@@ -71,7 +95,7 @@ def import_(
       overlay import https://github.com/vllm-project/vllm/pull/49391 --id stops --patches ours
       overlay import ~/src/vllm@main..fix --id our-fix --base ~/src/vllm --patches ours
     """
-    return import_change(
+    report = import_change(
         request,
         sources,
         id_,
@@ -81,7 +105,10 @@ def import_(
         partial=partial,
         each=each,
         update=update,
+        paths=PathRule(strip, directory),
+        onto=onto,
     )
+    return asked(request, report) if isinstance(report, PortReport) else report
 
 
 @cli.command(epilog=WRITABLE_HELP)

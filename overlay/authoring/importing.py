@@ -72,20 +72,19 @@ def prepare(
         problem = added_problem(path, contents[path], answers)
         problem = None if problem is None else f"{file.place}: {problem}"
         fates.append(FileFate(path, Fate.ADDED, problem=problem))
-    first, title = commits[0], _title(commits, id_)
-    page = upstream or (_upstream(title) if package == VLLM else "")
-    words = Words(
-        id_,
-        title,
-        first.message or title,
-        page,
-        f"other, {page or source}",
-        first.author,
-        today,
-        package,
-    )
+    words = words_of(commits, id_, source, today, upstream, package)
     change = FeatureChange(tuple(topics), contents, tuple(fates), len(commits))
     return build(change, words, texts, {"origin/01.patch": verbatim}, answers, progress)
+
+
+def words_of(
+    commits: Sequence[Commit], id_: str, source: str, today: str, upstream: str, package: Package
+) -> Words:
+    """What a feature of commits says about itself; the parameters are those of ``prepare``."""
+    first, title = commits[0], _title(commits, id_)
+    page = upstream or (_upstream(title) if package == VLLM else "")
+    why, origin = first.message or title, f"other, {page or source}"
+    return Words(id_, title, why, page, origin, first.author, today, package)
 
 
 def _topic(

@@ -26,7 +26,7 @@ class Turn(Enum):
     OTHER = "other"
 
 
-class Carrier(NamedTuple):
+class Ownership(NamedTuple):
     """Whose a feature is, and since when it is carried.
 
     :ivar owner: the author of its newest patch; empty where none says.
@@ -47,7 +47,7 @@ class Carrier(NamedTuple):
         return ", ".join(text for text in (self.owner, days) if text)
 
 
-class Difference(NamedTuple):
+class StateChange(NamedTuple):
     """A feature on a target whose state is another one than it was.
 
     :ivar target: as the user named it; :ivar package: whose release it is.
@@ -64,7 +64,7 @@ class Difference(NamedTuple):
     now: str | None
     turn: Turn
     reason: Reason | None = None
-    carrier: Carrier = Carrier()
+    carrier: Ownership = Ownership()
 
     @property
     def words(self) -> str:
@@ -97,7 +97,7 @@ class SinceReport(CheckReport):
     """
 
     earlier: str = ""
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[StateChange, ...] = ()
     today: date = date.min
     form: str = "text"
 
@@ -136,7 +136,7 @@ class SinceReport(CheckReport):
         changes = [each.data(self.today) for each in self.differences]
         return {"since": {"report": self.earlier, "changes": plain(changes)}}
 
-    def _of(self, turn: Turn) -> list[Difference]:
+    def _of(self, turn: Turn) -> list[StateChange]:
         return [each for each in self.differences if each.turn is turn]
 
     def _markdown(self) -> str:
@@ -205,7 +205,7 @@ def _xml(text: str) -> str:
     return escaped
 
 
-def changed_since(differences: Sequence[Difference], checked: Verdict, earlier: str) -> Verdict:
+def changed_since(differences: Sequence[StateChange], checked: Verdict, earlier: str) -> Verdict:
     """The verdict of ``check --since``.
 
     :param checked: that of the check alone, which stands where a target could not be read.
