@@ -71,3 +71,36 @@ def test_neighbours_are_taken_over_without_a_ledger(cli: Cli, site: Path, ours: 
     assert digest(site) == patched
     assert cli("revert", site).exit == 0
     assert digest(site) == pristine
+
+
+def test_a_stack_on_a_module_of_its_own_is_taken_over(cli: Cli, site: Path) -> None:
+    """Laid by hand: a module, an edit of it, and two neighbours of that."""
+    folder, path = cli.team.parent / "stack", "vllm/utils/ours.py"
+    pristine = digest(site)
+    module = "def scale(x):\n    a = x\n    b = a\n    c = b\n    return c * 2\n"
+    write_feature(folder, {f"files/{path}": module}, id="s-1")
+    edits = [("a = x", "a = x + 1"), ("c = b", "c = b + 1"), ("return c * 2", "return c * 3")]
+    context = ["     " + line.strip() for line in module.splitlines()[1:]]
+    for number, (old, new) in enumerate(edits, 2):
+        at = context.index("     " + old)
+        lines = [*context[:at], f"-    {old}", f"+    {new}", *context[at + 1 :]]
+        text = patch_text(path, hunk(lines, "scale"))
+        write_feature(folder, {"10-own/0.20.0..0.33.0.patch": text}, id=f"s-{number}")
+    ids = [f"s-{number}" for number in range(1, 5)]
+    answer = cli("check", site, *words(folder, *ids))
+    assert (answer.exit, answer.last.count("s-3 and s-4 clash")) == (1, 1)
+    ids.remove("s-4")
+    assert cli("apply", site, *words(folder, *ids)).exit == 0
+    patched = digest(site)
+    shutil.rmtree(site / ".vllm-overlay")
+    record = next(site.glob("vllm-*.dist-info")) / "RECORD"
+    record.write_text("".join(
+        line for line in record.read_text().splitlines(keepends=True)
+        if "utils/ours.py" not in line and ".vllm-overlay" not in line
+    ))  # fmt: skip
+    shutil.rmtree(folder / "s-4")
+    answer = cli("adopt", site, "--patches", folder)
+    assert answer.exit == 0, answer.err
+    assert digest(site)[path] == patched[path]
+    assert cli("revert", site).exit == 0
+    assert digest(site).keys() == pristine.keys()
