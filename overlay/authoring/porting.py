@@ -22,7 +22,7 @@ from overlay.authoring.port_warnings import port_warnings
 from overlay.authoring.ports import FeaturePort, TopicPort
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.obsolete import obsolete_by
-from overlay.planning.planner import plan
+from overlay.planning.planner import Stack, lay, plan
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
 from overlay.planning.upstream import evidence, module_outcome
@@ -46,6 +46,7 @@ class Porter:
         # them, so that no other feature gets their identity.
         self._ports: dict[tuple[int, ...], dict[str, FeaturePort]] = {}
         self._alive: list[Feature] = []
+        self._stacks: dict[tuple[object, ...], Stack] = {}
 
     def port(self, feature: Feature, release: str, earlier: Sequence[Feature] = ()) -> FeaturePort:
         """Carry a feature to a release; the second time the answer is the first one's.
@@ -297,12 +298,14 @@ class Porter:
     # Texts
 
     def _below(self, earlier: Sequence[Feature], release: str, path: str) -> bytes | None:
-        """A release's file with the features applied that have a variant for the release."""
-        data = self.texts.read(release, path)
-        for feature in earlier:
-            for topic in feature.topics:
-                data = self._apply(topic, release, path, data)
-        return data
+        """A release's file with the features on it that serve the release, as a check has them."""
+        key = release, *map(id, earlier)
+        if key not in self._stacks:
+            self._alive += earlier
+            tree, record = ReleaseTree(self.texts, release), self.texts.record(release)
+            serving = [each for each in earlier if Version(release) in each.releases]
+            self._stacks[key] = lay(serving, tree, Version(release), record, self.syntax)
+        return self._stacks[key].tree.current(path)
 
     def _series(
         self, feature: Feature, topic: Topic, release: str, data: bytes | None

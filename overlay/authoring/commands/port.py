@@ -33,6 +33,7 @@ from overlay.errors import OverlayError, UsageError
 from overlay.package import VLLM, Package
 from overlay.planning.scope_cache import Memo
 from overlay.report.progress import counting
+from overlay.results import Outcome
 from overlay.results.invocation import absolute, command
 from overlay.settings import in_home
 from overlay.targets.target import Progress
@@ -69,9 +70,12 @@ def port(
     for name in set(targets) - set(package_releases.names_of(package)):
         porter.texts.open(name)  # memory would answer for a release that nobody has
     ports: list[FeaturePort] = []
+    forms = list(features)  # of the features before, as they will be
     with counting(request.progress, "carried", len(own), "feature") as step:
         for feature in own:
-            ports += _carried(porter, feature, features, with_gaps(feature, targets, names))
+            at = features.index(feature)
+            ports += _carried(porter, feature, forms[:at], with_gaps(feature, targets, names))
+            forms[at] = _serving(feature, [port for port in ports if port.feature is feature])
             step()
     ready = [port for port in ports if not port.conflicts and (accept_merged or not port.review)]
     written = write_ports(porter, features, ready, names) if write else frozenset()
@@ -137,11 +141,21 @@ def _notable(
     )
 
 
+def _serving(feature: Feature, ports: Sequence[FeaturePort]) -> Feature:
+    """A feature with the releases in its range on which it lands exactly: others stand on it."""
+    exact = [Version(port.release) for port in ports if port.outcome is Outcome.EXACT]
+    span = feature.releases
+    ends = min([span.first, *exact]), max([span.last, *exact])
+    return replace(feature, releases=span._replace(first=ends[0], last=ends[1]))
+
+
 def _carried(
-    porter: Porter, feature: Feature, features: Sequence[Feature], releases: Sequence[str]
+    porter: Porter, feature: Feature, earlier: Sequence[Feature], releases: Sequence[str]
 ) -> Iterator[FeaturePort]:
-    """A feature carried to releases, oldest first; what one of them has, the later ones have."""
-    earlier = features[: features.index(feature)]
+    """A feature carried to releases, oldest first; what one of them has, the later ones have.
+
+    :param earlier: the features before it.
+    """
     current = feature
     for release in releases:
         port = porter.port(current, release, earlier)
