@@ -16,7 +16,8 @@ from packaging.version import Version
 
 from overlay._features.model import Feature, Hunk
 from overlay.authoring.carry import Carried, carry
-from overlay.authoring.composing import NotComposable, compose, compose_file
+from overlay.authoring.composing import NotComposable, compose, compose_file, contexts_from
+from overlay.authoring.context import Kept, needed
 from overlay.authoring.landing import Summary, modules_on, names_from, names_taken, taken_back
 from overlay.authoring.locating import Base, ReleaseTexts
 from overlay.authoring.triage import FileFate, added_problem, uncompilable
@@ -90,12 +91,14 @@ class FeatureChange:
 
     :ivar added: path -> bytes; :ivar fates: what became of each file of the change.
     :ivar commits: how many commits it was.
+    :ivar context: how many lines of context its hunks keep; ``None``: as many as they need.
     """
 
     topics: tuple[EditedFile, ...]
     added: Mapping[str, bytes]
     fates: tuple[FileFate, ...]
     commits: int = 1
+    context: int | None = None
 
 
 @dataclass(frozen=True)
@@ -138,12 +141,17 @@ def build(
     :param texts: the releases that it may serve.
     :param beside: further files of the folder; :param syntax: as for ``prepare``.
     """
-    topics = tuple(map(_with_base_lines, change.topics))
-    summary = Summary(words.id, words.title, change.commits, change.fates)
+    syntax = syntax or Syntax()
+    contexts = _contexts(change, texts, syntax)
+    topics = tuple(
+        _with_base_lines(replace(topic, hunks=contexts[topic.base.path].hunks))
+        for topic in change.topics
+    )
+    summary = Summary(words.id, words.title, change.commits, change.fates, contexts=contexts)
     hunks = {topic.base.path: topic.hunks for topic in topics}
     if summary.problems or not (topics or change.added):
         return Prepared(summary, None, hunks)
-    carried = _carried(topics, texts, syntax or Syntax())
+    carried = _carried(topics, texts, syntax)
     modules = modules_on(change.added, texts)
     outcomes = {
         name: whole_outcome((*(r.outcome for r in results), *modules[name].values()))
@@ -209,6 +217,19 @@ def _patches(
         if before is not None and result is not None:
             expected.append(Expected(name, run.base, before, result))
     return files, expected
+
+
+def _contexts(change: FeatureChange, texts: ReleaseTexts, syntax: Syntax) -> dict[str, Kept]:
+    """By path the hunks of each edited file with the context that they keep."""
+    contexts: dict[str, Kept] = {}
+    for topic in change.topics:
+        base = topic.base
+        if change.context is None:
+            files = {name: texts.read(name, base.path) for name in texts.names}
+            contexts[base.path] = needed(base.before, topic.hunks, files, syntax)
+        else:
+            contexts[base.path] = Kept(topic.hunks)
+    return contexts
 
 
 def _with_base_lines(topic: EditedFile) -> EditedFile:
@@ -376,11 +397,14 @@ class TwoTexts(NamedTuple):
     now: bytes | None
 
 
-def change_of(files: Iterable[TwoTexts], release: str, syntax: Syntax) -> FeatureChange:
+def change_of(
+    files: Iterable[TwoTexts], release: str, syntax: Syntax, context: int | None = None
+) -> FeatureChange:
     """The change that edits make; the fate of a file that cannot be carried says why.
 
     :param release: the release on whose text, perhaps with features below, the edits were made.
     :param syntax: answers about texts.
+    :param context: how many lines of context its hunks keep; default: as many as they need.
     """
     topics: list[EditedFile] = []
     fates: list[FileFate] = []
@@ -390,21 +414,21 @@ def change_of(files: Iterable[TwoTexts], release: str, syntax: Syntax) -> Featur
             added[path] = now
             fates.append(FileFate(path, Fate.ADDED, problem=added_problem(path, now, syntax)))
         elif before is not None and now is not None:
-            fate, topic = _edited(path, before, now, release, syntax)
+            fate, topic = _edited(path, before, now, release, syntax, context)
             fates.append(fate)
             topics += [] if topic is None else [topic]
         elif before is not None:
             problem = f"{path} was removed; a feature never removes a file of a release"
             fates.append(FileFate(path, Fate.EDITED, release, problem=problem))
-    return FeatureChange(tuple(topics), added, tuple(fates))
+    return FeatureChange(tuple(topics), added, tuple(fates), context=context)
 
 
 def _edited(
-    path: str, before: bytes, now: bytes, release: str, syntax: Syntax
+    path: str, before: bytes, now: bytes, release: str, syntax: Syntax, context: int | None
 ) -> tuple[FileFate, EditedFile | None]:
     """An edited file in hunks, or why it cannot be said in them."""
     try:
-        hunks = compose_file(path, before, now)
+        hunks = compose_file(path, before, now, contexts_from(context))
     except NotComposable as error:
         return FileFate(path, Fate.EDITED, release, problem=str(error)), None
     broken = uncompilable(path, now, syntax)

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 
 from overlay._features.model import MODULE_SCOPE, Hunk
+from overlay.authoring.context import Forms
 from overlay.authoring.merge import Merge, merge
-from overlay.authoring.scoped import ScopedText
+from overlay.authoring.scoped import ScopedText, with_base
 from overlay.authoring.statements import merge_statements
 from overlay.planning.matching import edits, final_newline_after
 from overlay.planning.scopes import Syntax, UnparsableError, find
@@ -34,6 +35,8 @@ class CarriedHunk:
     :ivar line: 1-based first line of that scope, or of the hunk where it landed exactly.
     :ivar merge: the three-way merge of the scope, where one was made.
     :ivar by_statement: whether the lines of that conflict, and its statements do not.
+    :ivar beside: whether they conflict, and the hunk lands with less context, which upstream
+        changed beside it.
     """
 
     hunk: Hunk
@@ -42,6 +45,7 @@ class CarriedHunk:
     line: int | None = None
     merge: Merge | None = None
     by_statement: bool = False
+    beside: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,11 +69,18 @@ class Carried:
 
 
 def carry(
-    base: bytes, hunks: Sequence[Hunk], target: bytes | None, syntax: Syntax | None = None
+    base: bytes,
+    hunks: Sequence[Hunk],
+    target: bytes | None,
+    syntax: Syntax | None = None,
+    *,
+    less: bool = False,
 ) -> Carried:
     """Carry the hunks that were made on ``base`` to ``target``.
 
     :param syntax: answers about texts, if they are remembered from elsewhere.
+    :param less: let a hunk land with less context than it has, at the place that a diff of both
+        scopes gives it; the result then has it in that form.
     :raises TextError, UnparsableError: if ``base`` is not readable or not Python.
     """
     if target is None:
@@ -94,12 +105,16 @@ def carry(
             now = syntax.scopes(text.to_bytes(), text.lines)
     except (TextError, UnparsableError):  # they exclude each other: none of them lands
         exact = [answer if answer is not None and not answer.edits else None for answer in exact]
+    forms = Forms(base, hunks, syntax) if less and None in exact else None
     results: list[CarriedHunk] = []
     for hunk, answer in zip(hunks, exact, strict=True):
         if answer is not None:
             results.append(answer.result)
             continue
-        result, changed = _merged(hunk, origin_text, ScopedText(text, now))
+        here = ScopedText(text, now)
+        result, changed = _merged(hunk, origin_text, here)
+        if forms is not None and (placed := _with_less(hunk, forms, here, result, changed)):
+            result, changed = placed
         if changed is not None:
             try:
                 now, text = find(changed.lines), changed
@@ -116,15 +131,6 @@ class _Settled:
 
     result: CarriedHunk
     edits: tuple[Edit, ...] = ()
-
-
-def with_base(hunk: Hunk, origin: ScopedText) -> Hunk:
-    """A hunk whose base is known: what its scope in the base had of its lines tells nothing."""
-    if hunk.base_has is not None:
-        return hunk
-    home = origin.home(hunk)
-    there = () if home is None else origin.source.lines[home.start : home.stop]
-    return hunk._replace(base_has=tuple(dict.fromkeys(line.strip() for line in there)))
 
 
 def _settled(
@@ -178,6 +184,37 @@ def _merged(
         return result, target.source.splice([edit], final_newline_after(hunk))
     except TextError:
         return replace(result, outcome=Outcome.CONFLICT), None
+
+
+def _with_less(
+    hunk: Hunk,
+    forms: Forms,
+    target: ScopedText,
+    merged: CarriedHunk,
+    merged_text: SourceText | None,
+) -> tuple[CarriedHunk, SourceText] | None:
+    """A hunk that lands with less context, and the text that it leaves, if it lands.
+
+    It lands exactly where the merge gives that text, too; where the lines conflict, for review.
+
+    :param merged: what the merge makes of it, and ``merged_text`` the text.
+    """
+    if merged.outcome not in (Outcome.MERGED, Outcome.CONFLICT):
+        return None
+    placed = forms.less(hunk, target.source.to_bytes())
+    if placed is None:
+        return None
+    form, line = placed
+    try:
+        changed = target.source.splice(edits(form, line - 1), final_newline_after(form))
+    except TextError:
+        return None
+    if merged.outcome is Outcome.MERGED and not merged.by_statement:
+        if merged_text is None or merged_text.lines != changed.lines:
+            return None
+        return CarriedHunk(form, Outcome.EXACT, form.scope, line), changed
+    result = replace(merged, hunk=form, outcome=Outcome.MERGED, by_statement=False, beside=True)
+    return result, changed
 
 
 def _moved(base_lines: Sequence[str], scope: str, target: ScopedText) -> tuple[str, range | None]:

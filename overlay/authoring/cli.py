@@ -27,6 +27,15 @@ if TYPE_CHECKING:
     from overlay.report.base import Report
 
 
+#: How many lines of context the hunks of a feature keep.
+_CONTEXT = click.option(
+    "--context",
+    type=click.IntRange(0, 1000),
+    metavar="N",
+    help="Keep N lines of context around each change (default: as many as its place needs).",
+)
+
+
 @cli.command("import")
 @click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
 @click.option("--id", "id_", metavar="ID", required=True, help="The new feature's id.")
@@ -46,6 +55,7 @@ if TYPE_CHECKING:
 )
 @click.option("--each", is_flag=True, help="Make a feature of each commit; --id begins their ids.")
 @click.option("--update", is_flag=True, help="Replace the feature of that id.")
+@_CONTEXT
 @asks
 def import_(
     request: Request,
@@ -56,6 +66,7 @@ def import_(
     partial: bool,
     each: bool,
     update: bool,
+    context: int | None,
 ) -> Report:
     """Make a feature of a change that was made elsewhere.
 
@@ -80,6 +91,7 @@ def import_(
         partial=partial,
         each=each,
         update=update,
+        context=context,
         progress=request.progress,
     )
 
@@ -114,6 +126,7 @@ def import_(
     shell_complete=complete_releases,
 )
 @click.option("--update", is_flag=True, help="With --from-edits: replace the feature of that id.")
+@_CONTEXT
 @asks
 def new(request: Request, /, id_: str, **options: Any) -> Report:
     """Make a feature: of a release's files that you edit, or of what was edited already.
@@ -141,6 +154,7 @@ def new(request: Request, /, id_: str, **options: Any) -> Report:
             options["files"],
             release=options["release"],
             title=options["title"],
+            context=options["context"],
             progress=request.progress,
         )
     return new_from_edits(
@@ -150,6 +164,7 @@ def new(request: Request, /, id_: str, **options: Any) -> Report:
         title=options["title"],
         releases=options["releases"],
         update=options["update"],
+        context=options["context"],
         progress=request.progress,
     )
 

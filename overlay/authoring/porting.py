@@ -16,7 +16,8 @@ from packaging.version import Version
 
 from overlay._features.model import Feature, Hunk, Topic, Variant
 from overlay.authoring.carry import Carried, CarriedHunk, carry
-from overlay.authoring.composing import NotComposable, compose
+from overlay.authoring.composing import NotComposable, compose, contexts_from
+from overlay.authoring.context import needed
 from overlay.authoring.locating import ReleaseTexts, ReleaseTree
 from overlay.authoring.port_warnings import port_warnings
 from overlay.authoring.ports import FeaturePort, TopicPort
@@ -34,10 +35,12 @@ class Porter:
     """Ports features to releases.
 
     :param texts: the releases, oldest first; :param syntax: answers about texts.
+    :param context: how many lines of context merged hunks keep; ``None``: as many as they need.
     """
 
     texts: ReleaseTexts
     syntax: Syntax = field(default_factory=Syntax)
+    context: int | None = None
 
     def __post_init__(self) -> None:
         self._answers = Texts(self.syntax)
@@ -266,7 +269,7 @@ class Porter:
         hunks = variant.patch.hunks
         key = origin, hunks, before
         if key not in self._carried:
-            self._carried[key] = carry(origin, hunks, before, self.syntax)
+            self._carried[key] = carry(origin, hunks, before, self.syntax, less=True)
         carried = self._carried[key]
         port = TopicPort(
             topic.name,
@@ -286,13 +289,24 @@ class Porter:
         if not port.review:
             return replace(port, new_hunks=exact or None)
         try:
-            new_hunks = compose(before, carried.after)
+            new_hunks = self._composed(before, carried.after, topic.variants[0].patch.path)
         except NotComposable as error:
             return replace(port, problem=f"the merged text cannot be written as hunks: {error}")
         again = attempt(variant.patch._replace(hunks=new_hunks), before, self._answers)
         if again.after != carried.after:
             return replace(port, problem="the merged text cannot be written as hunks")
         return replace(port, new_hunks=new_hunks)
+
+    def _composed(self, before: bytes, after: bytes, path: str) -> tuple[Hunk, ...]:
+        """The hunks of a merged text, with the context that they need, or as many as was said.
+
+        :raises NotComposable: if it cannot be written as hunks.
+        """
+        hunks = compose(before, after, contexts_from(self.context))
+        if self.context is not None:
+            return hunks
+        texts = {name: self.texts.read(name, path) for name in self.texts.names}
+        return needed(before, hunks, texts, self.syntax).hunks
 
     # Texts
 

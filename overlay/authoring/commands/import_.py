@@ -17,7 +17,7 @@ from overlay.authoring.free_ids import expect_id, require_free
 from overlay.authoring.git import Checkout
 from overlay.authoring.importing import prepare
 from overlay.authoring.incoming import Commit
-from overlay.authoring.landing import Summary, landings, on_disk_only
+from overlay.authoring.landing import ContextKept, Summary, landings, on_disk_only
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.sources import ChangeSource, read_source
 from overlay.authoring.triage import FileFate
@@ -48,6 +48,7 @@ def import_change(
     partial: bool = False,
     each: bool = False,
     update: bool = False,
+    context: int | None = None,
     progress: Progress | None = None,
 ) -> ImportReport | SeriesReport:
     """Make a feature of diffs or mails, and write it below ``patches``.
@@ -60,6 +61,7 @@ def import_change(
     :param partial: leave out what Python alone cannot carry, instead of refusing it.
     :param each: make a feature of each commit, on top of those before; ``id_`` begins their ids.
     :param update: replace a feature of that id.
+    :param context: how many lines of context the hunks keep; default: as many as they need.
     :raises UsageError: if a source is not a diff, holds what no feature can carry, or nothing that
         one would (only tests and documentation).
     :raises OverlayError: if a source or a release cannot be read, or the folder not be written.
@@ -78,7 +80,7 @@ def import_change(
     if checkout is not None:
         _expect_checkout(checkout, package)
     texts = package_releases.texts_of(names, package, progress)
-    importer = _Importer(Memo(), checkout, partial, package)
+    importer = _Importer(Memo(), checkout, partial, package, context)
     if each:
         return _each(importer, read, id_, texts, patches, update=update)
     prepared = importer.prepare(read, commits, id_, texts)
@@ -125,6 +127,7 @@ class _Importer:
     checkout: Path | None
     partial: bool
     package: Package
+    context: int | None
 
     def prepare(
         self,
@@ -147,6 +150,7 @@ class _Importer:
             upstream=pages[0] if len(pages) == 1 else "",
             syntax=self.syntax,
             package=self.package,
+            context=self.context,
         )
 
 
@@ -241,6 +245,7 @@ def _report(summary: Summary, folder: Path | None) -> ImportReport:
         folder=folder,
         holders=summary.holders,
         warnings=summary.warnings,
+        context=None if folder is None else summary.context,
     )
 
 
@@ -259,6 +264,7 @@ class ImportReport(Report):
     :ivar folder: the new feature; ``None`` where nothing was written.
     :ivar holders: path of an added module -> the releases that have another file of that name.
     :ivar warnings: what looks wrong although it was written.
+    :ivar context: how much context its hunks keep, where that was chosen.
     """
 
     _command: ClassVar[str] = "import"
@@ -273,6 +279,7 @@ class ImportReport(Report):
     folder: Path | None = None
     holders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    context: ContextKept | None = None
 
     @property
     def error(self) -> str | None:
@@ -309,14 +316,17 @@ class ImportReport(Report):
         for path, releases in self.holders.items():
             yield labelled(0, "taken     ", f"{path}  another file in {enumeration(releases)}")
         yield from landings(self.outcomes)
+        if self.context is not None:
+            yield self.context.line
         edited = [entry.path for entry in self.files if entry.fate is Fate.EDITED]
         yield from on_disk_only(edited, self.releases)
         for warning in self.warnings:
             yield labelled(0, "warning:  ", warning)
 
     def plain(self) -> dict[str, Any]:
-        """The fields of the JSON, which has warnings only where there are any."""
-        return by_fields(self, "conclusion", "holders", *([] if self.warnings else ["warnings"]))
+        """The fields of the JSON, which has warnings and the context only where there are any."""
+        absent = [name for name in ("warnings", "context") if not getattr(self, name)]
+        return by_fields(self, "conclusion", "holders", *absent)
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from overlay._features.model import Hunk
-from overlay.authoring.landing import landings, on_disk_only
+from overlay.authoring.landing import ContextKept, landings, on_disk_only
 from overlay.authoring.triage import FileFate
 from overlay.on_disk.beside import Beside
-from overlay.report.base import Report
+from overlay.report.base import Report, by_fields
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import Line, Span, labelled
 from overlay.report.targets import beside_lines
@@ -86,6 +86,7 @@ class NewReport(_Authored):
     :ivar target: what the user named.
     :ivar outcomes: release -> how the whole change lands there, oldest first.
     :ivar beside: what was changed and is no module, which no feature carries.
+    :ivar context: how much context its hunks keep, where that was chosen.
     """
 
     _command: ClassVar[str] = "new"
@@ -93,12 +94,19 @@ class NewReport(_Authored):
     target: str
     outcomes: Mapping[str, Outcome] = field(default_factory=dict)
     beside: tuple[Beside, ...] = ()
+    context: ContextKept | None = None
 
     def _further_lines(self) -> Iterator[Line]:
         yield from beside_lines(self.beside)
         yield from landings(self.outcomes)
+        if self.context is not None:
+            yield self.context.line
         paths = [file.path for file in self.files if file.fate is Fate.EDITED]
         yield from on_disk_only(paths, self.releases)
+
+    def plain(self) -> dict[str, Any]:
+        """The fields of the JSON, which has the context only where that was chosen."""
+        return by_fields(self, "conclusion", *([] if self.context else ["context"]))
 
 
 class EditAction(Enum):

@@ -1,0 +1,269 @@
+"""Choose the context that each hunk keeps: as much as its place needs, and no more.
+
+The scope and uniqueness guard the place of a hunk; each further line of context is one that
+upstream may change.  A hunk may keep less than it has where it cannot land elsewhere by that: on
+every text that is asked it stands once in its scope, and all of its lines stand where a diff of
+both scopes puts them.  Of those forms the one is chosen that lands on most releases; of equal ones
+that with a line on each side, which ``git apply`` and ``patch`` take too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
+from typing import NamedTuple
+
+from overlay._features.model import Hunk
+from overlay.authoring.merge import matches
+from overlay.authoring.scoped import ScopedText, with_base
+from overlay.planning.attempt import Texts
+from overlay.planning.matching import edits, final_newline_after
+from overlay.planning.scopes import Scopes, Syntax, UnparsableError
+from overlay.planning.telling import new_lines, says_much
+from overlay.planning.text import SourceText, TextError
+from overlay.planning.upstream import hunk_is_upstream
+from overlay.results import HunkResult, State
+
+#: Lines of context above and below that are tried, the most wanted first.
+_SIDES = ((1, 1), (2, 2), (3, 3))
+
+#: What is tried beside them, where it lands on more: none at a side whose lines are replaced.
+_BARE = ((0, 1), (1, 0), (0, 0))
+
+
+class Kept(NamedTuple):
+    """The hunks of a file with the context that they keep.
+
+    :ivar sides: the fewest and the most lines of context at a side of a hunk; ``None`` where
+        nothing was chosen.
+    :ivar more: the releases on which all hunks land now, and with their former context did not.
+    """
+
+    hunks: tuple[Hunk, ...]
+    sides: tuple[int, int] | None = None
+    more: tuple[str, ...] = ()
+
+
+def needed(
+    before: bytes,
+    hunks: Sequence[Hunk],
+    texts: Mapping[str, bytes | None],
+    syntax: Syntax,
+) -> Kept:
+    """The hunks with the context by which they land, at the right place, on the most releases.
+
+    :param before: the text that they were made on; each of them lands there.
+    :param texts: release -> the file; ``None`` where it has none.
+    """
+    others = [data for data in dict.fromkeys(texts.values()) if data is not None and data != before]
+    forms = Forms(before, hunks, syntax)
+    names = {data: [name for name in texts if texts[name] == data] for data in others}
+    total = sum(map(len, names.values()))
+    chosen: list[Hunk] = []
+    usual, now = set(others), set(others)
+    for hunk in hunks:
+        former = {data for data in others if forms.state(hunk, data).state is State.PRISTINE}
+        best, most, number = hunk, former, -1
+        for form in forms.of(hunk):
+            lands = forms.landing(form, hunk, others)
+            reached = sum(len(names[data]) for data in lands or ())
+            if lands is not None and reached > number:
+                best, most, number = form, lands, reached
+            if number == total:
+                break
+        if number < sum(len(names[data]) for data in former):
+            best, most = hunk, former
+        chosen.append(best)
+        usual &= former
+        now &= most
+    more = [name for data in others if data in now - usual for name in names[data]]
+    sides = [side for hunk in chosen for side in context_of(hunk)] or [0]
+    in_order = tuple(name for name in texts if name in more)
+    return Kept(tuple(chosen), (min(sides), max(sides)), in_order)
+
+
+def context_of(hunk: Hunk) -> tuple[int, int]:
+    """How many lines of context a hunk has above its change and below it."""
+    return _leading(hunk.lines), _leading(hunk.lines[::-1])
+
+
+def narrowed(hunk: Hunk, above: int, below: int) -> Hunk:
+    """A hunk with at most so much context; what speaks of the end of the file keeps it."""
+    has_above, has_below = context_of(hunk)
+    if hunk.pre_unfinished or hunk.post_unfinished:
+        below = has_below
+    start = max(has_above - above, 0)
+    stop = len(hunk.lines) - max(has_below - below, 0)
+    return hunk._replace(lines=hunk.lines[start:stop], source_line=hunk.source_line + start)
+
+
+class _Text(NamedTuple):
+    """A text that is asked about."""
+
+    lines: Sequence[str]
+    scopes: Scopes
+    there: frozenset[str]
+
+    def has(self, image: Sequence[str]) -> bool:
+        """Whether all lines of an image are somewhere in it."""
+        return self.there.issuperset(image)
+
+
+class Forms:
+    """The forms of a file's hunks with less context, and where they land.
+
+    :param before: the text that the hunks were made on.
+    :raises TextError, UnparsableError: if ``before`` is not Python that can be read.
+    """
+
+    def __init__(self, before: bytes, hunks: Sequence[Hunk], syntax: Syntax) -> None:
+        self._syntax, self._hunks, self._texts = syntax, tuple(hunks), Texts(syntax)
+        self._read: dict[bytes, _Text | None] = {}
+        self._states: dict[tuple[Hunk, bytes], HunkResult] = {}
+        self._bases: dict[Hunk, Hunk] = {}
+        source = SourceText.from_bytes(before)
+        self._origin = ScopedText(source, syntax.scopes(before, source.lines))
+        self._after = self._with_hunks()
+        self._all_based = [self._based(hunk) for hunk in self._hunks]
+        self._aligned: dict[tuple[str, int, int, bytes], dict[int, int]] = {}
+
+    def _with_hunks(self) -> ScopedText | None:
+        """The text with all hunks; ``None`` where that is no Python."""
+        lines = [self._origin.match(hunk).line for hunk in self._hunks]
+        placed = [(hunk, at) for hunk, at in zip(self._hunks, lines, strict=True) if at]
+        ends = (final_newline_after(hunk) for hunk in self._hunks)
+        splices = [edit for hunk, at in placed for edit in edits(hunk, at - 1)]
+        try:
+            text = self._origin.source.splice(
+                splices, next((e for e in ends if e is not None), None)
+            )
+            return ScopedText(text, self._syntax.scopes(text.to_bytes(), text.lines))
+        except (TextError, UnparsableError):
+            return None
+
+    def of(self, hunk: Hunk) -> Iterator[Hunk]:
+        """The forms of a hunk that tell one place in its text, the most wanted first."""
+        for above, below in (*_SIDES, *_BARE):
+            form = narrowed(hunk, above, below)
+            if form == hunk or self._fits(form, hunk):
+                yield form
+
+    def _fits(self, form: Hunk, hunk: Hunk) -> bool:
+        """Whether a form lands where its hunk does, and shows afterwards that it did."""
+        if not form.pre or not form.post or form.shows_nothing or not _anchored(form):
+            return False
+        at = self._origin.match(hunk).line
+        if at is None or self._after is None:
+            return False
+        placed, again = self._origin.match(form), self._after.match(form)
+        first = at + form.source_line - hunk.source_line
+        lands = placed.state is State.PRISTINE and placed.line == first
+        return lands and again.state is State.UPSTREAMED
+
+    def state(self, hunk: Hunk, data: bytes) -> HunkResult:
+        """What a text has of a hunk: ``pristine`` where it lands, ``upstreamed`` where it is."""
+        if (hunk, data) not in self._states:
+            self._states[hunk, data] = self._state(hunk, data)
+        return self._states[hunk, data]
+
+    def _state(self, hunk: Hunk, data: bytes) -> HunkResult:
+        text = self._text(data)
+        if text is None or hunk.scope not in text.scopes:
+            return HunkResult(hunk.scope, State.MISSING)
+        based = self._based(hunk)
+        for place in self._texts.places(data, hunk.scope):
+            if hunk_is_upstream(based, [place], self._all_based).merged:
+                return HunkResult(hunk.scope, State.UPSTREAMED)
+        # To say where most of its lines are takes long, and nobody asks it here.
+        if not (text.has(hunk.pre) or text.has(hunk.post)):
+            return HunkResult(hunk.scope, State.DRIFTED)
+        return self._texts.match(based, data)
+
+    def less(self, hunk: Hunk, data: bytes) -> tuple[Hunk, int] | None:
+        """The form with most context that lands in a text at the right place, and its line."""
+        if self._after is None or self._text(data) is None:
+            return None
+        forms = sorted(self.of(hunk), key=lambda form: (min(context_of(form)), len(form.lines)))
+        for form in reversed(forms):
+            result = self.state(form, data)
+            if result.state is State.PRISTINE and result.line is not None:
+                return (form, result.line) if self.same_place(form, result, data) else None
+        return None
+
+    def landing(self, form: Hunk, hunk: Hunk, texts: Iterable[bytes]) -> set[bytes] | None:
+        """The texts on which a form lands; ``None`` where it must not take the hunk's place.
+
+        It must not where it would land elsewhere, or on a text that has the change, or where it
+        would take a text for one that has it by lines that the change did not bring.
+        """
+        lands: set[bytes] = set()
+        for data in texts:
+            narrow, full = self.state(form, data), self.state(hunk, data)
+            if narrow.state is State.UPSTREAMED:
+                if full.state is not State.UPSTREAMED and not new_lines(self._based(form)):
+                    return None
+            elif full.state is State.UPSTREAMED:
+                return None
+            elif narrow.state is State.PRISTINE:
+                if full.state is not State.PRISTINE and not self.same_place(form, narrow, data):
+                    return None
+                lands.add(data)
+        return lands
+
+    def same_place(self, form: Hunk, result: HunkResult, data: bytes) -> bool:
+        """Whether a hunk lands where a diff of its scope in both texts puts all of its lines."""
+        text, at = self._text(data), self._origin.match(form).line
+        home = self._origin.home(form)
+        if text is None or at is None or home is None or result.line is None:
+            return False
+        places = [p for p in text.scopes.get(form.scope, ()) if result.line - 1 in p]
+        if not places:
+            return False
+        place = min(places, key=len)
+        key = form.scope, home.start, place.start, data
+        if key not in self._aligned:
+            own, theirs = self._origin.lines, text.lines
+            self._aligned[key] = matches(
+                own[home.start : home.stop], theirs[place.start : place.stop]
+            )
+        pairs = self._aligned[key]
+        return all(
+            pairs.get(at - 1 + row - home.start) == result.line - 1 + row - place.start
+            for row, line in enumerate(form.pre)
+            if line.strip()
+        )
+
+    def _text(self, data: bytes) -> _Text | None:
+        """The text of some bytes; ``None`` where they are not Python that can be read."""
+        if data not in self._read:
+            try:
+                lines = self._texts.source(data).lines
+                self._read[data] = _Text(lines, self._texts.scopes(data), frozenset(lines))
+            except (TextError, UnparsableError):
+                self._read[data] = None
+        return self._read[data]
+
+    def _based(self, hunk: Hunk) -> Hunk:
+        if hunk not in self._bases:
+            self._bases[hunk] = with_base(hunk, self._origin)
+        return self._bases[hunk]
+
+
+def _anchored(hunk: Hunk) -> bool:
+    """Whether the lines before a change say something, and lines that are replaced are its ends.
+
+    What is put in, or taken out alone, needs a line beside it: a text in which upstream put
+    something there too would take it in any order.
+    """
+    if not any(says_much(line) for line in hunk.pre):
+        return False
+    for lines in (hunk.lines, hunk.lines[::-1]):
+        edge = list(takewhile(lambda line: line[0] != " ", lines))
+        removed = [text for op, text in edge if op == "-"]
+        if edge and not (any(map(says_much, removed)) and any(op == "+" for op, _ in edge)):
+            return False
+    return True
+
+
+def _leading(lines: Sequence[tuple[str, str]]) -> int:
+    return sum(1 for _ in takewhile(lambda line: line[0] == " ", lines))
