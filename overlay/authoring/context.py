@@ -62,20 +62,18 @@ def needed(
     chosen: list[Hunk] = []
     usual, now = set(others), set(others)
     for hunk in hunks:
-        former = {data for data in others if forms.state(hunk, data).state is State.PRISTINE}
-        best, most, number = hunk, former, -1
+        former = forms.reached(hunk, hunk, others) or Reached(set(), set())
+        best, reached, most = hunk, former, -1
         for form in forms.of(hunk):
-            lands = forms.landing(form, hunk, others)
-            reached = sum(len(names[data]) for data in lands or ())
-            if lands is not None and reached > number:
-                best, most, number = form, lands, reached
-            if number == total:
+            served = forms.reached(form, hunk, others)
+            number = sum(len(names[data]) for data in served.lands | served.has) if served else -1
+            if served is not None and number > most:
+                best, reached, most = form, served, number
+            if most == total:
                 break
-        if number < sum(len(names[data]) for data in former):
-            best, most = hunk, former
         chosen.append(best)
-        usual &= former
-        now &= most
+        usual &= former.lands
+        now &= reached.lands
     more = [name for data in others if data in now - usual for name in names[data]]
     sides = [side for hunk in chosen for side in context_of(hunk)] or [0]
     in_order = tuple(name for name in texts if name in more)
@@ -95,6 +93,13 @@ def narrowed(hunk: Hunk, above: int, below: int) -> Hunk:
     start = max(has_above - above, 0)
     stop = len(hunk.lines) - max(has_below - below, 0)
     return hunk._replace(lines=hunk.lines[start:stop], source_line=hunk.source_line + start)
+
+
+class Reached(NamedTuple):
+    """The texts on which a hunk lands, and those that have its change."""
+
+    lands: set[bytes]
+    has: set[bytes]
 
 
 class _Text(NamedTuple):
@@ -155,6 +160,8 @@ class Forms:
         at = self._origin.match(hunk).line
         if at is None or self._after is None:
             return False
+        if _stands(form.post, self._origin.lines):
+            return False
         placed, again = self._origin.match(form), self._after.match(form)
         first = at + form.source_line - hunk.source_line
         lands = placed.state is State.PRISTINE and placed.line == first
@@ -190,25 +197,32 @@ class Forms:
                 return (form, result.line) if self.same_place(form, result, data) else None
         return None
 
-    def landing(self, form: Hunk, hunk: Hunk, texts: Iterable[bytes]) -> set[bytes] | None:
-        """The texts on which a form lands; ``None`` where it must not take the hunk's place.
+    def reached(self, form: Hunk, hunk: Hunk, texts: Iterable[bytes]) -> Reached | None:
+        """The texts that a form serves; ``None`` where it must not take the hunk's place.
 
         It must not where it would land elsewhere, or on a text that has the change, or where it
-        would take a text for one that has it by lines that the change did not bring.
+        would take a text for one that has it by lines that say too little.
         """
         lands: set[bytes] = set()
+        has: set[bytes] = set()
         for data in texts:
             narrow, full = self.state(form, data), self.state(hunk, data)
             if narrow.state is State.UPSTREAMED:
-                if full.state is not State.UPSTREAMED and not new_lines(self._based(form)):
+                if full.state is not State.UPSTREAMED and not self._shows(form):
                     return None
-            elif full.state is State.UPSTREAMED:
-                return None
+                has.add(data)
             elif narrow.state is State.PRISTINE:
+                if full.state is State.UPSTREAMED:
+                    return None
                 if full.state is not State.PRISTINE and not self.same_place(form, narrow, data):
                     return None
                 lands.add(data)
-        return lands
+        return Reached(lands, has)
+
+    def _shows(self, form: Hunk) -> bool:
+        """Whether a text that has the lines after the change has them by the change."""
+        telling = sum(map(says_much, form.post))
+        return bool(new_lines(self._based(form))) or telling > 1
 
     def same_place(self, form: Hunk, result: HunkResult, data: bytes) -> bool:
         """Whether a hunk lands where a diff of its scope in both texts puts all of its lines."""
@@ -263,6 +277,14 @@ def _anchored(hunk: Hunk) -> bool:
         if edge and not (any(map(says_much, removed)) and any(op == "+" for op, _ in edge)):
             return False
     return True
+
+
+def _stands(image: Sequence[str], lines: Sequence[str]) -> bool:
+    """Whether an image stands anywhere in a text."""
+    return any(
+        line == image[0] and tuple(lines[at : at + len(image)]) == tuple(image)
+        for at, line in enumerate(lines)
+    )
 
 
 def _leading(lines: Sequence[tuple[str, str]]) -> int:
