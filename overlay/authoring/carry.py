@@ -79,8 +79,8 @@ def carry(
     """Carry the hunks that were made on ``base`` to ``target``.
 
     :param syntax: answers about texts, if they are remembered from elsewhere.
-    :param less: let a hunk land with less context than it has, at the place that a diff of both
-        scopes gives it; the result then has it in that form.
+    :param less: let a hunk that conflicts land with less context than it has, for review, at the
+        place that a diff of both scopes gives it; the result then has it in that form.
     :raises TextError, UnparsableError: if ``base`` is not readable or not Python.
     """
     if target is None:
@@ -113,8 +113,8 @@ def carry(
             continue
         here = ScopedText(text, now)
         result, changed = _merged(hunk, origin_text, here)
-        if forms is not None and (placed := _with_less(hunk, forms, here, result, changed)):
-            result, changed = placed
+        if forms is not None and result.outcome is Outcome.CONFLICT:
+            result, changed = _with_less(hunk, forms, here, result) or (result, changed)
         if changed is not None:
             try:
                 now, text = find(changed.lines), changed
@@ -187,20 +187,12 @@ def _merged(
 
 
 def _with_less(
-    hunk: Hunk,
-    forms: Forms,
-    target: ScopedText,
-    merged: CarriedHunk,
-    merged_text: SourceText | None,
+    hunk: Hunk, forms: Forms, target: ScopedText, merged: CarriedHunk
 ) -> tuple[CarriedHunk, SourceText] | None:
-    """A hunk that lands with less context, and the text that it leaves, if it lands.
+    """A hunk that conflicts and lands with less context, for review, and the text that it leaves.
 
-    It lands exactly where the merge gives that text, too; where the lines conflict, for review.
-
-    :param merged: what the merge makes of it, and ``merged_text`` the text.
+    :param merged: what the merge makes of it.
     """
-    if merged.outcome not in (Outcome.MERGED, Outcome.CONFLICT):
-        return None
     placed = forms.less(hunk, target.source.to_bytes())
     if placed is None:
         return None
@@ -209,12 +201,7 @@ def _with_less(
         changed = target.source.splice(edits(form, line - 1), final_newline_after(form))
     except TextError:
         return None
-    if merged.outcome is Outcome.MERGED and not merged.by_statement:
-        if merged_text is None or merged_text.lines != changed.lines:
-            return None
-        return CarriedHunk(form, Outcome.EXACT, form.scope, line), changed
-    result = replace(merged, hunk=form, outcome=Outcome.MERGED, by_statement=False, beside=True)
-    return result, changed
+    return replace(merged, hunk=form, outcome=Outcome.MERGED, beside=True), changed
 
 
 def _moved(base_lines: Sequence[str], scope: str, target: ScopedText) -> tuple[str, range | None]:

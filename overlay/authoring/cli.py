@@ -9,6 +9,7 @@ import click
 
 from overlay.authoring.commands import edit as sessions
 from overlay.authoring.commands.edit import begin_new
+from overlay.authoring.commands.edit_context import keep_context
 from overlay.authoring.commands.import_ import import_change
 from overlay.authoring.commands.new import new_from_edits
 from overlay.cli.group import cli
@@ -206,6 +207,12 @@ def _expect_one_way(id_: str, target: str | None, options: Mapping[str, Any]) ->
 )
 @click.option("--commit", metavar="FOLDER", help="Make the feature of the files as edited.")
 @click.option("--abort", metavar="FOLDER", help="Remove a session with all edits in it.")
+@click.option(
+    "--context",
+    type=click.IntRange(0, 1000),
+    metavar="N",
+    help="Begin no session: give the hunks N lines of context, where so many tell the place.",
+)
 @asks
 def edit(
     request: Request,
@@ -214,6 +221,7 @@ def edit(
     files: tuple[str, ...],
     commit: str | None,
     abort: str | None,
+    context: int | None,
 ) -> Report:
     """Edit a feature as files of vLLM instead of as diffs.
 
@@ -227,11 +235,16 @@ def edit(
       overlay edit stop-fix --release 0.28.0 --patches ./our-patches
       overlay edit --commit ./stop-fix@0.28.0
       overlay edit --abort ./stop-fix@0.28.0
+      overlay edit stop-fix --context 1                # a hunk drifted by a line beside its change
     """
     if sum(argument is not None for argument in (id_, commit, abort)) != 1:
         raise click.UsageError("give one of: ID, --commit FOLDER, --abort FOLDER.")
     if id_ is None and (release is not None or files):
         raise click.UsageError("--release and --file begin a session: name the feature's ID.")
+    if context is not None:
+        if id_ is None or release is not None or files:
+            raise click.UsageError("--context goes with the feature's ID alone.")
+        return keep_context(request, id_, context, request.progress)
     if id_ is not None:
         return sessions.begin(request, id_, release, files, request.progress)
     if commit is not None:

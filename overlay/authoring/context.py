@@ -10,13 +10,13 @@ that with a line on each side, which ``git apply`` and ``patch`` take too.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import takewhile
 from typing import NamedTuple
 
 from overlay._features.model import Hunk
 from overlay.authoring.merge import matches
 from overlay.authoring.scoped import ScopedText, with_base
 from overlay.planning.attempt import Texts
+from overlay.planning.context import anchored, context_of, narrowed
 from overlay.planning.matching import edits, final_newline_after
 from overlay.planning.scopes import Scopes, Syntax, UnparsableError
 from overlay.planning.telling import new_lines, says_much
@@ -80,19 +80,22 @@ def needed(
     return Kept(tuple(chosen), (min(sides), max(sides)), in_order)
 
 
-def context_of(hunk: Hunk) -> tuple[int, int]:
-    """How many lines of context a hunk has above its change and below it."""
-    return _leading(hunk.lines), _leading(hunk.lines[::-1])
+def with_sides(before: bytes, hunks: Sequence[Hunk], number: int, syntax: Syntax) -> list[Hunk]:
+    """The hunks of a text with a number of lines of context, where so many tell the place.
 
+    A hunk that takes more to land once, or has no more lines of its own scope around it, gets what
+    there is; one that ends at a neighbour's change keeps what it has.
 
-def narrowed(hunk: Hunk, above: int, below: int) -> Hunk:
-    """A hunk with at most so much context; what speaks of the end of the file keeps it."""
-    has_above, has_below = context_of(hunk)
-    if hunk.pre_unfinished or hunk.post_unfinished:
-        below = has_below
-    start = max(has_above - above, 0)
-    stop = len(hunk.lines) - max(has_below - below, 0)
-    return hunk._replace(lines=hunk.lines[start:stop], source_line=hunk.source_line + start)
+    :param before: the text that they were made on.
+    :raises TextError, UnparsableError: if it is not Python that can be read.
+    """
+    forms = Forms(before, hunks, syntax)
+    result: list[Hunk] = []
+    for hunk in hunks:
+        wide = forms.widened(hunk, max(number, *context_of(hunk)))
+        tried = (narrowed(wide, n, n) for n in range(number, max(context_of(wide)) + 1))
+        result.append(next((form for form in tried if forms.fits(form, hunk)), hunk))
+    return result
 
 
 class Reached(NamedTuple):
@@ -150,12 +153,12 @@ class Forms:
         """The forms of a hunk that tell one place in its text, the most wanted first."""
         for above, below in (*_SIDES, *_BARE):
             form = narrowed(hunk, above, below)
-            if form == hunk or self._fits(form, hunk):
+            if form == hunk or self.fits(form, hunk):
                 yield form
 
-    def _fits(self, form: Hunk, hunk: Hunk) -> bool:
+    def fits(self, form: Hunk, hunk: Hunk) -> bool:
         """Whether a form lands where its hunk does, and shows afterwards that it did."""
-        if not form.pre or not form.post or form.shows_nothing or not _anchored(form):
+        if not form.pre or not form.post or form.shows_nothing or not anchored(form):
             return False
         at = self._origin.match(hunk).line
         if at is None or self._after is None:
@@ -166,6 +169,32 @@ class Forms:
         first = at + form.source_line - hunk.source_line
         lands = placed.state is State.PRISTINE and placed.line == first
         return lands and again.state is State.UPSTREAMED
+
+    def widened(self, hunk: Hunk, number: int) -> Hunk:
+        """A hunk with so many lines of context, as far as its scope and its neighbours go."""
+        at, home = self._origin.match(hunk).line, self._origin.home(hunk)
+        if at is None or home is None:
+            return hunk
+        above, below = context_of(hunk)
+        start, stop = at - 1, at - 1 + len(hunk.pre)
+        others = [
+            (line - 1, line - 1 + len(other.pre))
+            for other in self._hunks
+            if other != hunk and (line := self._origin.match(other).line) is not None
+        ]
+        first = max(
+            [home.start, start - max(number - above, 0), *(e for _, e in others if e <= start)]
+        )
+        last = min([home.stop, stop + max(number - below, 0), *(b for b, _ in others if b >= stop)])
+        lines = self._origin.lines
+        return hunk._replace(
+            lines=(
+                *((" ", text) for text in lines[first:start]),
+                *hunk.lines,
+                *((" ", text) for text in lines[stop:last]),
+            ),
+            source_line=hunk.source_line - (start - first),
+        )
 
     def state(self, hunk: Hunk, data: bytes) -> HunkResult:
         """What a text has of a hunk: ``pristine`` where it lands, ``upstreamed`` where it is."""
@@ -263,29 +292,9 @@ class Forms:
         return self._bases[hunk]
 
 
-def _anchored(hunk: Hunk) -> bool:
-    """Whether the lines before a change say something, and lines that are replaced are its ends.
-
-    What is put in, or taken out alone, needs a line beside it: a text in which upstream put
-    something there too would take it in any order.
-    """
-    if not any(says_much(line) for line in hunk.pre):
-        return False
-    for lines in (hunk.lines, hunk.lines[::-1]):
-        edge = list(takewhile(lambda line: line[0] != " ", lines))
-        removed = [text for op, text in edge if op == "-"]
-        if edge and not (any(map(says_much, removed)) and any(op == "+" for op, _ in edge)):
-            return False
-    return True
-
-
 def _stands(image: Sequence[str], lines: Sequence[str]) -> bool:
     """Whether an image stands anywhere in a text."""
     return any(
         line == image[0] and tuple(lines[at : at + len(image)]) == tuple(image)
         for at, line in enumerate(lines)
     )
-
-
-def _leading(lines: Sequence[tuple[str, str]]) -> int:
-    return sum(1 for _ in takewhile(lambda line: line[0] == " ", lines))

@@ -16,12 +16,12 @@ from packaging.version import Version
 
 from overlay._features.model import Feature, Hunk, Topic, Variant
 from overlay.authoring.carry import Carried, CarriedHunk, carry
-from overlay.authoring.composing import NotComposable, compose, contexts_from
-from overlay.authoring.context import needed
+from overlay.authoring.composing import CONTEXT, NotComposable, compose, contexts_from
 from overlay.authoring.locating import ReleaseTexts, ReleaseTree
 from overlay.authoring.port_warnings import port_warnings
 from overlay.authoring.ports import FeaturePort, TopicPort
 from overlay.planning.attempt import Texts, attempt
+from overlay.planning.context import context_of
 from overlay.planning.obsolete import obsolete_by
 from overlay.planning.planner import plan
 from overlay.planning.scopes import Syntax, UnparsableError
@@ -35,7 +35,8 @@ class Porter:
     """Ports features to releases.
 
     :param texts: the releases, oldest first; :param syntax: answers about texts.
-    :param context: how many lines of context merged hunks keep; ``None``: as many as they need.
+    :param context: how many lines of context merged hunks keep; ``None``: as many as the hunks
+        have that they are made of.
     """
 
     texts: ReleaseTexts
@@ -249,18 +250,34 @@ class Porter:
         if patch.retired:
             hunks = tuple(CarriedHunk(hunk, Outcome.UPSTREAM, hunk.scope) for hunk in patch.hunks)
             return TopicPort(topic.name, variant, base, hunks, None, before, before)
-        origin = self._series(feature, topic, base, self.texts.read(base, patch.path))
-        if attempt(patch, origin, self._answers).after is None and earlier:
-            # It was made on top of other features: so it is carried on top of them.
-            below = self._below(earlier, base, patch.path)
-            stacked = self._series(feature, topic, base, below)
-            if attempt(patch, stacked, self._answers).after is not None:
-                origin = stacked
-                before = patched_texts.get(patch.path, self._below(earlier, release, patch.path))
+        origin, stacked = self.text_for(feature, topic, variant, base, earlier)
+        if stacked:  # it was made on top of other features: so it is carried on top of them
+            before = patched_texts.get(patch.path, self._below(earlier, release, patch.path))
         if origin is None:
             hunks = tuple(CarriedHunk(hunk, Outcome.MISSING, hunk.scope) for hunk in patch.hunks)
             return TopicPort(topic.name, variant, base, hunks, None, before, before)
         return self._carry(topic, variant, base, origin, before)
+
+    def text_for(
+        self,
+        feature: Feature,
+        topic: Topic,
+        variant: Variant,
+        release: str,
+        earlier: Sequence[Feature],
+    ) -> tuple[bytes | None, bool]:
+        """The text that a variant meets on a release of its range, where it lands on one.
+
+        :returns: that, and whether it has the features before it, too.
+        """
+        patch = variant.patch
+        origin = self._series(feature, topic, release, self.texts.read(release, patch.path))
+        if attempt(patch, origin, self._answers).after is None and earlier:
+            below = self._below(earlier, release, patch.path)
+            text = self._series(feature, topic, release, below)
+            if attempt(patch, text, self._answers).after is not None:
+                return text, True
+        return origin, False
 
     def _carry(
         self, topic: Topic, variant: Variant, base: str, origin: bytes, before: bytes | None
@@ -289,7 +306,7 @@ class Porter:
         if not port.review:
             return replace(port, new_hunks=exact or None)
         try:
-            new_hunks = self._composed(before, carried.after, topic.variants[0].patch.path)
+            new_hunks = compose(before, carried.after, contexts_from(self._context(hunks)))
         except NotComposable as error:
             return replace(port, problem=f"the merged text cannot be written as hunks: {error}")
         again = attempt(variant.patch._replace(hunks=new_hunks), before, self._answers)
@@ -297,16 +314,11 @@ class Porter:
             return replace(port, problem="the merged text cannot be written as hunks")
         return replace(port, new_hunks=new_hunks)
 
-    def _composed(self, before: bytes, after: bytes, path: str) -> tuple[Hunk, ...]:
-        """The hunks of a merged text, with the context that they need, or as many as was said.
-
-        :raises NotComposable: if it cannot be written as hunks.
-        """
-        hunks = compose(before, after, contexts_from(self.context))
+    def _context(self, hunks: Sequence[Hunk]) -> int:
+        """How much context merged hunks get: what was asked for, or as little as these have."""
         if self.context is not None:
-            return hunks
-        texts = {name: self.texts.read(name, path) for name in self.texts.names}
-        return needed(before, hunks, texts, self.syntax).hunks
+            return self.context
+        return max(1, min(CONTEXT[0], *(side for hunk in hunks for side in context_of(hunk))))
 
     # Texts
 

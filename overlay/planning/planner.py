@@ -379,6 +379,7 @@ class _Planner:
             misplaced=self.texts.misplaced(hunk, data),
             original=self.provenance.original(patch.path),
             release=self.release,
+            less=None if feature.shipped else self.texts.less(hunk, data),
         )
         return result._replace(reason=reason._replace(next_step=next_step))
 

@@ -253,3 +253,25 @@ def edited(
         )
         return Verdict(Code.COMMITTED_IN_PART, text)
     return Verdict(Code.COMMITTED, f"Committed {feature} for {releases}.{rest}")
+
+
+def context_changed(
+    feature: str, folder: Path, number: int, patches: int, releases: str
+) -> Verdict:
+    """The verdict of ``edit --context``.
+
+    :param patches: how many patch files have another context now; :param releases: their range.
+    """
+    lines = count(number, "line")
+    if not patches:
+        text = (
+            f"Nothing was written: each hunk of {feature} has {lines} of context already, or needs "
+            "what it has."
+        )
+        return Verdict(Code.UNCHANGED, text)
+    text = (
+        f"Wrote {count(patches, 'patch', 'patches')} of {folder} with {lines} of context where "
+        f"that tells the place, for {releases}; {command('port', feature, 'all', '--write')} "
+        "carries it to the releases on which it lands by that."
+    )
+    return Verdict(Code.COMMITTED, text)
