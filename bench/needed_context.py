@@ -26,7 +26,8 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from bench.real_changes import MOST_LINES, module_paths, releases, write_figures
+from bench.drawn_changes import draw as draw_whole
+from bench.real_changes import MOST_LINES, RealChange, module_paths, releases, write_figures
 from overlay._features.model import Hunk, Patch
 from overlay.authoring.carry import carry
 from overlay.authoring.composing import Block, NotComposable, blocks_of, close_together, compose
@@ -183,17 +184,6 @@ class Judge:
             self.counts["releases: needed lands, not as git merges"] += 1
             self.wrong.append(f"{split.path} {split.older} on {release}: not as git merges")
 
-    def one_back(self, split: Split, hunks: Sequence[Hunk], data: bytes) -> None:
-        """The release before: is the whole change carried there, as by ``port``?"""
-        carried = carry(split.before, hunks, data, self.memo, less=True)
-        merged = merged_by_git(split.before, split.after, data, self._folder)
-        outcome = carried.outcome.value
-        self.counts[
-            f"one back, git {'clean' if merged is not None else 'conflicts'}: {outcome}"
-        ] += 1
-        if merged is not None and outcome in ("exact", "merged") and carried.after != merged:
-            self.wrong.append(f"{split.path} {split.older} one back: not as git merges")
-
 
 def measure(texts: ReleaseTexts, splits: Iterator[Split], folder: Path) -> dict[str, Any]:
     """What became of changes, as counts and named exceptions."""
@@ -219,10 +209,40 @@ def measure(texts: ReleaseTexts, splits: Iterator[Split], folder: Path) -> dict[
             if data is not None and data not in (split.before, split.newer_text):
                 release = next(name for name in names if files[name] == data)
                 judge.on_release(split, usual, every, release, data)
-        before = files[names[at - 1]] if at else None
-        if before is not None and before != split.before:
-            judge.one_back(split, usual, before)
     return {"changes": drawn, "counts": dict(sorted(judge.counts.items())), "wrong": judge.wrong}
+
+
+def carried_back(texts: ReleaseTexts, sample: Sequence[RealChange], folder: Path) -> dict[str, Any]:
+    """Whole changes of a file, carried to the release before the one that they were made on.
+
+    "usual" is a change with the usual context, whose merge does not try less; "needed" one that an
+    import wrote with all releases but that one at hand, and that ``port`` carries.
+    """
+    counts: Counter[str] = Counter()
+    wrong: list[str] = []
+    memo, names = Memo(), list(texts.names)
+    for change in sample:
+        files = {name: texts.read(name, change.path) for name in names}
+        target = files[names[names.index(change.older) - 1]] if change.older != names[0] else None
+        if target is None:
+            continue
+        seen = {name: data for name, data in files.items() if data != target}
+        less = needed(change.before, change.hunks, seen, memo).hunks
+        merged = merged_by_git(change.before, change.after, target, folder)
+        git = "clean" if merged is not None else "conflicts"
+        where = "the same text" if target == change.before else "another text"
+        counts[f"{where}: changes"] += 1
+        counts[f"{where}: git {git}"] += 1
+        for name, hunks, try_less in (("usual", change.hunks, False), ("needed", less, True)):
+            carried = carry(change.before, hunks, target, memo, less=try_less)
+            counts[f"{where}, {name}, git {git}: {carried.outcome.value}"] += 1
+            counts.update(f"{where}, {name}, hunks: {each.outcome.value}" for each in carried.hunks)
+            clean = carried.outcome.value in ("exact", "merged")
+            if merged is not None and clean:
+                counts[f"{where}, {name}: as git merges"] += carried.after == merged
+                if carried.after != merged:
+                    wrong.append(f"{name}: {change.path} of {change.newer}: not as git merges")
+    return {"changes": len(sample), "counts": dict(sorted(counts.items())), "wrong": wrong}
 
 
 def main() -> None:
@@ -230,13 +250,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=5137)
     parser.add_argument("--changes", type=int, default=400)
+    parser.add_argument("--whole", type=int, default=150, help="whole changes to carry back")
     parser.add_argument("--date", default="", help="the day of the measurement, YYYY-MM-DD")
     parser.add_argument("--out", type=Path, help="file for the figures")
     options = parser.parse_args()
     texts = releases()
-    with tempfile.TemporaryDirectory() as folder:
-        figures = measure(texts, draw(texts, options.changes, options.seed), Path(folder))
-    write_figures({"date": options.date, "seed": options.seed, **figures}, options.out)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        back = carried_back(texts, draw_whole(texts, options.whole, options.seed), folder)
+        figures = measure(texts, draw(texts, options.changes, options.seed), folder)
+    head = {"date": options.date, "seed": options.seed}
+    write_figures({**head, "places": figures, "one release back": back}, options.out)
 
 
 if __name__ == "__main__":

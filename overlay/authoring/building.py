@@ -18,6 +18,7 @@ from overlay._features.model import Feature, Hunk
 from overlay.authoring.carry import Carried, carry
 from overlay.authoring.composing import NotComposable, compose, compose_file, contexts_from
 from overlay.authoring.context import Kept, needed
+from overlay.authoring.following import Moved, follow
 from overlay.authoring.landing import Summary, modules_on, names_from, names_taken, taken_back
 from overlay.authoring.locating import Base, ReleaseTexts
 from overlay.authoring.triage import FileFate, added_problem, uncompilable
@@ -171,6 +172,7 @@ def build(
         merged=merged,
         review=run.review,
         holders=names_taken(modules),
+        moved=_moved(topics, carried),
         warnings=warnings,
     )
     if run.span is None:
@@ -275,9 +277,38 @@ def _carried(
             key = (number, texts.read(release, topic.base.path))
             if key not in answers:
                 answers[key] = carry(topic.base.before, topic.hunks, key[1], syntax)
-            results.append(answers[key])
+            results.append(_followed(topic, answers[key], release, texts, syntax))
         carried[release] = results
     return carried
+
+
+def _moved(
+    topics: Sequence[EditedFile], carried: Mapping[str, Sequence[Carried]]
+) -> dict[str, dict[str, str]]:
+    """For each file by release the file to which upstream moved what is changed in it."""
+    moved: dict[str, dict[str, str]] = {}
+    for release, results in carried.items():
+        for topic, result in zip(topics, results, strict=True):
+            if result.moved_to is not None:
+                moved.setdefault(topic.base.path, {})[release] = result.moved_to
+    return moved
+
+
+def _followed(
+    topic: EditedFile, carried: Carried, release: str, texts: ReleaseTexts, syntax: Syntax
+) -> Carried:
+    """What a release has of a topic whose file or scope it has moved: all of it, or where it is."""
+    base = topic.base
+    lost = all(hunk.outcome is Outcome.MISSING for hunk in carried.hunks)
+    if base.release is None or not carried.hunks or not lost:
+        return carried
+    moved = Moved(base.path, base.release, base.before, topic.hunks)
+    place = follow(moved, release, texts, syntax)
+    if place is None:
+        return carried
+    if place.carried.outcome is Outcome.UPSTREAM:
+        return replace(place.carried, after=None)
+    return replace(carried, moved_to=place.path)
 
 
 @dataclass(frozen=True)

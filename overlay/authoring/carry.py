@@ -54,11 +54,13 @@ class Carried:
 
     :ivar after: the text with every hunk that could be carried; ``None`` where there is no file.
     :ivar problem: why the result cannot be used although each hunk was carried.
+    :ivar moved_to: the file that has what is missing in this one.
     """
 
     hunks: tuple[CarriedHunk, ...]
     after: bytes | None
     problem: str | None = None
+    moved_to: str | None = None
 
     @property
     def outcome(self) -> Outcome:

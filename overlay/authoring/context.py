@@ -93,7 +93,8 @@ def with_sides(before: bytes, hunks: Sequence[Hunk], number: int, syntax: Syntax
     result: list[Hunk] = []
     for hunk in hunks:
         wide = forms.widened(hunk, max(number, *context_of(hunk)))
-        tried = (narrowed(wide, n, n) for n in range(number, max(context_of(wide)) + 1))
+        most = max(context_of(wide))
+        tried = (narrowed(wide, n, n) for n in range(min(number, most), most + 1))
         result.append(next((form for form in tried if forms.fits(form, hunk)), hunk))
     return result
 

@@ -20,6 +20,7 @@ from overlay.planning.upstream import module_in
 from overlay.report.lines import Line, Span, labelled
 from overlay.report.words import count
 from overlay.results import Outcome
+from overlay.results.invocation import command
 
 
 class ContextKept(NamedTuple):
@@ -54,6 +55,7 @@ class Summary:
     :ivar holders: path of an added module -> the releases that have another file of that name.
     :ivar warnings: what looks wrong although it can be written.
     :ivar contexts: path of an edited file -> its hunks with the context that they keep.
+    :ivar moved: path -> release -> the file to which upstream moved what is changed in it.
     """
 
     id: str
@@ -67,6 +69,7 @@ class Summary:
     holders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     contexts: Mapping[str, Kept] = field(default_factory=dict)
+    moved: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def context(self) -> ContextKept | None:
@@ -163,6 +166,19 @@ def landings(outcomes: Mapping[str, Outcome]) -> Iterator[Line]:
     width = max([_SPAN, *(len(span) for span, _ in runs)])
     for span, outcome in runs:
         yield Line((Span(f"{span:<{width}}  ", "heading"),), (Span(_MEANINGS[outcome]),))
+
+
+def moved_lines(moved: Mapping[str, Mapping[str, str]], id_: str) -> Iterator[Line]:
+    """What is said of files that upstream moved.
+
+    :param moved: path -> release -> its new path; :param id_: the feature, if it was written.
+    """
+    for path, releases in moved.items():
+        for place in dict.fromkeys(releases.values()):
+            names = [name for name, each in releases.items() if each == place]
+            span = names[0] if len(names) == 1 else f"{names[0]}..{names[-1]}"
+            step = f"; {command('port', id_, names[0])} carries it there" if id_ else ""
+            yield labelled(0, "moved     ", f"{path}  to {place} in {span}{step}")
 
 
 def on_disk_only(paths: Iterable[str], releases: str | None) -> Iterator[Line]:

@@ -17,6 +17,7 @@ from packaging.version import Version
 from overlay._features.model import Feature, Hunk, Topic, Variant
 from overlay.authoring.carry import Carried, CarriedHunk, carry
 from overlay.authoring.composing import CONTEXT, NotComposable, compose, contexts_from
+from overlay.authoring.following import Moved, follow
 from overlay.authoring.locating import ReleaseTexts, ReleaseTree
 from overlay.authoring.port_warnings import port_warnings
 from overlay.authoring.ports import FeaturePort, TopicPort
@@ -256,7 +257,25 @@ class Porter:
         if origin is None:
             hunks = tuple(CarriedHunk(hunk, Outcome.MISSING, hunk.scope) for hunk in patch.hunks)
             return TopicPort(topic.name, variant, base, hunks, None, before, before)
-        return self._carry(topic, variant, base, origin, before)
+        port = self._carry(topic, variant, base, origin, before)
+        lost = [hunk for hunk in port.hunks if hunk.outcome is Outcome.MISSING]
+        if len(lost) != len(port.hunks) or stacked:
+            return port
+        return self._followed(topic, variant, base, origin, release) or port
+
+    def _followed(
+        self, topic: Topic, variant: Variant, base: str, origin: bytes, release: str
+    ) -> TopicPort | None:
+        """A topic carried to the file to which upstream moved what it changes, if that is found."""
+        patch = variant.patch
+        moved = Moved(patch.path, base, origin, patch.hunks)
+        place = follow(moved, release, self.texts, self.syntax, everywhere=True)
+        if place is None:
+            return None
+        there = variant._replace(patch=patch._replace(path=place.path))
+        port = self._written(topic, there, base, origin, place.before, place.carried)
+        warning = f"{patch.path}: upstream moved what it changes to {place.path}"
+        return replace(port, warnings=(warning, *port.warnings))
 
     def text_for(
         self,
@@ -287,7 +306,19 @@ class Porter:
         key = origin, hunks, before
         if key not in self._carried:
             self._carried[key] = carry(origin, hunks, before, self.syntax, less=True)
-        carried = self._carried[key]
+        return self._written(topic, variant, base, origin, before, self._carried[key])
+
+    def _written(
+        self,
+        topic: Topic,
+        variant: Variant,
+        base: str,
+        origin: bytes,
+        before: bytes | None,
+        carried: Carried,
+    ) -> TopicPort:
+        """A carried topic with the hunks that it gets for the release."""
+        hunks = variant.patch.hunks
         port = TopicPort(
             topic.name,
             variant,
@@ -315,10 +346,14 @@ class Porter:
         return replace(port, new_hunks=new_hunks)
 
     def _context(self, hunks: Sequence[Hunk]) -> int:
-        """How much context merged hunks get: what was asked for, or as little as these have."""
+        """How much context merged hunks get: what was asked for, or no more than these have.
+
+        Another number of lines would make the ranges depend on the order of ports.
+        """
         if self.context is not None:
             return self.context
-        return max(1, min(CONTEXT[0], *(side for hunk in hunks for side in context_of(hunk))))
+        widest = max(side for hunk in hunks for side in context_of(hunk))
+        return min(max(1, widest), CONTEXT[0])
 
     # Texts
 

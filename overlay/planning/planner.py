@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from packaging.version import Version
 
-from overlay._features.model import AddedFile, Feature, Hunk, Patch, Topic, Variant
+from overlay._features.model import AddedFile, Feature, Hunk, Patch, PortedWay, Topic, Variant
 from overlay.package import ReleaseRange, Tree, hiding
 from overlay.planning import advice
 from overlay.planning.attempt import Attempt, attempt
@@ -138,7 +138,7 @@ class _Planner:
                 self._add_module(draft, added)
             for topic, why in taken_over:
                 if why:
-                    draft.notes.append(f"upstream has {topic.name} ({why})")
+                    draft.notes.append(self._taken_over(topic, why))
                 else:
                     self._add_topic(draft, topic)
 
@@ -273,6 +273,15 @@ class _Planner:
             self._clash(layer, candidate.result.path, reason)
         candidate = placed(candidate, nearest.patch, self.tree.pristine_files, self.texts)
         self._keep(draft, candidate.result.patch or "", candidate)
+
+    def _taken_over(self, topic: Topic, why: str) -> str:
+        """What is noted of a topic of which nothing is applied.
+
+        :param why: what shows it, as ``_upstreams`` gives it.
+        """
+        if self._nearest(topic).patch.ported is PortedWay.NOT_NEEDED:
+            return f"{topic.name} is not needed in this release ({why})"
+        return f"upstream has {topic.name} ({why})"
 
     def _upstreams(self, feature: Feature, topic: Topic) -> str | None:
         """What shows that the release has a topic, or a port has found; ``None``: nothing does."""

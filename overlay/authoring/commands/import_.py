@@ -17,7 +17,7 @@ from overlay.authoring.free_ids import expect_id, require_free
 from overlay.authoring.git import Checkout
 from overlay.authoring.importing import prepare
 from overlay.authoring.incoming import Commit
-from overlay.authoring.landing import ContextKept, Summary, landings, on_disk_only
+from overlay.authoring.landing import ContextKept, Summary, landings, moved_lines, on_disk_only
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.sources import ChangeSource, read_source
 from overlay.authoring.triage import FileFate
@@ -246,6 +246,7 @@ def _report(summary: Summary, folder: Path | None) -> ImportReport:
         holders=summary.holders,
         warnings=summary.warnings,
         context=None if folder is None else summary.context,
+        moved=summary.moved,
     )
 
 
@@ -265,6 +266,7 @@ class ImportReport(Report):
     :ivar holders: path of an added module -> the releases that have another file of that name.
     :ivar warnings: what looks wrong although it was written.
     :ivar context: how much context its hunks keep, where that was chosen.
+    :ivar moved: path -> release -> the file to which upstream moved what is changed in it.
     """
 
     _command: ClassVar[str] = "import"
@@ -280,6 +282,7 @@ class ImportReport(Report):
     holders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     context: ContextKept | None = None
+    moved: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def error(self) -> str | None:
@@ -316,6 +319,7 @@ class ImportReport(Report):
         for path, releases in self.holders.items():
             yield labelled(0, "taken     ", f"{path}  another file in {enumeration(releases)}")
         yield from landings(self.outcomes)
+        yield from moved_lines(self.moved, self.feature if self.folder else "")
         if self.context is not None:
             yield self.context.line
         edited = [entry.path for entry in self.files if entry.fate is Fate.EDITED]
@@ -325,7 +329,7 @@ class ImportReport(Report):
 
     def plain(self) -> dict[str, Any]:
         """The fields of the JSON, which has warnings and the context only where there are any."""
-        absent = [name for name in ("warnings", "context") if not getattr(self, name)]
+        absent = [name for name in ("warnings", "context", "moved") if not getattr(self, name)]
         return by_fields(self, "conclusion", "holders", *absent)
 
 

@@ -106,6 +106,7 @@ def written(
         merged=summary.merged,
         unread=prepared.unread,
         context=None if folder is None else summary.context,
+        moved=summary.moved,
     )
 
 

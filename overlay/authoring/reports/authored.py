@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from overlay._features.model import Hunk
-from overlay.authoring.landing import ContextKept, landings, on_disk_only
+from overlay.authoring.landing import ContextKept, landings, moved_lines, on_disk_only
 from overlay.authoring.triage import FileFate
 from overlay.on_disk.beside import Beside
 from overlay.report.base import Report, by_fields
@@ -87,6 +87,7 @@ class NewReport(_Authored):
     :ivar outcomes: release -> how the whole change lands there, oldest first.
     :ivar beside: what was changed and is no module, which no feature carries.
     :ivar context: how much context its hunks keep, where that was chosen.
+    :ivar moved: path -> release -> the file to which upstream moved what is changed in it.
     """
 
     _command: ClassVar[str] = "new"
@@ -95,18 +96,21 @@ class NewReport(_Authored):
     outcomes: Mapping[str, Outcome] = field(default_factory=dict)
     beside: tuple[Beside, ...] = ()
     context: ContextKept | None = None
+    moved: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def _further_lines(self) -> Iterator[Line]:
         yield from beside_lines(self.beside)
         yield from landings(self.outcomes)
+        yield from moved_lines(self.moved, self.feature if self.folder else "")
         if self.context is not None:
             yield self.context.line
         paths = [file.path for file in self.files if file.fate is Fate.EDITED]
         yield from on_disk_only(paths, self.releases)
 
     def plain(self) -> dict[str, Any]:
-        """The fields of the JSON, which has the context only where that was chosen."""
-        return by_fields(self, "conclusion", *([] if self.context else ["context"]))
+        """The fields of the JSON, which has context and moved only where there are such."""
+        absent = [name for name in ("context", "moved") if not getattr(self, name)]
+        return by_fields(self, "conclusion", *absent)
 
 
 class EditAction(Enum):
