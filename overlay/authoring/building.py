@@ -7,7 +7,7 @@ change lands on each release.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import NamedTuple
@@ -21,6 +21,7 @@ from overlay.authoring.context import Kept, needed
 from overlay.authoring.following import Moved, follow
 from overlay.authoring.landing import Summary, modules_on, names_from, names_taken, taken_back
 from overlay.authoring.locating import Base, ReleaseTexts
+from overlay.authoring.scoped import scopes_in
 from overlay.authoring.triage import FileFate, added_problem, uncompilable
 from overlay.authoring.variants import base_has
 from overlay.authoring.writing import (
@@ -32,9 +33,10 @@ from overlay.authoring.writing import (
 )
 from overlay.package import VLLM, Package, ReleaseRange, Tree
 from overlay.planning.planner import plan
-from overlay.planning.scopes import Syntax, find
+from overlay.planning.scopes import Syntax
 from overlay.planning.telling import SHARE, new_lines
 from overlay.planning.text import SourceText
+from overlay.report.progress import Progress, counting
 from overlay.results import Change, Fate, Outcome, whole_outcome
 
 
@@ -136,6 +138,7 @@ def build(
     texts: ReleaseTexts,
     beside: Mapping[str, bytes],
     syntax: Syntax | None = None,
+    progress: Progress | None = None,
 ) -> Prepared:
     """The feature that makes a change, for every release on which it lands.
 
@@ -152,7 +155,8 @@ def build(
     hunks = {topic.base.path: topic.hunks for topic in topics}
     if summary.problems or not (topics or change.added):
         return Prepared(summary, None, hunks)
-    carried = _carried(topics, texts, syntax)
+    with counting(progress, "tried", len(texts.names), "release") as step:
+        carried = _carried(topics, texts, syntax, step)
     modules = modules_on(change.added, texts)
     outcomes = {
         name: whole_outcome((*(r.outcome for r in results), *modules[name].values()))
@@ -189,8 +193,12 @@ def build(
     )
     headers = {**words.headers(), "Base": run.base}
     afters = [result.after for result in carried[run.base]]
-    files, expected = _patches(topics, run, afters, texts, headers)
-    files |= {f"files/{path}": data for path, data in change.added.items()}
+    try:
+        files, expected = _patches(topics, run, afters, texts, headers)
+    except NotComposable:  # a merged text
+        return Prepared(replace(summary, releases=None, review=()), None, hunks)
+    lacking = [path for path in change.added if modules[run.base][path] is not Outcome.UPSTREAM]
+    files |= {f"files/{path}": change.added[path] for path in lacking}
     folder = FeatureFolder(text, {**files, **beside}, expected)
     return Prepared(summary, folder, hunks)
 
@@ -211,6 +219,8 @@ def _patches(
     for number, (topic, after) in enumerate(
         sorted(zip(topics, afters, strict=True), key=lambda each: each[0].base.path), 1
     ):
+        if run.review and after == texts.read(run.base, topic.base.path):
+            continue  # the release has all of it
         name = topic_name(number * (10 if len(topics) <= 9 else 1), topic.base.path)
         files[f"{name}/{run.span}.patch"] = _patch(topic, run, after, texts, headers)
         before = texts.read(run.base, topic.base.path)
@@ -266,9 +276,12 @@ def _patch(
 
 
 def _carried(
-    topics: Sequence[EditedFile], texts: ReleaseTexts, syntax: Syntax
+    topics: Sequence[EditedFile], texts: ReleaseTexts, syntax: Syntax, step: Callable[[], None]
 ) -> dict[str, list[Carried]]:
-    """Each topic carried to each release; releases with the same text are judged once."""
+    """Each topic carried to each release; releases with the same text are judged once.
+
+    :param step: called after each release.
+    """
     answers: dict[tuple[int, bytes | None], Carried] = {}
     carried: dict[str, list[Carried]] = {}
     for release in texts.names:
@@ -279,6 +292,7 @@ def _carried(
                 answers[key] = carry(topic.base.before, topic.hunks, key[1], syntax)
             results.append(_followed(topic, answers[key], release, texts, syntax))
         carried[release] = results
+        step()
     return carried
 
 
@@ -328,7 +342,8 @@ def _run(
 ) -> _Run:
     """The longest run of releases around the base on which every hunk lands exactly.
 
-    Where there is none, the newest release on which a merge is clean, for review.
+    Where there is none, the newest release on which a merge is clean, for review; or else the
+    newest that has a part of it and takes the rest.
     """
     bases = {topic.base.release for topic in topics} - {None}
     grouped = groupby(names, key=lambda name: outcomes[name] is Outcome.EXACT)
@@ -346,6 +361,10 @@ def _run(
         span = ReleaseRange(Version(best[0]), Version(best[-1]))
         return _Run(span, base_names[-1] if base_names else best[-1])
     clean = [name for name in names if outcomes[name].wants_review]
+    having_it = [at for at, name in enumerate(names) if outcomes[name] is Outcome.UPSTREAM]
+    clean = clean or [
+        name for name in names[: min(having_it, default=None)] if outcomes[name] is Outcome.PARTLY
+    ]
     if not clean:
         return _Run(None)
     newest = clean[-1]
@@ -390,7 +409,7 @@ def derived_tests(
     lines_by_scope: dict[tuple[str, str], list[str]] = {}
     for before, path, hunks in parts:
         source = SourceText.from_bytes(before)
-        scopes = find(source.lines)
+        scopes = scopes_in(source.lines)
         for hunk in hunks:
             places = scopes.get(hunk.scope, ())
             base_lines = [

@@ -11,14 +11,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from functools import partial
 
 from overlay._features.model import MODULE_SCOPE, Hunk
 from overlay.authoring.context import Forms
 from overlay.authoring.merge import Merge, merge
-from overlay.authoring.scoped import ScopedText, with_base
+from overlay.authoring.scoped import ScopedText, scopes_in, with_base
 from overlay.authoring.statements import merge_statements
+from overlay.planning.diff import common_ends
 from overlay.planning.matching import edits, final_newline_after
-from overlay.planning.scopes import Syntax, UnparsableError, find
+from overlay.planning.rescope import rescope
+from overlay.planning.scopes import Scopes, Syntax, UnparsableError
 from overlay.planning.text import Edit, SourceText, TextError
 from overlay.planning.upstream import hunk_is_upstream
 from overlay.results import Outcome, State, whole_outcome
@@ -103,8 +106,10 @@ def carry(
     try:
         if landed:
             endings = (final_newline_after(h) for h, each in zip(hunks, exact, strict=True) if each)
+            before = text
             text = text.splice(landed, next((end for end in endings if end is not None), None))
-            now = syntax.scopes(text.to_bytes(), text.lines)
+            derive = partial(rescope, before.lines, now, landed, text.lines)
+            now = syntax.scopes(text.to_bytes(), text.lines, derive)
     except (TextError, UnparsableError):  # they exclude each other: none of them lands
         exact = [answer if answer is not None and not answer.edits else None for answer in exact]
     forms = Forms(base, hunks, syntax) if less and None in exact else None
@@ -119,12 +124,22 @@ def carry(
             result, changed = _with_less(hunk, forms, here, result) or (result, changed)
         if changed is not None:
             try:
-                now, text = find(changed.lines), changed
+                now, text = _scopes_after(text.lines, now, changed.lines), changed
             except UnparsableError:
                 result = replace(result, outcome=Outcome.CONFLICT)
         results.append(result)
     after = text.to_bytes()
     return Carried(tuple(results), after, syntax.compile_error(after, "<carried>"))
+
+
+def _scopes_after(before: Sequence[str], scopes: Scopes, after: tuple[str, ...]) -> Scopes:
+    """The scopes of a text after one merge; only what the merge changed is parsed, where it can be.
+
+    :raises UnparsableError: if the text is not Python.
+    """
+    head, tail = common_ends(before, after)
+    edit = Edit(head, len(before) - tail, after[head : len(after) - tail])
+    return rescope(before, scopes, [edit], after) or scopes_in(after)
 
 
 @dataclass(frozen=True)

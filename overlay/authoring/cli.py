@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from overlay.authoring.cli_port import asked
 from overlay.authoring.commands import edit as sessions
 from overlay.authoring.commands.edit import begin_new
 from overlay.authoring.commands.edit_context import keep_context
 from overlay.authoring.commands.import_ import import_change
 from overlay.authoring.commands.new import new_from_edits
+from overlay.authoring.paths import PathRule
+from overlay.authoring.reports.ported import PortReport
 from overlay.cli.group import cli
 from overlay.cli.options import (
     WRITABLE_HELP,
@@ -57,6 +60,24 @@ _CONTEXT = click.option(
 @click.option("--each", is_flag=True, help="Make a feature of each commit; --id begins their ids.")
 @click.option("--update", is_flag=True, help="Replace the feature of that id.")
 @_CONTEXT
+@click.option(
+    "--strip",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Cut N folders off each path, as patch -pN does, where they cannot be told.",
+)
+@click.option(
+    "--directory",
+    metavar="DIR",
+    default="",
+    help="The folder that the paths are relative to, such as vllm/v1.",
+)
+@click.option(
+    "--onto",
+    metavar="RELEASE",
+    help="Place it on this release by hand, in ./port-RELEASE, where it lands on none.",
+    shell_complete=complete_releases,
+)
 @asks
 def import_(
     request: Request,
@@ -68,6 +89,9 @@ def import_(
     each: bool,
     update: bool,
     context: int | None,
+    strip: int | None,
+    directory: str,
+    onto: str | None,
 ) -> Report:
     """Make a feature of a change that was made elsewhere.
 
@@ -83,7 +107,8 @@ def import_(
       overlay import https://github.com/vllm-project/vllm/pull/49391 --id stops --patches ours
       overlay import ~/src/vllm@main..fix --id our-fix --base ~/src/vllm --patches ours
     """
-    return import_change(
+    report = import_change(
+        request,
         sources,
         id_,
         in_home(folder_to_write(request.patches)),
@@ -93,8 +118,10 @@ def import_(
         each=each,
         update=update,
         context=context,
-        progress=request.progress,
+        paths=PathRule(strip, directory),
+        onto=onto,
     )
+    return asked(request, report) if isinstance(report, PortReport) else report
 
 
 @cli.command(epilog=WRITABLE_HELP)
@@ -156,7 +183,6 @@ def new(request: Request, /, id_: str, **options: Any) -> Report:
             release=options["release"],
             title=options["title"],
             context=options["context"],
-            progress=request.progress,
         )
     return new_from_edits(
         request,
@@ -166,7 +192,6 @@ def new(request: Request, /, id_: str, **options: Any) -> Report:
         releases=options["releases"],
         update=options["update"],
         context=options["context"],
-        progress=request.progress,
     )
 
 
@@ -246,7 +271,7 @@ def edit(
             raise click.UsageError("--context goes with the feature's ID alone.")
         return keep_context(request, id_, context, request.progress)
     if id_ is not None:
-        return sessions.begin(request, id_, release, files, request.progress)
+        return sessions.begin(request, id_, release, files)
     if commit is not None:
-        return sessions.commit(request, in_home(commit), request.progress)
+        return sessions.commit(request, in_home(commit))
     return sessions.abort(in_home(abort or ""))

@@ -85,4 +85,4 @@ def prune(request: Request, oldest: str | None, write: bool) -> Report:
       overlay prune --patches ./our-patches
       overlay prune --oldest 0.26.0 --write --patches ./our-patches
     """
-    return pruning.prune(request, oldest=oldest, write=write, progress=request.progress)
+    return pruning.prune(request, oldest=oldest, write=write)

@@ -84,10 +84,14 @@ def port(request: Request, /, words: tuple[str, ...], **options: Any) -> PortRep
             release,
             write=options["write"],
             accept_merged=options["accept"] is not None,
-            progress=request.progress,
         )
-    if not wants_json() and not options["show"] and sys.stdin.isatty() and sys.stdout.isatty():
-        report = sessions.ask(request, report, _ask)
+    return report if options["show"] else asked(request, report)
+
+
+def asked(request: Request, report: PortReport) -> PortReport:
+    """A report after the person at the terminal was asked about each file that waits."""
+    if not wants_json() and sys.stdin.isatty() and sys.stdout.isatty():
+        return sessions.ask(request, report, _ask)
     return report
 
 
@@ -117,19 +121,17 @@ def _session(
     """
     if len(words) > 1:
         raise click.UsageError(f"{_option(action)} takes at most the session's folder.")
-    folder, progress = words[0] if words else None, request.progress
+    folder = words[0] if words else None
     if action == "abort":
         return sessions.abort(folder)
     if action in ("retire", "skip"):
         step = sessions.retire if action == "retire" else sessions.skip
-        return step(request, folder, str(options[action]), progress)
+        return step(request, folder, str(options[action]))
     if action == "go_on":
-        return sessions.proceed(request, folder, progress)
+        return sessions.proceed(request, folder)
     if action == "show":
-        return sessions.show(request, folder, progress)
-    return sessions.resolve(
-        request, folder, options[action] if action == "resolver" else None, progress
-    )
+        return sessions.show(request, folder)
+    return sessions.resolve(request, folder, options[action] if action == "resolver" else None)
 
 
 def _ask(file: OpenFile) -> Key:

@@ -25,6 +25,7 @@ from overlay.authoring.triage import (
 )
 from overlay.package import VLLM, Package
 from overlay.planning.scopes import Syntax
+from overlay.report.progress import Progress, counting
 from overlay.results import Fate
 
 _PULL = re.compile(r"\(#(\d+)\)\s*$")
@@ -45,6 +46,7 @@ def prepare(
     syntax: Syntax | None = None,
     package: Package = VLLM,
     context: int | None = None,
+    progress: Progress | None = None,
 ) -> Prepared:
     """The feature that the commits, laid on each other, make.
 
@@ -61,30 +63,31 @@ def prepare(
     edits, added, fates = sort_files(commits, partial, package)
     answers = syntax or Syntax()
     topics: list[EditedFile] = []
-    for path, parts in edits.items():
-        fate, topic = _topic(path, parts, texts, checkout, answers, contexts_from(context))
-        fates.append(fate)
-        if topic is not None:
-            topics.append(topic)
+    contexts = contexts_from(context)
+    with counting(progress, "placed", len(edits), "file") as step:
+        for path, parts in edits.items():
+            fate, topic = _topic(path, parts, texts, checkout, answers, contexts)
+            fates.append(fate)
+            topics += [] if topic is None else [topic]
+            step()
     contents = {path: added_content(file) for path, file in added.items()}
     for path, file in added.items():
         problem = added_problem(path, contents[path], answers)
         problem = None if problem is None else f"{file.place}: {problem}"
         fates.append(FileFate(path, Fate.ADDED, problem=problem))
+    words = words_of(commits, id_, source, today, upstream, package)
+    change = FeatureChange(tuple(topics), contents, tuple(fates), len(commits), context)
+    return build(change, words, texts, {"origin/01.patch": verbatim}, answers, progress)
+
+
+def words_of(
+    commits: Sequence[Commit], id_: str, source: str, today: str, upstream: str, package: Package
+) -> Words:
+    """What a feature of commits says about itself; the parameters are those of ``prepare``."""
     first, title = commits[0], _title(commits, id_)
     page = upstream or (_upstream(title) if package == VLLM else "")
-    words = Words(
-        id_,
-        title,
-        first.message or title,
-        page,
-        f"other, {page or source}",
-        first.author,
-        today,
-        package,
-    )
-    change = FeatureChange(tuple(topics), contents, tuple(fates), len(commits), context)
-    return build(change, words, texts, {"origin/01.patch": verbatim}, answers)
+    why, origin = first.message or title, f"other, {page or source}"
+    return Words(id_, title, why, page, origin, first.author, today, package)
 
 
 def _topic(

@@ -11,6 +11,14 @@ from overlay.authoring.carry import CarriedHunk
 from overlay.report.base import plain
 from overlay.results import Outcome, whole_outcome
 
+#: What the text that a foreign change was made on is called among the releases.
+OWN_TEXT = "0.0.0"
+
+
+def base_name(release: str) -> str:
+    """What people call the text that a variant was made on."""
+    return "the change's own text" if release == OWN_TEXT else release
+
 
 @dataclass(frozen=True)
 class TopicPort:

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from packaging.version import Version
 
-from overlay._features.model import Feature, Variant
+from overlay._features.model import Feature, Variant, paths_of
 from overlay.authoring.landing import names_from
 from overlay.authoring.locating import ReleaseTexts, ReleaseTree
 from overlay.authoring.variants import patch_file, with_merged, with_releases
@@ -87,15 +87,22 @@ class Pruner:
     texts: ReleaseTexts
     names: Sequence[str]
     syntax: Syntax = field(default_factory=Syntax)
+    #: By the identity of features, which are kept beside their plan, and the release.
+    _plans: dict[tuple[tuple[int, ...], str], tuple[tuple[Feature, ...], Plan]] = field(
+        default_factory=dict
+    )
 
-    def propose(self, served: Sequence[ServedFeature]) -> tuple[Proposal, ...]:
+    def propose(
+        self, served: Sequence[ServedFeature], step: Callable[[], None] = lambda: None
+    ) -> tuple[Proposal, ...]:
         """Everything that can go, in an order in which it can be done.
 
         :param served: every feature, in the order in which they are applied.
+        :param step: called after each feature of which something can be proposed.
         :raises OverlayError: if a release cannot be read.
         """
         present = list(served)
-        before = self._answers(present)
+        before = dict(self._answers(present))
         accepted: list[Proposal] = []
         for entry in served:
             if entry.files is None:
@@ -109,6 +116,7 @@ class Pruner:
                     present = _after(present, proposal)
                     if proposal.files is None:
                         break
+            step()
         return tuple(accepted)
 
     def _first(
@@ -128,25 +136,36 @@ class Pruner:
             except (PatchFormatErrors, UsageError):
                 continue  # it would leave a hole, or a range that its feature.toml cannot say
             healed = id_ if proposal.kind is Prune.MERGED else None
-            if self._same(before, self._answers(after), healed):
+            if all(before[name].kept_by(then, healed) for name, then in self._answers(after)):
                 return proposal
         return None
 
     # What is compared
 
-    def _answers(self, present: Sequence[ServedFeature]) -> dict[str, _Answer]:
-        features = [entry.feature for entry in present]
-        return {name: self._answer(features, name) for name in self.names}
+    def _answers(self, present: Sequence[ServedFeature]) -> Iterator[tuple[str, _Answer]]:
+        """What features do on each release, one after the other."""
+        groups = _groups([entry.feature for entry in present])
+        for name in self.names:
+            yield name, self._answer(groups, name)
 
-    def _answer(self, features: Sequence[Feature], release: str) -> _Answer:
-        joint = self._plan(features, release)
-        alone = {feature.id: self._plan([feature], release) for feature in features}
+    def _answer(self, groups: Sequence[tuple[Feature, ...]], release: str) -> _Answer:
+        """What groups of features do that have no file in common: each group is planned alone."""
+        features = [feature for group in groups for feature in group]
+        joint = [self._planned(group, release) for group in groups]
+        alone = {feature.id: self._planned((feature,), release) for feature in features}
         return _Answer(
-            {result.feature: result.state for result in joint.features},
-            joint.changes,
+            {result.feature: result.state for each in joint for result in each.features},
+            frozenset(change for each in joint for change in each.changes),
             {id_: (each.features[0].state, each.changes) for id_, each in alone.items()},
             frozenset(each.id for each in features if self._why_obsolete(each, release)),
         )
+
+    def _planned(self, features: tuple[Feature, ...], release: str) -> Plan:
+        """A plan, made once: a proposal changes one feature of a hundred."""
+        key = tuple(map(id, features)), release
+        if key not in self._plans:
+            self._plans[key] = features, self._plan(features, release)
+        return self._plans[key][1]
 
     def _plan(self, features: Sequence[Feature], release: str) -> Plan:
         tree, record = ReleaseTree(self.texts, release), self.texts.record(release)
@@ -162,14 +181,9 @@ class Pruner:
         read, record = partial(self.texts.read, release), self.texts.record(release)
         return obsolete_by(feature, Version(release), read, record)
 
-    def _same(
-        self, before: Mapping[str, _Answer], after: Mapping[str, _Answer], healed: str | None
-    ) -> bool:
-        return all(before[name].kept_by(after[name], healed) for name in self.names)
-
     def _states(self, feature: Feature) -> dict[str, State]:
         """A feature's state on each release that is served, taken alone."""
-        return {name: self._plan([feature], name).features[0].state for name in self.names}
+        return {name: self._planned((feature,), name).features[0].state for name in self.names}
 
     # Proposals
 
@@ -311,7 +325,7 @@ class _Answer:
     """
 
     states: Mapping[str, State]
-    changes: tuple[Change, ...]
+    changes: frozenset[Change]
     alone: Mapping[str, tuple[State, tuple[Change, ...]]]
     obsolete: frozenset[str]
 
@@ -338,6 +352,19 @@ class _Answer:
     def _without(self, id_: str) -> Mapping[str, tuple[State, tuple[Change, ...]]]:
         """What each other feature does alone."""
         return {other: result for other, result in self.alone.items() if other != id_}
+
+
+def _groups(features: Sequence[Feature]) -> list[tuple[Feature, ...]]:
+    """Features in groups of which no two have a file in common, each in the given order."""
+    groups: list[tuple[set[str], list[int]]] = []
+    for number, feature in enumerate(features):
+        paths, members = set(paths_of([feature])), [number]
+        for other in [group for group in groups if group[0] & paths]:
+            groups.remove(other)
+            paths |= other[0]
+            members += other[1]
+        groups.append((paths, members))
+    return [tuple(features[at] for at in sorted(members)) for _, members in groups]
 
 
 def _after(present: Sequence[ServedFeature], proposal: Proposal) -> list[ServedFeature]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from overlay._features.model import Hunk
 from overlay.planning.matching import match
@@ -12,6 +13,17 @@ from overlay.planning.text import SourceText
 from overlay.results import HunkResult
 
 Scopes = Mapping[str, Sequence[range]]
+
+
+@lru_cache(maxsize=64)
+def scopes_in(lines: tuple[str, ...]) -> Scopes:
+    """The places of every class and function, as ``scopes.find`` gives them.
+
+    Kept, since one change asks for the same few texts again and again, and each is parsed whole.
+
+    :raises UnparsableError: if the text is not Python.
+    """
+    return find(lines)
 
 
 @dataclass(frozen=True)
@@ -28,7 +40,7 @@ class ScopedText:
         :raises TextError, UnparsableError: if it is not readable, or not Python.
         """
         source = SourceText.from_bytes(data)
-        return cls(source, find(source.lines))
+        return cls(source, scopes_in(source.lines))
 
     @property
     def lines(self) -> tuple[str, ...]:

@@ -38,6 +38,9 @@ from overlay.untrusted import read_below, require_own_name, require_private, sha
 
 DOCUMENT = "session.toml"
 
+#: The folder of a change that a port places: a folder of patches with one feature.
+IMPORT = ".import"
+
 SCHEMA = 1
 
 #: The folder of the texts that the files are compared with.
@@ -97,7 +100,7 @@ class Session:
     :ivar patches: of an edit the folder that its feature is written to; of a port those that were
         named beside the shipped one.
     :ivar files: path (``vllm/...``) -> hashes of its texts, of an edit.
-    :ivar notes: further facts of an edit, as texts.
+    :ivar notes: further facts of an edit, or of a port that places a foreign change, as texts.
     :ivar package: whose release it is.
     :ivar waiting: what a port waits for, in the order of the series.
     """
@@ -112,6 +115,11 @@ class Session:
     notes: Mapping[str, str] = field(default_factory=dict)
     package: Package = VLLM
     waiting: tuple[Waiting, ...] = ()
+
+    @property
+    def places_import(self) -> bool:
+        """Whether a port is of a foreign change, which it keeps itself, and of no feature."""
+        return self.kind is SessionKind.PORT and bool(self.notes)
 
     def now(self, name: str) -> bytes | None:
         """The present bytes of a file; ``None`` where it was removed.
@@ -257,6 +265,13 @@ def finish(session: Session) -> bool:
     own = [entry.name for entry in session.waiting]
     if session.kind is SessionKind.EDIT:
         own = [*(f"{BASE}/{path}" for path in session.files), *session.present()]
+    if session.places_import:
+        own += [
+            os.path.relpath(os.path.join(place, name), session.folder)
+            for below in (BASE, IMPORT)
+            for place, _, names in os.walk(session.folder / below)
+            for name in names
+        ]
     return disk.remove_session(session.folder, DOCUMENT, own)
 
 
@@ -344,6 +359,8 @@ def render(session: Session) -> str:
     ]
     if kind is SessionKind.PORT:
         lines.append(f"patches = [{', '.join(toml_string(str(p)) for p in session.patches)}]")
+        if session.notes:
+            lines += ["", "[notes]", *_pairs(session.notes)]
         for entry in session.waiting:
             lines += ["", "[[waiting]]", *_pairs(entry._asdict())]
         return "\n".join(lines) + "\n"
@@ -402,7 +419,9 @@ def _session(folder: Path, kind: SessionKind, table: dict[str, Any]) -> Session:
     if kind is SessionKind.PORT:
         waiting = tuple(_waiting(item, package) for item in table.get("waiting", []))
         features = features_of(waiting)
-        return Session(folder, kind, features, release, patches, package=package, waiting=waiting)
+        session = Session(folder, kind, features, release, patches, package=package)
+        notes = dict(_texts(table.get("notes", {})))
+        return replace(session, waiting=waiting, notes=notes)
     files = {}
     for path, entry in table["files"].items():
         _expect_path(path, package)

@@ -17,10 +17,10 @@ from overlay._features.feature_folder import essence
 from overlay._features.model import Feature, Hunk, PortedWay, Topic, Variant
 from overlay.authoring.porting import Porter
 from overlay.authoring.ports import FeaturePort, TopicPort
+from overlay.authoring.scoped import scopes_in
 from overlay.authoring.writing import render_patch, require_change
 from overlay.errors import UsageError
 from overlay.package import ReleaseRange
-from overlay.planning.scopes import find
 from overlay.planning.telling import new_lines, share_of
 from overlay.planning.text import SourceText
 from overlay.results import Outcome
@@ -152,7 +152,7 @@ def base_has(hunks: Sequence[Hunk], base: bytes) -> list[str]:
     :raises TextError, UnparsableError: if the base is not Python that can be read.
     """
     source = SourceText.from_bytes(base)
-    scopes = find(source.lines)
+    scopes = scopes_in(source.lines)
     lines: dict[str, None] = {}
     for hunk in hunks:
         for place in scopes.get(hunk.scope, ()):

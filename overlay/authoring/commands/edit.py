@@ -39,6 +39,7 @@ from overlay.package import VLLM, Package, package_named, package_problem, path_
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
 from overlay.planning.upstream import remembers
+from overlay.report.progress import doing
 from overlay.results import Fate
 from overlay.results.invocation import command
 from overlay.settings import in_home
@@ -58,7 +59,6 @@ def begin(
     id_: str,
     release: str | None = None,
     more: Sequence[str] = (),
-    progress: Progress | None = None,
 ) -> EditReport:
     """Begin a session in ``./ID@RELEASE``, or lay further files into the one that is there.
 
@@ -76,7 +76,7 @@ def begin(
     features = of_package(features, package)
     earlier = features[: features.index(feature)]
     fresh = _fresh(id_, feature.source or "", name, patches, package)
-    return _opened(request, fresh, feature, features, earlier, more, progress)
+    return _opened(request, fresh, feature, features, earlier, more)
 
 
 def begin_new(
@@ -87,7 +87,6 @@ def begin_new(
     release: str | None = None,
     title: str = "",
     context: int | None = None,
-    progress: Progress | None = None,
 ) -> EditReport:
     """Lay a release's files into ``./ID@RELEASE``, to be edited and committed as a new feature.
 
@@ -116,7 +115,7 @@ def begin_new(
     notes = {_TITLE: title} if title else {}
     notes |= {} if context is None else {_CONTEXT: str(context)}
     fresh = replace(fresh, notes=notes)
-    return _opened(request, fresh, None, features, earlier, files, progress)
+    return _opened(request, fresh, None, features, earlier, files)
 
 
 def _fresh(id_: str, source: str, release: str, patches: Path, package: Package) -> Session:
@@ -132,7 +131,6 @@ def _opened(
     features: Sequence[Feature],
     earlier: Sequence[Feature],
     more: Sequence[str],
-    progress: Progress | None,
 ) -> EditReport:
     """Begin a session, or lay further files into the one that is in its folder.
 
@@ -144,8 +142,9 @@ def _opened(
     :raises OSError: if it cannot be written.
     """
     release, package = fresh.release, fresh.package
-    tree = package_releases.tree_of(release, package, progress)
-    layout = lay_out(feature, earlier, tree, Version(release), more, Memo(), package)
+    tree = package_releases.tree_of(release, package, request.progress)
+    with doing(request.progress, f"laying out files of {package.title} {release}"):
+        layout = lay_out(feature, earlier, tree, Version(release), more, Memo(), package)
     folders = os.pathsep.join(os.path.abspath(each) for each in request.patches)
     below = {each.id: each.source or "" for each in layout.below}
     session = replace(fresh, below=below, notes={_FOLDERS: folders, **fresh.notes})
@@ -276,7 +275,7 @@ def abort(folder: Path) -> EditReport:
     return _report(session, EditAction.ABORTED)
 
 
-def commit(request: Request, folder: Path, progress: Progress | None = None) -> EditReport:
+def commit(request: Request, folder: Path) -> EditReport:
     """Make the feature of a session's files, and end the session.
 
     :raises UsageError: if there is no session, its base was edited, the feature, one below it or
@@ -298,7 +297,7 @@ def commit(request: Request, folder: Path, progress: Progress | None = None) -> 
         features = of_package(_at_hand(request, session.patches[0]), session.package)
         feature = next((feature for feature in features if feature.id == id_), None)
     below = tuple(each for each in features if each.id in session.below)
-    now = _present(session, below, progress)
+    now = _present(session, below, request.progress)
     changed = bool(source or now.changed)
     if changed and feature is not None and feature.source != source and _gives(feature, now):
         # A commit was killed between the feature and the end of its session.
@@ -309,9 +308,10 @@ def commit(request: Request, folder: Path, progress: Progress | None = None) -> 
     if not changed:
         return _report(session, EditAction.UNCHANGED)
     if feature is None:
-        written = _create(session, id_, below, now, progress)
+        written = _create(session, id_, below, now, request.progress)
     else:
-        written = _changed(session, feature, below, now, progress)
+        with doing(request.progress, f"making the patches of {id_} again"):
+            written = _changed(session, feature, below, now, request.progress)
     return _report(session, EditAction.COMMITTED, emptied=finish(session), **written)
 
 

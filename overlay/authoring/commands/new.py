@@ -34,6 +34,7 @@ from overlay.on_disk.ledger import Ledger
 from overlay.package import VLLM, Package, Tree, path_problem
 from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
+from overlay.report.progress import doing
 from overlay.results import Fate, Plan
 from overlay.results.invocation import command
 from overlay.targets.target import Progress, Target, public
@@ -49,7 +50,6 @@ def new_from_edits(
     releases: str | None = None,
     update: bool = False,
     context: int | None = None,
-    progress: Progress | None = None,
 ) -> NewReport:
     """Make a feature of the edits of an installed vLLM; the edits stay where they are.
 
@@ -74,15 +74,13 @@ def new_from_edits(
             f"{package.name}/, where files were edited; found a file or a release, which nobody "
             "edits"
         )
-    workshop = survey(request, target, target.root, progress)
+    workshop = survey(request, target, target.root)
     if any(feature.id == id_ for feature in workshop.below):
         raise UsageError(
             f"{id_} is applied there and its files were edited since: choose another id, on top of "
             f"it, or take the edits over in {command('edit', id_)}"
         )
-    prepared = feature_of(
-        workshop, id_, patches, title=title, releases=names, progress=progress, context=context
-    )
+    prepared = feature_of(workshop, id_, patches, title=title, releases=names, context=context)
     return written(workshop, prepared, patches, update=update)
 
 
@@ -166,6 +164,7 @@ class Workshop:
     :ivar stacks: path -> ids of the features that patched it.
     :ivar features: every feature at hand, in order; :ivar folders: where they come from, in order.
     :ivar beside: what was changed and is no module; ``None`` where no RECORD tells it.
+    :ivar progress: that of the request.
     """
 
     target: Target
@@ -179,15 +178,14 @@ class Workshop:
     written: Mapping[str, bytes | None] = field(default_factory=dict)
     stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     beside: tuple[Beside, ...] | None = None
+    progress: Progress | None = None
 
     def base(self, edit: FileEdit) -> bytes | None:
         """The text that an edit was made on."""
         return edit.pristine if edit.written is None else self.written[edit.path]
 
 
-def survey(
-    request: Request, target: Target, root: Path, progress: Progress | None = None
-) -> Workshop:
+def survey(request: Request, target: Target, root: Path) -> Workshop:
     """Find the edits of a target, and the texts that they were made on; nothing is written.
 
     :raises UsageError: if its release cannot be told, an apply was interrupted there, or the
@@ -217,10 +215,11 @@ def survey(
             root,
             ledger,
             target.record,
-            lambda: package_releases.tree_of(str(release), package, progress),
+            lambda: package_releases.tree_of(str(release), package, request.progress),
             package,
         )
-        edits = find(pristine)
+        with doing(request.progress, f"looking for edits in {target.name}"):
+            edits = find(pristine)
         record = target.record
         bare = (path for path in unhashed(record) if path_problem(path, package) is not None)
         changed_beside = None if record is None or any(bare) else beside(root, record, package)
@@ -229,7 +228,15 @@ def survey(
         request = request._replace(patches=request.patches[:-1])
     features = request.authored(package)
     workshop = Workshop(
-        target, release, ledger, pristine, edits, features, request.folders, beside=changed_beside
+        target,
+        release,
+        ledger,
+        pristine,
+        edits,
+        features,
+        request.folders,
+        beside=changed_beside,
+        progress=request.progress,
     )
     return _with_patched(workshop) if any(edit.written for edit in edits) else workshop
 
@@ -282,7 +289,6 @@ def feature_of(
     *,
     title: str = "",
     releases: Sequence[str] | None = None,
-    progress: Progress | None = None,
     context: int | None = None,
 ) -> Prepared:
     """The feature that makes the edits of a target, tried on releases; nothing is written.
@@ -301,7 +307,9 @@ def feature_of(
         pristine = ReleaseTexts((release,), lambda _: workshop.pristine)
         tree = texts_with(workshop.below, pristine, Memo()).open(release)
     names = package_releases.names_of(package) if releases is None else releases
-    prepared = made_of(files, tree, release, text, workshop.below, names, progress, context)
+    prepared = made_of(
+        files, tree, release, text, workshop.below, names, workshop.progress, context
+    )
     if prepared.folder is not None:
         _expect_edits(workshop, check_folder(prepared.folder), patches)
     return prepared
@@ -328,7 +336,7 @@ def made_of(
     trees = texts_with(below, plain, syntax) if below else plain
     texts = ReleaseTexts(plain.names, lambda name: tree if name == release else trees.open(name))
     change = change_of(files, release, syntax, context)
-    return replace(build(change, text, texts, {}, syntax), unread=unread)
+    return replace(build(change, text, texts, {}, syntax, progress), unread=unread)
 
 
 def words(id_: str, title: str, source: str, package: Package = VLLM) -> Words:

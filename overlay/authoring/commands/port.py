@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from packaging.version import Version
 
@@ -31,6 +32,7 @@ from overlay.commands.request import Request
 from overlay.errors import OverlayError, UsageError
 from overlay.package import VLLM, Package
 from overlay.planning.scope_cache import Memo
+from overlay.report.progress import counting
 from overlay.results.invocation import absolute, command
 from overlay.settings import in_home
 from overlay.targets.target import Progress
@@ -44,7 +46,6 @@ def port(
     write: bool = False,
     accept_merged: bool = False,
     session: Path | None = None,
-    progress: Progress | None = None,
 ) -> PortReport:
     """Carry the features that are meant to releases.
 
@@ -60,18 +61,18 @@ def port(
     everything = request.load()
     package, targets = package_releases.names_in(releases, request.package(everything))
     place = session or (session_folder(targets[0], package) if len(targets) == 1 else None)
-    _expect_no_session(place)
+    expect_no_session(place)
     features = request.authored(package, everything)
     own = _select(request, features)
     names = known_names(targets, package)
-    porter = make_porter(names, package, progress)
+    porter = make_porter(names, package, request.progress)
     for name in set(targets) - set(package_releases.names_of(package)):
         porter.texts.open(name)  # memory would answer for a release that nobody has
-    ports = [
-        port
-        for feature in own
-        for port in _carried(porter, feature, features, with_gaps(feature, targets, names))
-    ]
+    ports: list[FeaturePort] = []
+    with counting(request.progress, "carried", len(own), "feature") as step:
+        for feature in own:
+            ports += _carried(porter, feature, features, with_gaps(feature, targets, names))
+            step()
     ready = [port for port in ports if not port.conflicts and (accept_merged or not port.review)]
     written = write_ports(porter, features, ready, names) if write else frozenset()
     reported = tuple(
@@ -93,7 +94,7 @@ def port(
     return PortReport(verdict, reported, folder)
 
 
-def _expect_no_session(place: Path | None) -> None:
+def expect_no_session(place: Path | None) -> None:
     """Refuse a folder that is there already.
 
     :raises UsageError: if it is.
@@ -303,18 +304,32 @@ def session_folder(release: str, package: Package = VLLM) -> Path:
     return Path(f"port-{release}" if package == VLLM else f"port-{package.distribution}-{release}")
 
 
+class ForeignChange(NamedTuple):
+    """A foreign change that a session keeps itself.
+
+    :ivar notes: what becomes of it; :ivar files: below the session's folder -> bytes.
+    :ivar base: path -> the text that it was made on.
+    """
+
+    notes: Mapping[str, str]
+    files: Mapping[str, bytes]
+    base: Mapping[str, bytes]
+
+
 def create(
     folder: Path,
     release: str,
     ports: Sequence[FeaturePort],
     patches: Sequence[str],
     package: Package = VLLM,
+    change: ForeignChange | None = None,
 ) -> Path:
     """Make a session for the topics of ports that wait for a person, whole or not at all.
 
     A file in it is the release's with every hunk that lands, and the others between markers.
 
-    :param package: whose release it is.
+    :param package: whose release it is; :param change: that the session keeps, where it is no
+        feature of a patches folder.
     :raises UsageError: if something is there already; :raises OSError: if it cannot be written.
     :raises NotPrivate: if somebody else could have written the patches.
     """
@@ -332,7 +347,7 @@ def create(
         if port.problem is not None:
             waiting.append(Waiting(id_, digest, "files", port.feature.added[0].path, "", ""))
     features, places = features_of(waiting), tuple(Path(p).absolute() for p in patches)
-    session = Session(
-        folder, SessionKind.PORT, features, release, places, package=package, waiting=tuple(waiting)
-    )
-    return begin(session, texts_to_edit, {}).folder
+    notes, files, base = change or ForeignChange({}, {}, {})
+    session = Session(folder, SessionKind.PORT, features, release, places, package=package)
+    session = replace(session, waiting=tuple(waiting), notes=notes)
+    return begin(session, {**texts_to_edit, **files}, base).folder

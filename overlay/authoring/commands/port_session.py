@@ -20,6 +20,15 @@ from overlay.authoring.commands.port import (
     write_ports,
 )
 from overlay.authoring.composing import NotComposable, compose
+from overlay.authoring.locating import ReleaseTexts
+from overlay.authoring.onto import (
+    OwnTexts,
+    change_in,
+    feature_at,
+    verbatim_of,
+    with_own_text,
+    write_once,
+)
 from overlay.authoring.port_views import (
     Conflict,
     conflict,
@@ -37,6 +46,7 @@ from overlay.authoring.reports.ported import (
     ScopeViews,
     aborted,
     ended,
+    placed,
     waiting,
 )
 from overlay.authoring.resolvers import merge_tool, propose
@@ -56,7 +66,6 @@ from overlay.planning.attempt import Texts, attempt
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
 from overlay.results import Outcome
-from overlay.targets.target import Progress
 
 
 class Key(str, Enum):
@@ -90,20 +99,25 @@ class Resolving:
         self,
         request: Request,
         folder: str | None,
-        progress: Progress | None = None,
         *,
         trusting: bool = False,
     ) -> None:
         self.session: Session = read(find(folder), SessionKind.PORT)
         folders = tuple(dict.fromkeys((*request.patches, *map(str, self.session.patches))))
         self.request = request._replace(patches=folders)
+        change = change_in(self.session)
         self.features: tuple[Feature, ...] = self.request.authored(self.session.package)
+        if change is not None:
+            self.features = (*(each for each in self.features if each.id != change.id), change)
         at_hand = {feature.id: feature for feature in self.features}
         check_there(self.session, at_hand)
         if not trusting:
             check_digests(self.session, at_hand)
         self.names = known_names([self.session.release], self.session.package)
-        self.porter: Porter = make_porter(self.names, self.session.package, progress)
+        self.porter: Porter = make_porter(self.names, self.session.package, request.progress)
+        if change is not None:
+            texts = with_own_text(self.porter.texts, OwnTexts(self.session))
+            self.porter = Porter(texts, self.porter.syntax)
         self.ports = tuple(self._port(id_) for id_ in self.session.features)
 
     def _port(self, id_: str) -> FeaturePort:
@@ -203,19 +217,17 @@ class Resolving:
         return True
 
 
-def show(request: Request, folder: str | None, progress: Progress | None = None) -> PortReport:
+def show(request: Request, folder: str | None) -> PortReport:
     """What waits in a session: for each scope the hunk, what upstream changed, and the merge."""
-    return Resolving(request, folder, progress).report()
+    return Resolving(request, folder).report()
 
 
-def resolve(
-    request: Request, folder: str | None, command: str | None, progress: Progress | None = None
-) -> PortReport:
+def resolve(request: Request, folder: str | None, command: str | None) -> PortReport:
     """Let a command, or git's merge tool, propose a text for every file with markers.
 
     :raises UsageError: if what it gives cannot be a resolution; those before are kept.
     """
-    resolving = Resolving(request, folder, progress)
+    resolving = Resolving(request, folder)
     for entry in resolving.session.waiting:
         texts = resolving.texts(entry)
         if texts is not None and texts.marked:
@@ -223,19 +235,40 @@ def resolve(
     return resolving.report()
 
 
-def proceed(request: Request, folder: str | None, progress: Progress | None = None) -> PortReport:
+def proceed(request: Request, folder: str | None) -> PortReport:
     """Write what the edited files say into the patches, and end the session.
 
     :raises UsageError: if markers are left, or a file cannot be carried; nothing is written then.
     :raises OSError: if the patches cannot be written.
     """
-    if (finished := _finished(request, folder, progress)) is not None:
+    if (finished := _finished(request, folder)) is not None:
         return finished
-    resolving = Resolving(request, folder, progress)
+    resolving = Resolving(request, folder)
     session = resolving.session
     ports = resolved(session, resolving.ports, resolving.porter.syntax)
+    if session.places_import:
+        return _written(resolving, ports[0])
     write_ports(resolving.porter, resolving.features, ports, resolving.names)
     return _ended(resolving, ports)
+
+
+def _written(resolving: Resolving, port: FeaturePort) -> PortReport:
+    """End a session of a foreign change, and write the feature that the edited files make.
+
+    :raises UsageError: if the feature cannot be made, or there is one of its id.
+    """
+    session, porter, place = resolving.session, resolving.porter, resolving.session.folder
+    if all(topic.new_hunks is None for topic in port.topics) and not port.feature.added:
+        return PortReport(ended(place, (), emptied=finish(session)))
+    texts = ReleaseTexts(resolving.names, porter.texts.open)
+    prepared = feature_at(port, session.notes, texts, verbatim_of(session), porter.syntax)
+    if prepared.folder is None:
+        problems = [file.problem for file in prepared.summary.files if file.problem]
+        why = "; ".join(problems) or f"it does not land on {session.release}"
+        raise UsageError(f"{place}: expected a change that a feature carries: {why}")
+    folder = write_once(prepared.folder, session.notes)
+    emptied = finish(session)
+    return PortReport(placed(folder, prepared.summary.releases, place, emptied=emptied))
 
 
 def _ended(resolving: Resolving, ports: Sequence[FeaturePort]) -> PortReport:
@@ -257,7 +290,7 @@ def _ended(resolving: Resolving, ports: Sequence[FeaturePort]) -> PortReport:
     return PortReport(verdict, entries)
 
 
-def _finished(request: Request, folder: str | None, progress: Progress | None) -> PortReport | None:
+def _finished(request: Request, folder: str | None) -> PortReport | None:
     """End what a killed ``--continue`` carried out: the session, or its part for some features.
 
     That it was is shown by the patches, which make every file of the session as it is now.  Patches
@@ -265,7 +298,7 @@ def _finished(request: Request, folder: str | None, progress: Progress | None) -
 
     :returns: ``None`` where something still waits.
     """
-    resolving = Resolving(request, folder, progress, trusting=True)
+    resolving = Resolving(request, folder, trusting=True)
     session = resolving.session
     at_hand = {feature.id: feature for feature in resolving.features}
     waits = {
@@ -281,28 +314,24 @@ def _finished(request: Request, folder: str | None, progress: Progress | None) -
     return None
 
 
-def retire(
-    request: Request, folder: str | None, id_: str, progress: Progress | None = None
-) -> PortReport:
+def retire(request: Request, folder: str | None, id_: str) -> PortReport:
     """Note that upstream has a feature from the session's release on; the others still wait.
 
     :raises UsageError: if the session does not wait for it.
     """
-    resolving = Resolving(request, folder, progress)
+    resolving = Resolving(request, folder)
     port = next((port for port in resolving.ports if port.feature.id == id_), None)
-    if port is not None:
+    if port is not None and not resolving.session.places_import:
         write_ports(resolving.porter, resolving.features, [retired(port)], resolving.names)
     return _resume(resolving, without(resolving.session, id_))
 
 
-def skip(
-    request: Request, folder: str | None, id_: str, progress: Progress | None = None
-) -> PortReport:
+def skip(request: Request, folder: str | None, id_: str) -> PortReport:
     """Leave a feature as it is: it does not serve the release; the others still wait.
 
     :raises UsageError: if the session does not wait for it.
     """
-    resolving = Resolving(request, folder, progress)
+    resolving = Resolving(request, folder)
     return _resume(resolving, without(resolving.session, id_))
 
 
@@ -328,7 +357,6 @@ def ask(
     request: Request,
     report: PortReport,
     question: Callable[[OpenFile], Key],
-    progress: Progress | None = None,
 ) -> PortReport:
     """Ask about each file of a session, and write what the answers make, once nothing is left.
 
@@ -338,7 +366,7 @@ def ask(
     if report.session is None:
         return report
     folder = str(report.session)
-    resolving = Resolving(request, folder, progress)
+    resolving = Resolving(request, folder)
     for entry in resolving.session.waiting:
         if entry.feature not in resolving.session.features:
             continue
@@ -349,11 +377,11 @@ def ask(
             return resolving.report()
         if key in (Key.RETIRE, Key.SKIP):
             leave = retire if key is Key.RETIRE else skip
-            remainder = leave(request, folder, entry.feature, progress)
+            remainder = leave(request, folder, entry.feature)
             if remainder.session is None:
                 return remainder
-            resolving = Resolving(request, folder, progress)
-    return proceed(request, folder, progress)
+            resolving = Resolving(request, folder)
+    return proceed(request, folder)
 
 
 def _settled(resolving: Resolving, entry: Waiting, key: Key) -> bool:

@@ -21,10 +21,10 @@ from overlay.planning.scope_cache import Memo
 from overlay.report.base import Report
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import Line, Span, labelled
+from overlay.report.progress import counting
 from overlay.report.words import count
 from overlay.results.invocation import command
 from overlay.targets.resolution import release_named
-from overlay.targets.target import Progress
 
 
 def prune(
@@ -32,7 +32,6 @@ def prune(
     *,
     oldest: str | None = None,
     write: bool = False,
-    progress: Progress | None = None,
 ) -> PruneReport:
     """Propose what the last folder of patches no longer needs, and carry it out where asked.
 
@@ -57,8 +56,12 @@ def prune(
     proposals: list[Proposal] = []
     for package, names in spans.items():
         served = [_with_files(feature, folder) for feature in of_package(features, package)]
-        texts = package_releases.texts_of(package_releases.names_of(package), package, progress)
-        proposals += Pruner(texts, names, Memo()).propose(served)
+        texts = package_releases.texts_of(
+            package_releases.names_of(package), package, request.progress
+        )
+        number = sum(entry.files is not None for entry in served)
+        with counting(request.progress, "examined", number, "feature") as step:
+            proposals += Pruner(texts, names, Memo()).propose(served, step)
     if write and proposals:
         if [feature.source for feature in request.load()] != [each.source for each in features]:
             raise OverlayError(f"{folder}: it was changed meanwhile; run the command again")

@@ -16,7 +16,7 @@ from overlay.report.base import Report, by_fields
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import Line, Span, labelled
 from overlay.report.targets import beside_lines
-from overlay.report.words import count, enumeration
+from overlay.report.words import agree, count, enumeration
 from overlay.results import Fate, Outcome
 from overlay.results.invocation import absolute, command
 
@@ -252,7 +252,7 @@ def edited(
         which = enumeration(list(unedited), most=4)
         text = (
             f"Committed {feature} for {releases}; {which} "
-            f"{'has' if len(unedited) == 1 else 'have'} what was there before: "
+            f"{agree(unedited, 'has', 'have')} what was there before: "
             f"{command('port', feature, unedited[-1])} carries the edit there.{rest}"
         )
         return Verdict(Code.COMMITTED_IN_PART, text)
