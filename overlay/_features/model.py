@@ -84,6 +84,7 @@ class PortedWay(Enum):
     MOVED = "moved"
     BY_HAND = "by-hand"
     UPSTREAM = "upstream"
+    NOT_NEEDED = "not-needed"
 
 
 class Patch(NamedTuple):
@@ -101,11 +102,11 @@ class Patch(NamedTuple):
 
     @property
     def retired(self) -> bool:
-        """Whether upstream has its hunks in all of the variant's releases, so that none is applied.
+        """Whether none of its hunks is applied to the variant's releases.
 
-        Its hunks say what it was that upstream took.
+        Upstream has them there, or a person said that they are not needed; they say what that was.
         """
-        return self.ported is PortedWay.UPSTREAM
+        return self.ported in (PortedWay.UPSTREAM, PortedWay.NOT_NEEDED)
 
 
 class Variant(NamedTuple):

@@ -16,7 +16,9 @@ from packaging.version import Version
 
 from overlay._features.model import Feature, Hunk
 from overlay.authoring.carry import Carried, carry
-from overlay.authoring.composing import NotComposable, compose, compose_file
+from overlay.authoring.composing import NotComposable, compose, compose_file, contexts_from
+from overlay.authoring.context import Kept, needed
+from overlay.authoring.following import Moved, follow
 from overlay.authoring.landing import Summary, modules_on, names_from, names_taken, taken_back
 from overlay.authoring.locating import Base, ReleaseTexts, ReleaseTree
 from overlay.authoring.scoped import scopes_in
@@ -113,12 +115,14 @@ class FeatureChange:
 
     :ivar added: path -> bytes; :ivar fates: what became of each file of the change.
     :ivar commits: how many commits it was.
+    :ivar context: how many lines of context its hunks keep; ``None``: as many as they need.
     """
 
     topics: tuple[EditedFile, ...]
     added: Mapping[str, bytes]
     fates: tuple[FileFate, ...]
     commits: int = 1
+    context: int | None = None
 
 
 @dataclass(frozen=True)
@@ -163,13 +167,18 @@ def build(
     :param beside: further files of the folder; :param syntax: as for ``prepare``.
     """
     change, texts = _on_what_it_needs(change, texts)
-    topics = tuple(map(_with_base_lines, change.topics))
-    summary = Summary(words.id, words.title, change.commits, change.fates)
+    syntax = syntax or Syntax()
+    contexts = _contexts(change, texts, syntax)
+    topics = tuple(
+        _with_base_lines(replace(topic, hunks=contexts[topic.base.path].hunks))
+        for topic in change.topics
+    )
+    summary = Summary(words.id, words.title, change.commits, change.fates, contexts=contexts)
     hunks = {topic.base.path: topic.hunks for topic in topics}
     if summary.problems or not (topics or change.added):
         return Prepared(summary, None, hunks)
     with counting(progress, "tried", len(texts.names), "release") as step:
-        carried = _carried(topics, texts, syntax or Syntax(), step)
+        carried = _carried(topics, texts, syntax, step)
     modules = modules_on(change.added, texts)
     outcomes = {
         name: whole_outcome((*(r.outcome for r in results), *modules[name].values()))
@@ -189,6 +198,7 @@ def build(
         merged=merged,
         review=run.review,
         holders=names_taken(modules),
+        moved=_moved(topics, carried),
         warnings=warnings,
     )
     if run.span is None:
@@ -296,6 +306,19 @@ def _patches(
     return files, expected
 
 
+def _contexts(change: FeatureChange, texts: ReleaseTexts, syntax: Syntax) -> dict[str, Kept]:
+    """By path the hunks of each edited file with the context that they keep."""
+    contexts: dict[str, Kept] = {}
+    for topic in change.topics:
+        base = topic.base
+        if change.context is None:
+            files = {name: texts.read(name, base.path) for name in texts.names}
+            contexts[base.path] = needed(base.before, topic.hunks, files, syntax)
+        else:
+            contexts[base.path] = Kept(topic.hunks)
+    return contexts
+
+
 def _with_base_lines(topic: EditedFile) -> EditedFile:
     """An edited file whose hunks know what their base had."""
     there = tuple(base_has(topic.hunks, topic.base.before))
@@ -342,10 +365,39 @@ def _carried(
             key = (number, texts.read(release, topic.base.path))
             if key not in answers:
                 answers[key] = carry(topic.base.before, topic.hunks, key[1], syntax)
-            results.append(answers[key])
+            results.append(_followed(topic, answers[key], release, texts, syntax))
         carried[release] = results
         step()
     return carried
+
+
+def _moved(
+    topics: Sequence[EditedFile], carried: Mapping[str, Sequence[Carried]]
+) -> dict[str, dict[str, str]]:
+    """For each file by release the file to which upstream moved what is changed in it."""
+    moved: dict[str, dict[str, str]] = {}
+    for release, results in carried.items():
+        for topic, result in zip(topics, results, strict=True):
+            if result.moved_to is not None:
+                moved.setdefault(topic.base.path, {})[release] = result.moved_to
+    return moved
+
+
+def _followed(
+    topic: EditedFile, carried: Carried, release: str, texts: ReleaseTexts, syntax: Syntax
+) -> Carried:
+    """What a release has of a topic whose file or scope it has moved: all of it, or where it is."""
+    base = topic.base
+    lost = all(hunk.outcome is Outcome.MISSING for hunk in carried.hunks)
+    if base.release is None or not carried.hunks or not lost:
+        return carried
+    moved = Moved(base.path, base.release, base.before, topic.hunks)
+    place = follow(moved, release, texts, syntax)
+    if place is None:
+        return carried
+    if place.carried.outcome is Outcome.UPSTREAM:
+        return replace(place.carried, after=None)
+    return replace(carried, moved_to=place.path)
 
 
 @dataclass(frozen=True)
@@ -470,11 +522,14 @@ class TwoTexts(NamedTuple):
     now: bytes | None
 
 
-def change_of(files: Iterable[TwoTexts], release: str, syntax: Syntax) -> FeatureChange:
+def change_of(
+    files: Iterable[TwoTexts], release: str, syntax: Syntax, context: int | None = None
+) -> FeatureChange:
     """The change that edits make; the fate of a file that cannot be carried says why.
 
     :param release: the release on whose text, perhaps with features below, the edits were made.
     :param syntax: answers about texts.
+    :param context: how many lines of context its hunks keep; default: as many as they need.
     """
     topics: list[EditedFile] = []
     fates: list[FileFate] = []
@@ -484,21 +539,21 @@ def change_of(files: Iterable[TwoTexts], release: str, syntax: Syntax) -> Featur
             added[path] = now
             fates.append(FileFate(path, Fate.ADDED, problem=added_problem(path, now, syntax)))
         elif before is not None and now is not None:
-            fate, topic = _edited(path, before, now, release, syntax)
+            fate, topic = _edited(path, before, now, release, syntax, context)
             fates.append(fate)
             topics += [] if topic is None else [topic]
         elif before is not None:
             problem = f"{path} was removed; a feature never removes a file of a release"
             fates.append(FileFate(path, Fate.EDITED, release, problem=problem))
-    return FeatureChange(tuple(topics), added, tuple(fates))
+    return FeatureChange(tuple(topics), added, tuple(fates), context=context)
 
 
 def _edited(
-    path: str, before: bytes, now: bytes, release: str, syntax: Syntax
+    path: str, before: bytes, now: bytes, release: str, syntax: Syntax, context: int | None
 ) -> tuple[FileFate, EditedFile | None]:
     """An edited file in hunks, or why it cannot be said in them."""
     try:
-        hunks = compose_file(path, before, now)
+        hunks = compose_file(path, before, now, contexts_from(context))
     except NotComposable as error:
         return FileFate(path, Fate.EDITED, release, problem=str(error)), None
     broken = uncompilable(path, now, syntax)

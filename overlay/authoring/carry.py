@@ -14,8 +14,9 @@ from difflib import SequenceMatcher
 from functools import partial
 
 from overlay._features.model import MODULE_SCOPE, Hunk
+from overlay.authoring.context import Forms
 from overlay.authoring.merge import Merge, merge
-from overlay.authoring.scoped import ScopedText, scopes_in
+from overlay.authoring.scoped import ScopedText, scopes_in, with_base
 from overlay.authoring.statements import merge_statements
 from overlay.planning.diff import common_ends
 from overlay.planning.matching import edits, final_newline_after
@@ -37,6 +38,8 @@ class CarriedHunk:
     :ivar line: 1-based first line of that scope, or of the hunk where it landed exactly.
     :ivar merge: the three-way merge of the scope, where one was made.
     :ivar by_statement: whether the lines of that conflict, and its statements do not.
+    :ivar beside: whether they conflict, and the hunk lands with less context, which upstream
+        changed beside it.
     """
 
     hunk: Hunk
@@ -45,6 +48,7 @@ class CarriedHunk:
     line: int | None = None
     merge: Merge | None = None
     by_statement: bool = False
+    beside: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,11 +57,13 @@ class Carried:
 
     :ivar after: the text with every hunk that could be carried; ``None`` where there is no file.
     :ivar problem: why the result cannot be used although each hunk was carried.
+    :ivar moved_to: the file that has what is missing in this one.
     """
 
     hunks: tuple[CarriedHunk, ...]
     after: bytes | None
     problem: str | None = None
+    moved_to: str | None = None
 
     @property
     def outcome(self) -> Outcome:
@@ -68,11 +74,18 @@ class Carried:
 
 
 def carry(
-    base: bytes, hunks: Sequence[Hunk], target: bytes | None, syntax: Syntax | None = None
+    base: bytes,
+    hunks: Sequence[Hunk],
+    target: bytes | None,
+    syntax: Syntax | None = None,
+    *,
+    less: bool = False,
 ) -> Carried:
     """Carry the hunks that were made on ``base`` to ``target``.
 
     :param syntax: answers about texts, if they are remembered from elsewhere.
+    :param less: let a hunk that conflicts land with less context than it has, for review, at the
+        place that a diff of both scopes gives it; the result then has it in that form.
     :raises TextError, UnparsableError: if ``base`` is not readable or not Python.
     """
     if target is None:
@@ -99,12 +112,16 @@ def carry(
             now = syntax.scopes(text.to_bytes(), text.lines, derive)
     except (TextError, UnparsableError):  # they exclude each other: none of them lands
         exact = [answer if answer is not None and not answer.edits else None for answer in exact]
+    forms = Forms(base, hunks, syntax) if less and None in exact else None
     results: list[CarriedHunk] = []
     for hunk, answer in zip(hunks, exact, strict=True):
         if answer is not None:
             results.append(answer.result)
             continue
-        result, changed = _merged(hunk, origin_text, ScopedText(text, now))
+        here = ScopedText(text, now)
+        result, changed = _merged(hunk, origin_text, here)
+        if forms is not None and result.outcome is Outcome.CONFLICT:
+            result, changed = _with_less(hunk, forms, here, result) or (result, changed)
         if changed is not None:
             try:
                 now, text = _scopes_after(text.lines, now, changed.lines), changed
@@ -131,15 +148,6 @@ class _Settled:
 
     result: CarriedHunk
     edits: tuple[Edit, ...] = ()
-
-
-def with_base(hunk: Hunk, origin: ScopedText) -> Hunk:
-    """A hunk whose base is known: what its scope in the base had of its lines tells nothing."""
-    if hunk.base_has is not None:
-        return hunk
-    home = origin.home(hunk)
-    there = () if home is None else origin.source.lines[home.start : home.stop]
-    return hunk._replace(base_has=tuple(dict.fromkeys(line.strip() for line in there)))
 
 
 def _settled(
@@ -193,6 +201,24 @@ def _merged(
         return result, target.source.splice([edit], final_newline_after(hunk))
     except TextError:
         return replace(result, outcome=Outcome.CONFLICT), None
+
+
+def _with_less(
+    hunk: Hunk, forms: Forms, target: ScopedText, merged: CarriedHunk
+) -> tuple[CarriedHunk, SourceText] | None:
+    """A hunk that conflicts and lands with less context, for review, and the text that it leaves.
+
+    :param merged: what the merge makes of it.
+    """
+    placed = forms.less(hunk, target.source.to_bytes())
+    if placed is None:
+        return None
+    form, line = placed
+    try:
+        changed = target.source.splice(edits(form, line - 1), final_newline_after(form))
+    except TextError:
+        return None
+    return replace(merged, hunk=form, outcome=Outcome.MERGED, beside=True), changed
 
 
 def _moved(base_lines: Sequence[str], scope: str, target: ScopedText) -> tuple[str, range | None]:

@@ -25,7 +25,7 @@ _KEYS = {
     "e": "edit",
     "k": "keep the file as it is now",
     "t": "git's merge tool",
-    "u": "upstream's side: retire this hunk here",
+    "u": "upstream's side: mine is not needed in this release",
     "r": "upstream has the whole feature: retire it",
     "s": "skip the feature",
     "q": "stop here; the session stays",

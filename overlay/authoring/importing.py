@@ -13,7 +13,7 @@ from pathlib import Path
 
 from overlay.authoring.baseless import why as why_no_base
 from overlay.authoring.building import EditedFile, FeatureChange, Prepared, Words, build
-from overlay.authoring.composing import NotComposable, compose_file
+from overlay.authoring.composing import NotComposable, compose_file, contexts_from
 from overlay.authoring.incoming import Commit, IncomingFile
 from overlay.authoring.locating import ReleaseTexts, locate, replay
 from overlay.authoring.triage import (
@@ -45,6 +45,7 @@ def prepare(
     upstream: str = "",
     syntax: Syntax | None = None,
     package: Package = VLLM,
+    context: int | None = None,
     progress: Progress | None = None,
 ) -> Prepared:
     """The feature that the commits, laid on each other, make.
@@ -56,14 +57,16 @@ def prepare(
     :param upstream: the page of the pull request or commit; by default the subject may tell it.
     :param syntax: answers about texts, if they are remembered from elsewhere.
     :param package: the one that the feature is to patch.
+    :param context: how many lines of context its hunks keep; default: as many as they need.
     :raises UsageError: if the change renames, deletes or replaces a file of it, with the line.
     """
     edits, added, fates = sort_files(commits, partial, package)
     answers = syntax or Syntax()
     topics: list[EditedFile] = []
+    contexts = contexts_from(context)
     with counting(progress, "placed", len(edits), "file") as step:
         for path, parts in edits.items():
-            fate, topic = _topic(path, parts, texts, checkout, answers)
+            fate, topic = _topic(path, parts, texts, checkout, answers, contexts)
             fates.append(fate)
             topics += [] if topic is None else [topic]
             step()
@@ -73,7 +76,7 @@ def prepare(
         problem = None if problem is None else f"{file.place}: {problem}"
         fates.append(FileFate(path, Fate.ADDED, problem=problem))
     words = words_of(commits, id_, source, today, upstream, package)
-    change = FeatureChange(tuple(topics), contents, tuple(fates), len(commits))
+    change = FeatureChange(tuple(topics), contents, tuple(fates), len(commits), context)
     return build(change, words, texts, {"origin/01.patch": verbatim}, answers, progress)
 
 
@@ -93,6 +96,7 @@ def _topic(
     texts: ReleaseTexts,
     checkout: Path | None,
     syntax: Syntax,
+    contexts: Sequence[int],
 ) -> tuple[FileFate, EditedFile | None]:
     """One edited file, or why it cannot be placed."""
 
@@ -113,7 +117,7 @@ def _topic(
             )
         after = following
     try:
-        hunks = compose_file(path, base.before, after)
+        hunks = compose_file(path, base.before, after, contexts)
     except NotComposable as error:
         return refused(str(error))
     if (problem := uncompilable(path, after, syntax)) is not None:

@@ -59,3 +59,12 @@ class ScopedText:
             return places[0] if len(places) == 1 else None
         start, stop = line - 1, line - 1 + len(hunk.pre)
         return next((p for p in places if p.start <= start and stop <= p.stop), None)
+
+
+def with_base(hunk: Hunk, origin: ScopedText) -> Hunk:
+    """A hunk whose base is known: what its scope in the base had of its lines tells nothing."""
+    if hunk.base_has is not None:
+        return hunk
+    home = origin.home(hunk)
+    there = () if home is None else origin.source.lines[home.start : home.stop]
+    return hunk._replace(base_has=tuple(dict.fromkeys(line.strip() for line in there)))

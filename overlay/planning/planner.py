@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from packaging.version import Version
 
-from overlay._features.model import AddedFile, Feature, Hunk, Patch, Topic, Variant
+from overlay._features.model import AddedFile, Feature, Hunk, Patch, PortedWay, Topic, Variant
 from overlay.package import ReleaseRange, Tree, hiding
 from overlay.planning import advice
 from overlay.planning.attempt import Attempt, Judged, attempt
@@ -181,7 +181,7 @@ class _Planner:
                 self._add_module(draft, added)
             for topic, why in taken_over:
                 if why:
-                    draft.notes.append(f"upstream has {topic.name} ({why})")
+                    draft.notes.append(self._taken_over(topic, why))
                 else:
                     self._add_topic(draft, topic)
 
@@ -329,6 +329,15 @@ class _Planner:
         candidate = placed(candidate, nearest.patch, self.tree.pristine_files, self.texts)
         self._keep(draft, candidate.result.patch or "", candidate)
 
+    def _taken_over(self, topic: Topic, why: str) -> str:
+        """What is noted of a topic of which nothing is applied.
+
+        :param why: what shows it, as ``_upstreams`` gives it.
+        """
+        if self._nearest(topic).patch.ported is PortedWay.NOT_NEEDED:
+            return f"{topic.name} is not needed in this release ({why})"
+        return f"upstream has {topic.name} ({why})"
+
     def _upstreams(self, feature: Feature, topic: Topic) -> str | None:
         """What shows that the release has a topic, or a port has found; ``None``: nothing does."""
         patch = self._nearest(topic).patch
@@ -472,6 +481,7 @@ class _Planner:
             misplaced=self.texts.misplaced(hunk, data),
             original=self.provenance.original(patch.path),
             release=self.release,
+            less=None if feature.shipped else self.texts.less(hunk, data),
         )
         return result._replace(reason=reason._replace(next_step=next_step))
 

@@ -19,7 +19,7 @@ from overlay.authoring.free_ids import expect_id, require_free
 from overlay.authoring.git import Checkout
 from overlay.authoring.importing import prepare
 from overlay.authoring.incoming import Commit
-from overlay.authoring.landing import Summary, landings, on_disk_only
+from overlay.authoring.landing import ContextKept, Summary, landings, moved_lines, on_disk_only
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.paths import BY_RELEASES, PathRule, packages_in, path_of, place
 from overlay.authoring.reports.ported import PortReport
@@ -55,6 +55,7 @@ def import_change(
     partial: bool = False,
     each: bool = False,
     update: bool = False,
+    context: int | None = None,
     paths: PathRule = BY_RELEASES,
     onto: str | None = None,
 ) -> ImportReport | SeriesReport | PortReport:
@@ -68,6 +69,7 @@ def import_change(
     :param partial: leave out what Python alone cannot carry, instead of refusing it.
     :param each: make a feature of each commit, on top of those before; ``id_`` begins their ids.
     :param update: replace a feature of that id.
+    :param context: how many lines of context the hunks keep; default: as many as they need.
     :param paths: what the user says about the paths of the change.
     :param onto: the release on which a person places it, in a session of ``port``.
     :raises UsageError: if a source is not a diff, holds what no feature can carry, or nothing that
@@ -93,7 +95,7 @@ def import_change(
         _expect_checkout(checkout, parts[0].package)
     if onto is not None:
         return _placed_onto(parts, id_, onto, patches, checkout, partial=partial, update=update)
-    imports = _Imports(Memo(), checkout, partial, patches, update, request.progress)
+    imports = _Imports(Memo(), checkout, partial, patches, update, context, request.progress)
     if each or len(parts) > 1:
         return _series(imports, parts, id_, each=each)
     (part,) = parts
@@ -235,6 +237,7 @@ class _Imports:
     partial: bool
     patches: Path
     update: bool
+    context: int | None
     progress: Progress | None = None
 
     def on_top(
@@ -279,6 +282,7 @@ class _Imports:
             upstream=pages[0] if len(pages) == 1 else "",
             syntax=self.syntax,
             package=part.package,
+            context=self.context,
             progress=self.progress,
         )
 
@@ -395,6 +399,8 @@ def _report(
         folder=folder,
         holders=summary.holders,
         warnings=summary.warnings,
+        context=None if folder is None else summary.context,
+        moved=summary.moved,
         prefixes=dict(prefixes),
         below=below,
     )
@@ -415,6 +421,8 @@ class ImportReport(Report):
     :ivar folder: the new feature; ``None`` where nothing was written.
     :ivar holders: path of an added module -> the releases that have another file of that name.
     :ivar warnings: what looks wrong although it was written.
+    :ivar context: how much context its hunks keep, where that was chosen.
+    :ivar moved: path -> release -> the file to which upstream moved what is changed in it.
     :ivar prefixes: how paths of the change begin -> how those of the package do.
     :ivar below: the features of the folder on whose text it was made.
     """
@@ -431,6 +439,8 @@ class ImportReport(Report):
     folder: Path | None = None
     holders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    context: ContextKept | None = None
+    moved: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     prefixes: Mapping[str, str] = field(default_factory=dict)
     below: tuple[str, ...] = ()
 
@@ -473,6 +483,9 @@ class ImportReport(Report):
         for path, releases in self.holders.items():
             yield labelled(0, "taken     ", f"{path}  another file in {enumeration(releases)}")
         yield from landings(self.outcomes)
+        yield from moved_lines(self.moved, self.feature if self.folder else "")
+        if self.context is not None:
+            yield self.context.line
         edited = [entry.path for entry in self.files if entry.fate is Fate.EDITED]
         yield from on_disk_only(edited, self.releases)
         for warning in self.warnings:
@@ -480,7 +493,8 @@ class ImportReport(Report):
 
     def plain(self) -> dict[str, Any]:
         """The fields of the JSON, which has some only where they say something."""
-        silent = [name for name in ("warnings", "prefixes", "below") if not getattr(self, name)]
+        some = ("warnings", "context", "moved", "prefixes", "below")
+        silent = [name for name in some if not getattr(self, name)]
         return by_fields(self, "conclusion", "holders", *silent)
 
 

@@ -500,7 +500,7 @@ def _edited(
         problems.append(f"{place}: expected Python: {error}")
         return topic
     if data == topic.before:
-        return _retired(topic)
+        return replace(_retired(topic), not_needed=True)
     try:
         hunks = compose(topic.before, data)
     except (NotComposable, TextError, UnparsableError) as error:
