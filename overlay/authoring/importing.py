@@ -16,6 +16,7 @@ from overlay.authoring.building import EditedFile, FeatureChange, Prepared, Word
 from overlay.authoring.composing import NotComposable, compose_file
 from overlay.authoring.incoming import Commit, IncomingFile
 from overlay.authoring.locating import ReleaseTexts, locate, replay
+from overlay.authoring.mailbox import described
 from overlay.authoring.triage import (
     FileFate,
     added_content,
@@ -73,11 +74,12 @@ def prepare(
         problem = None if problem is None else f"{file.place}: {problem}"
         fates.append(FileFate(path, Fate.ADDED, problem=problem))
     first, title = commits[0], _title(commits, id_)
-    page = upstream or (_upstream(title) if package == VLLM else "")
+    words_of_mail = described(first.message)
+    page = upstream or words_of_mail.upstream or (_upstream(title) if package == VLLM else "")
     words = Words(
         id_,
         title,
-        first.message or title,
+        words_of_mail.why or title,
         page,
         f"other, {page or source}",
         first.author,
