@@ -16,6 +16,7 @@ from overlay.authoring.building import EditedFile, FeatureChange, Prepared, Word
 from overlay.authoring.composing import NotComposable, compose_file, contexts_from
 from overlay.authoring.incoming import Commit, IncomingFile
 from overlay.authoring.locating import ReleaseTexts, locate, replay
+from overlay.authoring.mailbox import described
 from overlay.authoring.triage import (
     FileFate,
     added_content,
@@ -85,8 +86,9 @@ def words_of(
 ) -> Words:
     """What a feature of commits says about itself; the parameters are those of ``prepare``."""
     first, title = commits[0], _title(commits, id_)
-    page = upstream or (_upstream(title) if package == VLLM else "")
-    why, origin = first.message or title, f"other, {page or source}"
+    words = described(first.message)
+    page = upstream or words.upstream or (_upstream(title) if package == VLLM else "")
+    why, origin = words.why or title, f"other, {page or source}"
     return Words(id_, title, why, page, origin, first.author, today, package)
 
 

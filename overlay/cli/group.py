@@ -90,6 +90,9 @@ COMMANDS = {
         "overlay.authoring.cli_history",
         "Propose what a folder of patches no longer needs.",
     ),
+    "export": CommandEntry(
+        "overlay.authoring.cli_history", "Write features as a mailbox that git am takes."
+    ),
     "port": CommandEntry("overlay.authoring.cli_port", "Carry features to another release."),
 }
 
