@@ -8,13 +8,12 @@ lacks it.  A checkout of the package serves where no release does.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from overlay._features.model import Hunk
+from overlay._features.model import Hunk, blob_id
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.git import Checkout
 from overlay.authoring.incoming import IncomingFile
@@ -97,11 +96,6 @@ class Base:
     before: bytes
     after: bytes
     by_id: bool
-
-
-def blob_id(data: bytes) -> str:
-    """Git's id of a file with these bytes (sha1, hexadecimal)."""
-    return hashlib.sha1(b"blob %d\0%s" % (len(data), data), usedforsecurity=False).hexdigest()
 
 
 def locate(

@@ -7,25 +7,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from overlay._features.model import Hunk, Patch
+from overlay._features.model import FILE_SCOPE, Hunk, Patch
 from overlay.planning.matching import edits, final_newline_after, match, misplaced, places_of
 from overlay.planning.rescope import rescope
 from overlay.planning.scopes import Scopes, Syntax, UnparsableError
 from overlay.planning.telling import Place
 from overlay.planning.text import Edit, SourceText, TextError
+from overlay.planning.whole import match_whole, removed_by
 from overlay.results import FileResult, HunkResult, Reason, State, file_state
 
-Judge = Callable[[Hunk, bytes], HunkResult]
+Judge = Callable[[Hunk, "bytes | None"], HunkResult]
 
 
 class Attempt(NamedTuple):
     """A patch, or an added module, tried on one text.
 
     :ivar after: the bytes that it leaves; ``None`` unless all of it would be applied.
+    :ivar removes: whether it would be applied, and leaves no file.
     """
 
     result: FileResult
     after: bytes | None = None
+    removes: bool = False
 
 
 class Texts:
@@ -66,6 +69,12 @@ class Texts:
         """
         return self.syntax.scopes(data, self.source(data).lines)
 
+    def _scopes_with(self, scope: str, data: bytes) -> Scopes:
+        """The scopes of a file in which one is looked for; a data file is one scope."""
+        if scope == FILE_SCOPE:
+            return {FILE_SCOPE: [range(len(self.source(data).lines))]}
+        return self.scopes(data)
+
     def scopes_after(self, after: bytes, before: bytes, edits: Sequence[Edit]) -> Scopes:
         """The scopes of what edits make of a file whose scopes are known.
 
@@ -80,12 +89,15 @@ class Texts:
 
     def match(self, hunk: Hunk, data: bytes | None) -> HunkResult:
         """The state of a hunk in these bytes; ``drifted`` where they cannot be read."""
+        if hunk.whole is not None:
+            return match_whole(hunk.whole, data)
         if data is None:
             return HunkResult(hunk.scope, State.MISSING)
         try:
             source = self.source(data)
             evidence = self.places(data, hunk.scope)
-            return match(hunk, source.lines, self.scopes(data), source.final_newline, evidence)
+            scopes = self._scopes_with(hunk.scope, data)
+            return match(hunk, source.lines, scopes, source.final_newline, evidence)
         except (TextError, UnparsableError) as error:
             reason = Reason(f"the file cannot be read: {error}")
             return HunkResult(hunk.scope, State.DRIFTED, reason=reason)
@@ -97,13 +109,16 @@ class Texts:
         """
         key = data, scope
         if key not in self._places:
-            self._places[key] = places_of(scope, self.source(data).lines, self.scopes(data))
+            self._places[key] = places_of(
+                scope, self.source(data).lines, self._scopes_with(scope, data)
+            )
         return self._places[key]
 
     def misplaced(self, hunk: Hunk, data: bytes) -> bool:
         """Whether the pre-image of a hunk is in these bytes, but outside its scope."""
         try:
-            return misplaced(hunk, self.source(data).lines, self.scopes(data))
+            scopes = self._scopes_with(hunk.scope, data)
+            return misplaced(hunk, self.source(data).lines, scopes)
         except (TextError, UnparsableError):
             return False
 
@@ -121,10 +136,13 @@ def attempt(
     :param judge: the state of a hunk in ``data``; default: ``texts.match``.
     :param missing_step: what to do where there is no file.
     """
-    if data is None:
+    if data is None and not removed_by(patch.hunks):
         reason = Reason(f"expected the file {patch.path}, found none", missing_step)
         hunks = tuple(HunkResult(h.scope, State.MISSING, reason=reason) for h in patch.hunks)
         return Attempt(FileResult(patch.path, State.MISSING, patch.name, hunks, reason))
+    if patch.hunks and patch.hunks[0].whole is not None:
+        return _attempt_whole(patch, patch.hunks[0], data, judge or texts.match)
+    assert data is not None
     results = [(judge or texts.match)(hunk, data) for hunk in patch.hunks]
     _refuse_overlaps(patch.hunks, results)
     after: bytes | None = None
@@ -134,6 +152,15 @@ def attempt(
     state = file_state(tuple(results)) if problem is None else State.DRIFTED
     result = FileResult(patch.path, state, patch.name, tuple(results), problem)
     return Attempt(result, after if state is State.PRISTINE else None)
+
+
+def _attempt_whole(patch: Patch, hunk: Hunk, data: bytes | None, judge: Judge) -> Attempt:
+    """Try the change of a whole file."""
+    result = judge(hunk, data)
+    file = FileResult(patch.path, result.state, patch.name, (result,))
+    if result.state is not State.PRISTINE or hunk.whole is None:
+        return Attempt(file)
+    return Attempt(file, hunk.whole.after, hunk.whole.after is None)
 
 
 def _apply(
@@ -148,7 +175,8 @@ def _apply(
     ending = next((ending for ending in endings if ending is not None), None)
     try:
         after = texts.keep(texts.source(data).splice(hunk_edits, ending))
-        texts.scopes_after(after, data, hunk_edits)
+        if all(hunk.scope != FILE_SCOPE for hunk in patch.hunks):
+            texts.scopes_after(after, data, hunk_edits)
     except TextError as error:
         return None, Reason(f"the patched file cannot be written: {error}")
     except UnparsableError as error:

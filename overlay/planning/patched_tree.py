@@ -18,12 +18,15 @@ from overlay.results import Reason
 
 
 class Layer(NamedTuple):
-    """One patch or added module of the plan: which it is, and what it left of its file."""
+    """One patch or added file of the plan: which it is, and what it left of its file.
+
+    :ivar after: ``None`` where it removed the file.
+    """
 
     feature: int
     file: int
     label: str
-    after: bytes
+    after: bytes | None
 
 
 #: A layer that a hunk meets on its lines, and why neither is applied.

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from packaging.version import Version
 
 from overlay._features.model import AddedFile, Feature, Hunk, Patch, Topic, Variant
-from overlay.package import ReleaseRange, Tree, hiding
+from overlay.package import ReleaseRange, Tree, hiding, is_module
 from overlay.planning import advice
 from overlay.planning.attempt import Attempt, attempt
+from overlay.planning.left_behind import importers_of_removed
 from overlay.planning.moved import placed
 from overlay.planning.obsolete import obsolete_by
 from overlay.planning.patched_tree import Layer, Met, PatchedTree
@@ -41,6 +42,7 @@ from overlay.results import (
     State,
     Unusable,
     combine,
+    file_state,
 )
 
 
@@ -150,7 +152,7 @@ class _Planner:
             self._note_partly(draft)
         results = tuple(draft.result() for draft in self.drafts)
         of_features = [notice for draft in self.drafts for notice in draft.feature.notices]
-        notices = (*of_features, *self.provenance.notices())
+        notices = (*of_features, *self.provenance.notices(), *importers_of_removed(self.tree))
         if any(result.state.needs_attention for result in results):
             return Plan(results, (), notices)
         changes = tuple(
@@ -224,7 +226,7 @@ class _Planner:
         self.provenance.use(path)
         before, now = self.tree.pristine(path), self.tree.current(path)
         result, after = FileResult(path, State.PRISTINE), None
-        problem = self.texts.syntax.compile_error(added.content, path)
+        problem = self._compile_error(added.content, path)
         if problem is not None:
             text = f"the added module does not compile: {problem}"
             result = _drifted(path, Reason(text, advice.for_module(draft.feature, path)))
@@ -235,7 +237,7 @@ class _Planner:
                 review = advice.for_review(draft.feature, self.release)
                 reason = Reason(f"{text} ({upstream.text})", review)
             result = _drifted(path, reason)
-        elif before is None and self.tree.pristine(hiding(path)) is not None:
+        elif is_module(path) and before is None and self.tree.pristine(hiding(path)) is not None:
             text = f"expected no package of that name, found {hiding(path)}: Python imports that"
             result = _drifted(path, Reason(text, advice.for_taken_name(draft.feature, path)))
         elif before is not None:
@@ -323,16 +325,20 @@ class _Planner:
         """
         clashes: list[Met] = []
 
-        def judge(hunk: Hunk, data: bytes) -> HunkResult:
+        def judge(hunk: Hunk, data: bytes | None) -> HunkResult:
             result = self._judge(draft, patch, hunk, data, clashes)
             return self._advised(draft.feature, patch, hunk, data, result)
 
         missing_step = advice.for_missing_file(draft.feature, patch, self.release)
         data = self.tree.current(patch.path)
+        if data is None and patch.path in self.tree.layers:
+            # An earlier feature removes the file: whoever changes it meets that on its lines.
+            hunks = tuple(judge(hunk, data) for hunk in patch.hunks)
+            return Attempt(FileResult(patch.path, file_state(hunks), patch.name, hunks)), clashes
         return attempt(patch, data, self.texts, judge, missing_step), clashes
 
     def _judge(
-        self, draft: _Draft, patch: Patch, hunk: Hunk, data: bytes, clashes: list[Met]
+        self, draft: _Draft, patch: Patch, hunk: Hunk, data: bytes | None, clashes: list[Met]
     ) -> HunkResult:
         """The state of one hunk, the release's own text and earlier layers told apart."""
         upstream = hunk_is_upstream(hunk, self.tree.places(patch.path, hunk.scope), patch.hunks)
@@ -343,6 +349,8 @@ class _Planner:
         layers = self.tree.layers.get(patch.path, [])
         if now.state is State.PRISTINE:
             return now
+        if hunk.whole is not None and self._is_lost(patch.path):
+            return HunkResult(hunk.scope, State.MISSING, reason=advice.lost(draft.feature.package))
         before = self.texts.match(hunk, self.tree.pristine(patch.path)) if layers else now
         if before.state is State.UPSTREAMED:
             if self.provenance.foreign(patch.path) is None:
@@ -360,7 +368,7 @@ class _Planner:
         return HunkResult(hunk.scope, State.DRIFTED, before.line, reason)
 
     def _advised(
-        self, feature: Feature, patch: Patch, hunk: Hunk, data: bytes, result: HunkResult
+        self, feature: Feature, patch: Patch, hunk: Hunk, data: bytes | None, result: HunkResult
     ) -> HunkResult:
         """A hunk's result with what to do, where it does not say so yet."""
         reason = result.reason
@@ -376,17 +384,21 @@ class _Planner:
             patch,
             hunk,
             result.state,
-            misplaced=self.texts.misplaced(hunk, data),
+            misplaced=data is not None and self.texts.misplaced(hunk, data),
             original=self.provenance.original(patch.path),
             release=self.release,
         )
         return result._replace(reason=reason._replace(next_step=next_step))
 
+    def _is_lost(self, path: str) -> bool:
+        """Whether a file is not there although the release's own RECORD lists it."""
+        return path in (self.record or ()) and self.tree.pristine(path) is None
+
     # Keeping
 
     def _keep(self, draft: _Draft, label: str, attempt: Attempt) -> None:
         draft.files.append(attempt.result)
-        if attempt.after is not None:
+        if attempt.after is not None or attempt.removes:
             layer = Layer(len(self.drafts) - 1, len(draft.files) - 1, label, attempt.after)
             self.tree.layers.setdefault(attempt.result.path, []).append(layer)
 
@@ -406,11 +418,10 @@ class _Planner:
     def _compile(self) -> None:
         """Refuse the first layer of each file whose result does not compile."""
         for path, layers in self.tree.layers.items():
-            compile_error = self.texts.syntax.compile_error
-            if compile_error(layers[-1].after, path) is None:
+            if self._compile_error(layers[-1].after, path) is None:
                 continue
             for layer in layers:
-                problem = compile_error(layer.after, path)
+                problem = self._compile_error(layer.after, path)
                 if problem is not None:
                     draft = self.drafts[layer.feature]
                     text = f"the patched file does not compile: {problem}"
@@ -418,6 +429,12 @@ class _Planner:
                     broken = draft.files[layer.file]
                     draft.files[layer.file] = broken._replace(state=State.DRIFTED, reason=reason)
                     break
+
+    def _compile_error(self, data: bytes | None, path: str) -> str | None:
+        """Why the bytes of a module do not compile; ``None`` where they do, and of data files."""
+        if data is None or not is_module(path):
+            return None
+        return self.texts.syntax.compile_error(data, path)
 
 
 def _drifted(path: str, reason: Reason) -> FileResult:
