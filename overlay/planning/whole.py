@@ -17,13 +17,13 @@ def match_whole(whole: WholeFile, data: bytes | None) -> HunkResult:
     if data == whole.after:
         return HunkResult(FILE_SCOPE, State.UPSTREAMED)
     if data is None:
-        reason = Reason(f"expected the file {_named(whole)}, found none")
+        reason = Reason(f"expected the file {_identity(whole)}, found none")
         return HunkResult(FILE_SCOPE, State.MISSING, reason=reason)
     if blob_id(data) == whole.before:
         return HunkResult(FILE_SCOPE, State.PRISTINE)
     what = "remove" if whole.after is None else "replace"
     reason = Reason(
-        f"expected the file {_named(whole)}, the only text that it may {what}, found "
+        f"expected the file {_identity(whole)}, the only text that it may {what}, found "
         f"{blob_id(data)[:_SHOWN]}"
     )
     return HunkResult(FILE_SCOPE, State.DRIFTED, reason=reason)
@@ -34,5 +34,5 @@ def removed_by(hunks: tuple[Hunk, ...]) -> bool:
     return any(hunk.whole is not None and hunk.whole.after is None for hunk in hunks)
 
 
-def _named(whole: WholeFile) -> str:
+def _identity(whole: WholeFile) -> str:
     return f"with git's id {whole.before[:_SHOWN]}"
