@@ -96,14 +96,31 @@ def clash(first: str, its_place: str, second: str, place: str) -> Clash:
 
     :param its_place: the hunk or file of the first; :param place: of the second, or empty.
     """
-    ways = [str(command("apply", "--without", id_)) for id_ in dict.fromkeys((first, second))]
-    leave = f"leave one of them out, {' or '.join(ways)}, or " if len(ways) > 1 else ""
     own = f"{second} ({place})" if place else second
     return Clash(
         f"{first} ({its_place}) and {own} touch the same lines and cannot be applied together",
-        f"{leave}make one patch of both",
+        f"{_ways_apart(first, second)}make one patch of both",
         f"{first} and {second} touch the same lines",
     )
+
+
+def two_places(first: str, its_place: str, second: str, place: str) -> Clash:
+    """Why a feature that lands in two ways beside another one is not applied with it.
+
+    :param its_place: the file of the first; :param place: the hunk of the second.
+    """
+    return Clash(
+        f"{second} ({place}) lands at one place of the release's own text, and at another one of "
+        f"what {first} ({its_place}) makes of it, so it cannot be told which is meant",
+        f"{_ways_apart(first, second)}give the hunk more context",
+        f"{second} lands at two places beside {first}",
+    )
+
+
+def _ways_apart(first: str, second: str) -> str:
+    """The commands that leave one of two features out."""
+    ways = [str(command("apply", "--without", id_)) for id_ in dict.fromkeys((first, second))]
+    return f"leave one of them out, {' or '.join(ways)}, or " if len(ways) > 1 else ""
 
 
 def for_part(feature: Feature, release: Version | None) -> str | None:

@@ -14,8 +14,10 @@ from packaging.version import Version
 from overlay._features.model import AddedFile, Feature, Hunk, Patch, Topic, Variant
 from overlay.package import ReleaseRange, Tree, hiding, is_module
 from overlay.planning import advice
-from overlay.planning.attempt import Attempt, attempt
+from overlay.planning.attempt import Attempt, Judged, attempt
+from overlay.planning.beside import Neighbourhood, beside, place_without
 from overlay.planning.left_behind import importers_of_removed
+from overlay.planning.matching import edits
 from overlay.planning.moved import placed
 from overlay.planning.obsolete import obsolete_by
 from overlay.planning.patched_tree import Layer, Met, PatchedTree
@@ -325,47 +327,93 @@ class _Planner:
         """
         clashes: list[Met] = []
 
-        def judge(hunk: Hunk, data: bytes | None) -> HunkResult:
-            result = self._judge(draft, patch, hunk, data, clashes)
-            return self._advised(draft.feature, patch, hunk, data, result)
+        def judge(hunk: Hunk, data: bytes | None) -> Judged:
+            judged = self._judge(draft, patch, hunk, data, clashes)
+            result = self._advised(draft.feature, patch, hunk, data, judged.result)
+            return judged._replace(result=result)
 
         missing_step = advice.for_missing_file(draft.feature, patch, self.release)
         data = self.tree.current(patch.path)
         if data is None and patch.path in self.tree.layers:
             # An earlier feature removes the file: whoever changes it meets that on its lines.
-            hunks = tuple(judge(hunk, data) for hunk in patch.hunks)
+            hunks = tuple(judge(hunk, data).result for hunk in patch.hunks)
             return Attempt(FileResult(patch.path, file_state(hunks), patch.name, hunks)), clashes
         return attempt(patch, data, self.texts, judge, missing_step), clashes
 
     def _judge(
         self, draft: _Draft, patch: Patch, hunk: Hunk, data: bytes | None, clashes: list[Met]
-    ) -> HunkResult:
+    ) -> Judged:
         """The state of one hunk, the release's own text and earlier layers told apart."""
+        reason: Reason
         upstream = hunk_is_upstream(hunk, self.tree.places(patch.path, hunk.scope), patch.hunks)
         if upstream.merged and self.provenance.foreign(patch.path) is None:
             line = self.texts.match(hunk, data).line
-            return HunkResult(hunk.scope, State.UPSTREAMED, line, Reason(upstream.text))
+            return Judged(HunkResult(hunk.scope, State.UPSTREAMED, line, Reason(upstream.text)))
         now = self.texts.match(hunk, data)
         layers = self.tree.layers.get(patch.path, [])
-        if now.state is State.PRISTINE:
-            return now
+        apart = hunk.whole is None and not any(layer.whole for layer in layers)
+        if not apart and now.state is State.PRISTINE:
+            return Judged(now)
         if hunk.whole is not None and self._is_lost(patch.path):
-            return HunkResult(hunk.scope, State.MISSING, reason=advice.lost(draft.feature.package))
+            reason = advice.lost(draft.feature.package)
+            return Judged(HunkResult(hunk.scope, State.MISSING, reason=reason))
+        if now.state is State.PRISTINE:
+            return self._in_one_place(draft, patch, hunk, now, clashes) if layers else Judged(now)
         before = self.texts.match(hunk, self.tree.pristine(patch.path)) if layers else now
         if before.state is State.UPSTREAMED:
             if self.provenance.foreign(patch.path) is None:
-                return before
-            return before._replace(
-                state=State.DRIFTED, reason=advice.unrecorded(draft.feature.package)
+                return Judged(before)
+            reason = advice.unrecorded(draft.feature.package)
+            return Judged(before._replace(state=State.DRIFTED, reason=reason))
+        near = Neighbourhood()
+        if layers and apart:
+            near = beside(hunk, patch.path, self._number, self.tree)
+        landing, met = near
+        if landing is not None:
+            return landing
+        if met:
+            layer = next(layer for layer in layers if layer.feature in met)
+        elif before.state is State.PRISTINE or now.state is State.UPSTREAMED:
+            layer = next(
+                s for s in layers if self.texts.match(hunk, s.after).state is not before.state
             )
-        if before.state is not State.PRISTINE and now.state is not State.UPSTREAMED:
-            return now
-        layer = next(s for s in layers if self.texts.match(hunk, s.after).state is not before.state)
+        else:
+            return Judged(now)
         lines = range(before.line or 0, (before.line or 0) + len(hunk.pre))
         other = self.tree.place(layer, self.drafts[layer.feature].feature, patch.path, lines)
         reason = self._clash_reason(layer, draft, f"{patch.name}:{hunk.patch_line}", other)
         clashes.append((layer, reason))
-        return HunkResult(hunk.scope, State.DRIFTED, before.line, reason)
+        return Judged(HunkResult(hunk.scope, State.DRIFTED, before.line, reason))
+
+    def _in_one_place(
+        self, draft: _Draft, patch: Patch, hunk: Hunk, now: HunkResult, clashes: list[Met]
+    ) -> Judged:
+        """A hunk that lands on earlier layers, unless without them it lands at another line.
+
+        An earlier feature may put the lines in again that a hunk is to change, and edit what lies
+        around those that it was made on: then nothing tells which it means.
+        """
+        at = (now.line or 1) - 1
+        if self.tree.untouched(patch.path, range(at, at + len(hunk.pre))):
+            return Judged(now)  # so it stands there without them, too
+        weave = self.tree.weave(patch.path)
+        place = place_without(hunk, patch.path, weave.all_but(self._number), self.tree)
+        here = edits(hunk, at)
+        if place is None or place.carried.met or place.carried.edits == here:
+            return Judged(now)
+        near = weave.near(here)
+        layers = self.tree.layers[patch.path]
+        layer = next((layer for layer in layers if layer.feature in near), layers[-1])
+        first = self.drafts[layer.feature].feature.id
+        own = f"{patch.name}:{hunk.patch_line}"
+        reason = advice.two_places(first, layer.label, draft.feature.id, own)
+        clashes.append((layer, reason))
+        return Judged(HunkResult(hunk.scope, State.DRIFTED, place.result.line, reason))
+
+    @property
+    def _number(self) -> int:
+        """The number of the feature that is planned."""
+        return len(self.drafts) - 1
 
     def _advised(
         self, feature: Feature, patch: Patch, hunk: Hunk, data: bytes | None, result: HunkResult
@@ -399,7 +447,10 @@ class _Planner:
     def _keep(self, draft: _Draft, label: str, attempt: Attempt) -> None:
         draft.files.append(attempt.result)
         if attempt.after is not None or attempt.removes:
-            layer = Layer(len(self.drafts) - 1, len(draft.files) - 1, label, attempt.after)
+            file = len(draft.files) - 1
+            # An added file has no hunks; only a whole file has a hunk without edits.
+            whole = bool(attempt.result.hunks) and not attempt.edits
+            layer = Layer(self._number, file, label, attempt.after, attempt.edits, whole)
             self.tree.layers.setdefault(attempt.result.path, []).append(layer)
 
     def _clash_reason(self, layer: Layer, draft: _Draft, mine: str = "", other: str = "") -> Clash:
