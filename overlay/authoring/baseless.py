@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from difflib import SequenceMatcher
+from itertools import pairwise
 from typing import NamedTuple
 
 from overlay._features.model import Hunk
@@ -53,6 +54,12 @@ def why(
             f"changes in {path} is not at one place alone in a release: make the diff with "
             "context, or with the ids of blobs (`git diff --full-index`)"
         )
+    if (pair := _overlapping(file.hunks)) is not None:
+        return (
+            f"the hunk at line {pair[1].patch_line} is of lines that the hunk at line "
+            f"{pair[0].patch_line} changes too, by their numbers in {path}, and their own lines "
+            "do not tell one place for each: correct the numbers, or make two changes of them"
+        )
     if having_it := having(file, texts, following):
         return (
             f"each release in which its lines of {path} are found ({', '.join(having_it)}) has its "
@@ -89,6 +96,18 @@ def why(
         f"the nearest text is that of {release}, whose line {misfit.line} is "
         f"{_quote(misfit.present)} and not {_quote(misfit.expected)}: correct the diff, or "
         f"edit a copy of the release and run `overlay new ID --from-edits`; {elsewhere}"
+    )
+
+
+def _overlapping(hunks: Sequence[Hunk]) -> tuple[Hunk, Hunk] | None:
+    """Two hunks that change the same lines by their numbers; ``None`` where there are none."""
+    return next(
+        (
+            (before, hunk)
+            for before, hunk in pairwise(hunks)
+            if before.source_line <= hunk.source_line < before.source_line + len(before.pre)
+        ),
+        None,
     )
 
 

@@ -11,6 +11,7 @@ from overlay.authoring.commands import edit as sessions
 from overlay.authoring.commands.edit import begin_new
 from overlay.authoring.commands.import_ import import_change
 from overlay.authoring.commands.new import new_from_edits
+from overlay.authoring.paths import PathRule
 from overlay.cli.group import cli
 from overlay.cli.options import (
     WRITABLE_HELP,
@@ -46,6 +47,18 @@ if TYPE_CHECKING:
 )
 @click.option("--each", is_flag=True, help="Make a feature of each commit; --id begins their ids.")
 @click.option("--update", is_flag=True, help="Replace the feature of that id.")
+@click.option(
+    "--strip",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Cut N folders off each path, as patch -pN does, where they cannot be told.",
+)
+@click.option(
+    "--directory",
+    metavar="DIR",
+    default="",
+    help="The folder that the paths are relative to, such as vllm/v1.",
+)
 @asks
 def import_(
     request: Request,
@@ -56,6 +69,8 @@ def import_(
     partial: bool,
     each: bool,
     update: bool,
+    strip: int | None,
+    directory: str,
 ) -> Report:
     """Make a feature of a change that was made elsewhere.
 
@@ -80,6 +95,7 @@ def import_(
         partial=partial,
         each=each,
         update=update,
+        paths=PathRule(strip, directory),
         progress=request.progress,
     )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -322,32 +323,63 @@ def _by_content(before: bytes, hunks: Sequence[Hunk]) -> bytes | None:
 def replay(before: bytes, hunks: Sequence[Hunk]) -> bytes | None:
     """What hunks make of the text that they were made on; ``None`` where one does not fit.
 
-    Each lies at its own line, or at the place nearest to it behind the hunk before.
+    Each lies at its own line, or at the place nearest to it behind the hunk before.  Where they
+    are not in the order of the file, or their numbers are not, each lies where its lines stand
+    once.
     """
     try:
         source = SourceText.from_bytes(before)
     except TextError:
         return None
-    splices: list[Edit] = []
+    places = _in_order(source.lines, hunks) if in_order(hunks) else None
+    places = _alone(source.lines, hunks) if places is None else places
+    if places is None:
+        return None
     ends: bool | None = None
-    shift = next_line = 0
-    for hunk in hunks:
-        target = max(hunk.source_line - 1, 0) + shift
-        at = _nearest(source.lines, hunk.pre, target, next_line)
-        if at is None:
-            return None
-        if (hunk.pre_unfinished or hunk.post_unfinished) and at + len(hunk.pre) != len(
-            source.lines
-        ):
-            return None
+    for at, hunk in zip(places, hunks, strict=True):
         if hunk.pre_unfinished or hunk.post_unfinished:
+            if at + len(hunk.pre) != len(source.lines):
+                return None
             ends = not hunk.post_unfinished
-        splices.append(Edit(at, at + len(hunk.pre), hunk.post))
-        shift, next_line = at - max(hunk.source_line - 1, 0), at + len(hunk.pre)
+    splices = [
+        Edit(at, at + len(hunk.pre), hunk.post)
+        for at, hunk in sorted(zip(places, hunks, strict=True), key=lambda placed: placed[0])
+    ]
     try:
         return source.splice(splices, ends).to_bytes()
     except TextError:
         return None
+
+
+def in_order(hunks: Sequence[Hunk]) -> bool:
+    """Whether the numbers of hunks are those of lines behind each other."""
+    return all(
+        before.source_line + len(before.pre) <= hunk.source_line for before, hunk in pairwise(hunks)
+    )
+
+
+def _in_order(lines: Sequence[str], hunks: Sequence[Hunk]) -> list[int] | None:
+    """The 0-based places of hunks, each nearest to its number; ``None`` where one has none."""
+    places: list[int] = []
+    shift = next_line = 0
+    for hunk in hunks:
+        target = max(hunk.source_line - 1, 0)
+        at = _nearest(lines, hunk.pre, target + shift, next_line)
+        if at is None:
+            return None
+        places.append(at)
+        shift, next_line = at - target, at + len(hunk.pre)
+    return places
+
+
+def _alone(lines: Sequence[str], hunks: Sequence[Hunk]) -> list[int] | None:
+    """The 0-based place of each hunk; ``None`` where one has several or none, or two overlap."""
+    places = [_places(lines, hunk.pre) for hunk in hunks]
+    if any(len(each) != 1 or not hunk.pre for each, hunk in zip(places, hunks, strict=True)):
+        return None
+    spans = sorted((at, at + len(hunk.pre)) for (at,), hunk in zip(places, hunks, strict=True))
+    apart = all(stop <= start for (_, stop), (start, _) in pairwise(spans))
+    return [at for (at,) in places] if apart else None
 
 
 def _nearest(lines: Sequence[str], image: Sequence[str], target: int, first: int) -> int | None:
@@ -366,14 +398,11 @@ def _places(lines: Sequence[str], image: Sequence[str], first: int = 0) -> list[
 
 def _moved_lines(before: bytes, hunks: Sequence[Hunk]) -> int:
     """How many lines the hunks are away from their own numbers, in all."""
-    lines = SourceText.from_bytes(before).lines
-    total = next_line = shift = 0
-    for hunk in hunks:
+    places = _in_order(SourceText.from_bytes(before).lines, hunks) or ()
+    total = 0
+    for at, hunk in zip(places, hunks, strict=False):
         target = max(hunk.source_line - 1, 0)
-        at = _nearest(lines, hunk.pre, target + shift, next_line)
-        if at is not None:
-            total += abs(at - target)
-            shift, next_line = at - target, at + len(hunk.pre)
+        total += abs(at - target)
     return total
 
 

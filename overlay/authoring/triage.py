@@ -25,7 +25,7 @@ from overlay.results import Fate
 from overlay.results.invocation import command
 
 #: Folders and endings of files that a patch of an installation has no use for.
-_TESTS = ("tests/", ".buildkite/", ".github/", "benchmarks/", "examples/", "tools/")
+_TESTS = ("tests/", "test/", ".buildkite/", ".github/", "benchmarks/", "examples/", "tools/")
 _DOCS = ("docs/",)
 _DOC_ENDINGS = (".md", ".rst", ".txt")
 
@@ -210,6 +210,11 @@ def _whose(path: str) -> str:
 def _leaves(path: str) -> bool:
     """Whether a path leads out of the folder that it is relative to."""
     return path.startswith(("/", "\\")) or ".." in path.replace("\\", "/").split("/")
+
+
+def is_beside(path: str) -> bool:
+    """Whether a project keeps a file beside its package: tests, tools, documentation."""
+    return path.startswith((*_TESTS, *_DOCS))
 
 
 def _fate(file: IncomingFile, package: Package) -> Fate:
