@@ -12,7 +12,7 @@ from overlay._features.early_modules import early_among, why_on_disk
 from overlay._features.model import AddedFile
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.triage import FileFate
-from overlay.package import ReleaseRange, hiding
+from overlay.package import ReleaseRange, hiding, is_module
 from overlay.planning.upstream import module_in
 from overlay.report.lines import Line, Span, labelled
 from overlay.results import Outcome
@@ -54,7 +54,7 @@ def modules_on(added: Mapping[str, bytes], texts: ReleaseTexts) -> dict[str, dic
     def outcome(release: str, path: str) -> Outcome:
         there = texts.read(release, path)
         if there is None:
-            hidden = texts.read(release, hiding(path)) is not None
+            hidden = is_module(path) and texts.read(release, hiding(path)) is not None
             return Outcome.CONFLICT if hidden else Outcome.EXACT
         has_it = module_in(AddedFile(path, added[path]), there).merged
         return Outcome.UPSTREAM if has_it else Outcome.CONFLICT

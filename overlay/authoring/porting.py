@@ -20,6 +20,7 @@ from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.locating import ReleaseTexts, ReleaseTree
 from overlay.authoring.port_warnings import port_warnings
 from overlay.authoring.ports import FeaturePort, TopicPort
+from overlay.package import is_module
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.obsolete import obsolete_by
 from overlay.planning.planner import plan
@@ -268,6 +269,12 @@ class Porter:
         if key not in self._carried:
             self._carried[key] = carry(origin, hunks, before, self.syntax)
         carried = self._carried[key]
+        if any(hunk.whole is not None for hunk in hunks):
+            own = hunks if carried.outcome is Outcome.EXACT else None
+            after = before if own is None else carried.after
+            return TopicPort(
+                topic.name, variant, base, carried.hunks, origin, before, after, new_hunks=own
+            )
         port = TopicPort(
             topic.name,
             variant,
@@ -286,7 +293,8 @@ class Porter:
         if not port.review:
             return replace(port, new_hunks=exact or None)
         try:
-            new_hunks = compose(before, carried.after)
+            is_data = not is_module(variant.patch.path)
+            new_hunks = compose(before, carried.after, is_data=is_data)
         except NotComposable as error:
             return replace(port, problem=f"the merged text cannot be written as hunks: {error}")
         again = attempt(variant.patch._replace(hunks=new_hunks), before, self._answers)
