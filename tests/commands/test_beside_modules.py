@@ -21,10 +21,6 @@ RELEASED = {
     "vllm/py.typed": b"",
     "vllm/v1/gone.py": b"A = 1\n",
 }
-    OWN_CONFIG: b'{\n  "BLOCK": 64\n}\n',
-    "vllm/py.typed": b"",
-    "vllm/v1/gone.py": b"A = 1\n",
-}
 DATA = {CONFIG: b'{"BLOCK": 64}\n', LIBRARY: b"\x7fELF" + bytes(3 << 20)}
 
 
