@@ -25,7 +25,7 @@ from overlay.authoring.sources import ChangeSource, read_source
 from overlay.authoring.triage import FileFate
 from overlay.authoring.writing import check_folder, write_folder
 from overlay.errors import UsageError, told_once
-from overlay.package import VLLM, Package, distribution_name
+from overlay.package import VLLM, Package, distribution_name, is_module
 from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax
 from overlay.report.base import Report, by_fields, plain
@@ -413,7 +413,7 @@ class ImportReport(Report):
         for entry in self.carried:
             if entry.problem is not None:
                 continue  # told as the report's error
-            what = "added module"
+            what = "added module" if is_module(entry.path) else "added file"
             if entry.fate is Fate.EDITED:
                 base = entry.base or "a text that only --base has"
                 what = f"{count(entry.hunks, 'hunk')}, made on {base}"
@@ -421,7 +421,11 @@ class ImportReport(Report):
         for path, releases in self.holders.items():
             yield labelled(0, "taken     ", f"{path}  another file in {enumeration(releases)}")
         yield from landings(self.outcomes)
-        edited = [entry.path for entry in self.files if entry.fate is Fate.EDITED]
+        edited = [
+            entry.path
+            for entry in self.carried
+            if entry.fate is Fate.EDITED or not is_module(entry.path)
+        ]
         yield from on_disk_only(edited, self.releases)
         for warning in self.warnings:
             yield labelled(0, "warning:  ", warning)

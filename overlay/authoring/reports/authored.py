@@ -12,6 +12,7 @@ from overlay._features.model import Hunk
 from overlay.authoring.landing import landings, on_disk_only
 from overlay.authoring.triage import FileFate
 from overlay.on_disk.beside import Beside
+from overlay.package import is_module
 from overlay.report.base import Report
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import Line, Span, labelled
@@ -85,7 +86,7 @@ class NewReport(_Authored):
 
     :ivar target: what the user named.
     :ivar outcomes: release -> how the whole change lands there, oldest first.
-    :ivar beside: what was changed and is no module, which no feature carries.
+    :ivar beside: what was changed and no feature carries.
     """
 
     _command: ClassVar[str] = "new"
@@ -97,7 +98,9 @@ class NewReport(_Authored):
     def _further_lines(self) -> Iterator[Line]:
         yield from beside_lines(self.beside)
         yield from landings(self.outcomes)
-        paths = [file.path for file in self.files if file.fate is Fate.EDITED]
+        paths = [
+            file.path for file in self.files if file.fate is Fate.EDITED or not is_module(file.path)
+        ]
         yield from on_disk_only(paths, self.releases)
 
 
@@ -182,7 +185,7 @@ def made_new(
 ) -> Verdict:
     """The verdict of ``new --from-edits``.
 
-    :param beside: the files that are not modules.
+    :param beside: the files that no feature carries.
     """
     problems = sum(file.problem is not None for file in files)
     if problems:
@@ -200,13 +203,13 @@ def made_new(
     step = f"{command('revert', '--keep-as', feature)} takes them out"
     text = f"Wrote {folder} for {releases}; the edits stay in place: {step}."
     if beside:
-        text = f"{text[:-1]}; not in it, since a feature carries modules: {not_carried(beside)}."
+        text = f"{text[:-1]}; not in it, since no feature carries it: {not_carried(beside)}."
         return Verdict(Code.KEPT_IN_PART, text)
     return Verdict(Code.MADE, text)
 
 
 def not_carried(beside: Sequence[Beside]) -> str:
-    """Which changed files are not modules, in a sentence."""
+    """Which changed files no feature carries, in a sentence."""
     return enumeration(list(map(str, beside)))
 
 
