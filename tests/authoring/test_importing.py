@@ -84,7 +84,7 @@ def imported(data: bytes, names: tuple[str, ...] = NAMES, *, partial: bool = Fal
 
 
 CHANGE = diff(PATH, BASE, PATCHED)
-RENAME = b"diff --git a/vllm/a.py b/vllm/b.py\nrename from vllm/a.py\nrename to vllm/b.py\n"
+RENAME = b"diff --git a/vllm/a.py b/vllm/b.py\ncopy from vllm/a.py\ncopy to vllm/b.py\n"
 MODE = b"diff --git a/vllm/a.py b/vllm/a.py\nold mode 100644\nnew mode 100755\n"
 
 
@@ -147,8 +147,8 @@ def test_an_added_module_goes_to_files() -> None:
     [
         (diff("csrc/a.cu", b"a\n", b"b\n"), "half a change"),
         (
-            b"diff --git a/vllm/a.py b/vllm/b.py\nrename from vllm/a.py\nrename to vllm/b.py\n",
-            "was",
+            b"diff --git a/vllm/a.py b/vllm/b.py\ncopy from vllm/a.py\ncopy to vllm/b.py\n",
+            "from",
         ),
         (b"diff --git a/vllm/a.py b/vllm/a.py\nold mode 100644\nnew mode 100755\n", "mode"),
     ],
