@@ -122,7 +122,7 @@ def void(ledger: Ledger, present: Mapping[str, Condition], release: str | None) 
     basis = patched or rest or ([] if replaced else list(present.values()))
     if basis and all(now is Condition.PRISTINE for now in basis):
         return "its files are the release's own again"
-    if replaced and (not basis or any(now is not Condition.OURS for now in basis)):
+    if replaced and (any(now is not Condition.OURS for now in basis) or (present and not basis)):
         return f"{ledger.package.title} {ledger.release} was replaced by {release}"
     return None
 

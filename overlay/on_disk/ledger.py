@@ -275,7 +275,8 @@ def _lost(problem: str, package: Package) -> str:
 
 
 def _ledger(document: dict[str, Any], package: Package) -> Ledger:
-    entries = tuple(_entry(entry, package) for entry in document["entries"])
+    removals = document["schema"] == _DATA_SCHEMA
+    entries = tuple(_entry(entry, package, removals=removals) for entry in document["entries"])
     paths = [entry.path for entry in entries]
     if len(set(paths)) < len(paths):
         raise ValueError("it lists a path twice")
@@ -324,12 +325,16 @@ def _whole(name: str, parts: Sequence[LedgerFeature]) -> LedgerFeature:
     return parts[0]._replace(digest=" ".join(part.digest for part in parts), result=result)
 
 
-def _entry(entry: dict[str, Any], package: Package) -> Entry:
+def _entry(entry: dict[str, Any], package: Package, *, removals: bool) -> Entry:
+    """Return an entry.
+
+    :param removals: whether it may be of a removed file.
+    """
     path = inside(entry["path"])
     if problem := file_problem(path, package):
         raise ValueError(f"{problem}, and an apply could not have changed it")
     before = None if entry["before"] is None else require_sha256(entry["before"])
-    after = None if entry["after"] is None else require_sha256(entry["after"])
+    after = None if removals and entry["after"] is None else require_sha256(entry["after"])
     if before is after is None:
         raise ValueError(f"{path!r} is neither changed nor added, so an apply did not list it")
     return Entry(
