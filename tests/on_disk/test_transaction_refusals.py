@@ -10,7 +10,7 @@ import pytest
 from overlay.errors import RevertRefused, TransactionError
 from overlay.on_disk import files
 from overlay.on_disk.recovery import recover
-from overlay.results import Change, Plan
+from overlay.results import Plan
 from tests.support import one_package
 from tests.support.transactions import ADDED, ONE, PROPOSER, RUNNER, TWO, PatchSet, Site, snapshot
 
