@@ -16,7 +16,13 @@ from packaging.version import Version
 
 from overlay._features.model import Feature, Hunk
 from overlay.authoring.carry import Carried, carry
-from overlay.authoring.composing import NotComposable, compose, compose_file, contexts_from
+from overlay.authoring.composing import (
+    NotComposable,
+    compose,
+    compose_file,
+    contexts_from,
+    whole_file,
+)
 from overlay.authoring.context import Kept, needed
 from overlay.authoring.following import Moved, follow
 from overlay.authoring.landing import Summary, modules_on, names_from, names_taken, taken_back
@@ -31,13 +37,14 @@ from overlay.authoring.writing import (
     FeatureText,
     render_patch,
 )
-from overlay.package import VLLM, Package, ReleaseRange
+from overlay.package import VLLM, Package, ReleaseRange, is_module
 from overlay.planning.matching import edits
 from overlay.planning.patched_tree import PatchedTree
 from overlay.planning.planner import Stack, lay
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.telling import SHARE, new_lines
 from overlay.planning.text import Edit, SourceText, TextError
+from overlay.planning.whole import removed_by
 from overlay.report.progress import Progress, counting
 from overlay.results import Fate, Outcome, whole_outcome
 
@@ -107,6 +114,11 @@ class EditedFile:
 
     base: Base
     hunks: tuple[Hunk, ...]
+
+    @property
+    def removes(self) -> bool:
+        """Whether the change removes the file."""
+        return removed_by(self.hunks)
 
 
 @dataclass(frozen=True)
@@ -301,7 +313,9 @@ def _patches(
         before = texts.read(run.base, topic.base.path)
         # On the text that the change was made on, its own result; elsewhere that of the merge.
         result = topic.base.after if before == topic.base.before else after
-        if before is not None and result is not None:
+        if before is not None and topic.removes:
+            expected.append(Expected(name, run.base, before, None))
+        elif before is not None and result is not None:
             expected.append(Expected(name, run.base, before, result))
     return files, expected
 
@@ -455,7 +469,7 @@ def _hunks_for(
     """
     if not run.review or text is None or after is None:
         return topic.hunks
-    return compose(text, after)
+    return compose(text, after, is_data=not is_module(topic.base.path))
 
 
 def _first_with_it(
@@ -483,6 +497,8 @@ def derived_tests(
     """
     lines_by_scope: dict[tuple[str, str], list[str]] = {}
     for before, path, hunks in parts:
+        if not is_module(path) or any(hunk.whole is not None for hunk in hunks):
+            continue  # their lines are told by the hunks themselves, and a whole file by its id
         source = SourceText.from_bytes(before)
         scopes = scopes_in(source.lines)
         for hunk in hunks:
@@ -543,8 +559,10 @@ def change_of(
             fates.append(fate)
             topics += [] if topic is None else [topic]
         elif before is not None:
-            problem = f"{path} was removed; a feature never removes a file of a release"
-            fates.append(FileFate(path, Fate.EDITED, release, problem=problem))
+            base = Base(path, release, before, b"", by_id=True)
+            removal = EditedFile(base, (whole_file(before, None),))
+            fates.append(FileFate(path, Fate.EDITED, release, True, 1))
+            topics.append(removal)
     return FeatureChange(tuple(topics), added, tuple(fates), context=context)
 
 

@@ -8,7 +8,6 @@ lacks it.  A checkout of the package serves where no release does.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -17,13 +16,13 @@ from typing import NamedTuple
 
 from packaging.version import Version
 
-from overlay._features.model import Hunk
+from overlay._features.model import Hunk, blob_id
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.git import Checkout
 from overlay.authoring.incoming import IncomingFile
 from overlay.authoring.scoped import ScopedText
 from overlay.errors import UsageError
-from overlay.package import Tree
+from overlay.package import Tree, is_module
 from overlay.planning.scopes import UnparsableError
 from overlay.planning.telling import new_lines, share_of, stands_together
 from overlay.planning.text import Edit, SourceText, TextError
@@ -116,11 +115,6 @@ class Base:
     by_id: bool
 
 
-def blob_id(data: bytes) -> str:
-    """Git's id of a file with these bytes (sha1, hexadecimal)."""
-    return hashlib.sha1(b"blob %d\0%s" % (len(data), data), usedforsecurity=False).hexdigest()
-
-
 def locate(
     file: IncomingFile,
     texts: ReleaseTexts,
@@ -138,12 +132,14 @@ def locate(
         for release in newest:
             data = texts.read(release, file.path)
             if data is not None and blob_id(data).startswith(file.old_blob):
-                after = replay(data, file.hunks)
+                after = following_bytes(data, file)
                 if after is not None:
                     return Base(file.path, release, data, after, by_id=True)
     if checkout is not None and (base := _from_checkout(file, checkout)) is not None:
         same = (name for name in newest if texts.read(name, file.path) == base.before)
         return replace(base, release=next(same, None))
+    if file.binary is not None:
+        return None  # only an id tells the bytes that others take the place of
     return _guess(file, _fits(file, texts, following), texts)
 
 
@@ -236,8 +232,10 @@ def _fit(file: IncomingFile, data: bytes, following: Sequence[IncomingFile]) -> 
     for part in following:
         whole = None if whole is None else replay(whole, part.hunks)
     try:
-        hunks = () if whole is None else compose(data, whole)
-        return _Fit(base, _new(hunks), ScopedText.read(data), _new(file.hunks))
+        is_data = not is_module(file.path)
+        hunks = () if whole is None else compose(data, whole, is_data=is_data)
+        text = ScopedText.read(data, is_data=is_data)
+        return _Fit(base, _new(hunks), text, _new(file.hunks))
     except (NotComposable, TextError, UnparsableError):
         return _Fit(base, None, None)
 
@@ -342,6 +340,16 @@ def _by_content(before: bytes, hunks: Sequence[Hunk]) -> bytes | None:
     return replay(before, hunks)
 
 
+def following_bytes(before: bytes, file: IncomingFile) -> bytes | None:
+    """What one change makes of a file; ``None`` where it does not fit."""
+    if file.binary is None:
+        return replay(before, file.hunks)
+    try:
+        return file.binary.applied(before)
+    except ValueError:
+        return None  # a delta of other bytes
+
+
 def replay(before: bytes, hunks: Sequence[Hunk]) -> bytes | None:
     """What hunks make of the text that they were made on; ``None`` where one does not fit.
 
@@ -434,14 +442,25 @@ def _from_checkout(file: IncomingFile, checkout: Path) -> Base | None:
     by_id = data is not None
     if data is None:
         data = read_regular(checkout / file.path, _LIMIT)
-    find = replay if by_id else _by_content
-    after = None if data is None else find(data, file.hunks)
+    after: bytes | None = None
+    if data is not None and file.binary is not None:
+        after = _of_id(data, file)
+    elif data is not None:
+        after = (replay if by_id else _by_content)(data, file.hunks)
     if data is None or after is None:
         return None
+    by_id = by_id or file.binary is not None
     fit = None if by_id else _fit(file, data, ())
     if fit is not None and not _with_common(fit, [fit]).lacks_it():
         return None  # a checkout of a later commit: it has the change
     return Base(file.path, None, data, after, by_id)
+
+
+def _of_id(data: bytes, file: IncomingFile) -> bytes | None:
+    """What other bytes make of a file, if it is the one whose place they take."""
+    if not blob_id(data).startswith(file.old_blob or "-"):
+        return None
+    return following_bytes(data, file)
 
 
 def _blob(checkout: Path, blob: str) -> bytes | None:

@@ -21,6 +21,7 @@ from overlay.authoring.following import Moved, follow
 from overlay.authoring.locating import ReleaseTexts, ReleaseTree
 from overlay.authoring.port_warnings import port_warnings
 from overlay.authoring.ports import FeaturePort, TopicPort
+from overlay.package import is_module
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.context import context_of
 from overlay.planning.obsolete import obsolete_by
@@ -307,7 +308,14 @@ class Porter:
         key = origin, hunks, before
         if key not in self._carried:
             self._carried[key] = carry(origin, hunks, before, self.syntax, less=True)
-        return self._written(topic, variant, base, origin, before, self._carried[key])
+        carried = self._carried[key]
+        if any(hunk.whole is not None for hunk in hunks):
+            own = hunks if carried.outcome is Outcome.EXACT else None
+            after = before if own is None else carried.after
+            return TopicPort(
+                topic.name, variant, base, carried.hunks, origin, before, after, new_hunks=own
+            )
+        return self._written(topic, variant, base, origin, before, carried)
 
     def _written(
         self,
@@ -338,7 +346,9 @@ class Porter:
         if not port.review:
             return replace(port, new_hunks=exact or None)
         try:
-            new_hunks = compose(before, carried.after, contexts_from(self._context(hunks)))
+            is_data = not is_module(variant.patch.path)
+            contexts = contexts_from(self._context(hunks))
+            new_hunks = compose(before, carried.after, contexts, is_data=is_data)
         except NotComposable as error:
             return replace(port, problem=f"the merged text cannot be written as hunks: {error}")
         again = attempt(variant.patch._replace(hunks=new_hunks), before, self._answers)

@@ -28,9 +28,9 @@ from overlay.errors import UsageError
 from overlay.package import (
     VLLM,
     Package,
+    file_problem,
     package_named,
     parse_release,
-    path_problem,
     require_id,
     require_text,
 )
@@ -295,7 +295,7 @@ def _files(
     texts: Mapping[str, bytes], base: Mapping[str, bytes], package: Package
 ) -> dict[str, SessionFile]:
     for path in (*texts, *base):
-        if problem := path_problem(path, package):
+        if problem := file_problem(path, package):
             raise ValueError(problem)
     return {
         path: SessionFile(_hash(base.get(path)), _hash(texts.get(path)))
@@ -442,7 +442,7 @@ def _waiting(item: Mapping[str, object], package: Package) -> Waiting:
 
 
 def _expect_path(path: str, package: Package) -> None:
-    if problem := path_problem(path, package):
+    if problem := file_problem(path, package):
         raise ValueError(problem)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from overlay.package import package_named
+from overlay.package import is_module, package_named
 from overlay.report.lines import BLANK, MARK, Line, Span, aligned, labelled
 from overlay.report.model import Obstacle, TargetReport
 from overlay.report.problems import Problem, problems, same_cause, word
@@ -157,7 +157,8 @@ def _files(feature: FeatureResult) -> Iterator[Line]:
 
 
 def _origin(file: FileResult) -> str:
-    return file.patch or ("(expected of the release)" if file.hunks else "(added module)")
+    added = "(added module)" if is_module(file.path) else "(added file)"
+    return file.patch or ("(expected of the release)" if file.hunks else added)
 
 
 def _problem(

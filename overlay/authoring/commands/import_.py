@@ -28,7 +28,7 @@ from overlay.authoring.triage import FileFate
 from overlay.authoring.writing import check_folder, write_folder
 from overlay.commands.request import Request
 from overlay.errors import UsageError, told_once, without_secrets
-from overlay.package import VLLM, Package, distribution_name
+from overlay.package import VLLM, Package, distribution_name, is_module
 from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax
 from overlay.report.base import Report, by_fields, plain
@@ -475,7 +475,7 @@ class ImportReport(Report):
         for entry in self.carried:
             if entry.problem is not None:
                 continue  # told as the report's error
-            what = "added module"
+            what = "added module" if is_module(entry.path) else "added file"
             if entry.fate is Fate.EDITED:
                 base = entry.base or "a text that only --base has"
                 what = f"{count(entry.hunks, 'hunk')}, made on {base}"
@@ -486,7 +486,11 @@ class ImportReport(Report):
         yield from moved_lines(self.moved, self.feature if self.folder else "")
         if self.context is not None:
             yield self.context.line
-        edited = [entry.path for entry in self.files if entry.fate is Fate.EDITED]
+        edited = [
+            entry.path
+            for entry in self.carried
+            if entry.fate is Fate.EDITED or not is_module(entry.path)
+        ]
         yield from on_disk_only(edited, self.releases)
         for warning in self.warnings:
             yield labelled(0, "warning:  ", warning)
