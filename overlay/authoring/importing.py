@@ -9,13 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from overlay.authoring.baseless import why as why_no_base
 from overlay.authoring.building import EditedFile, FeatureChange, Prepared, Words, build
 from overlay.authoring.composing import NotComposable, compose_file
 from overlay.authoring.incoming import Commit, IncomingFile
-from overlay.authoring.locating import ReleaseTexts, locate, replay
+from overlay.authoring.locating import Origin, ReleaseTexts, locate, replay
 from overlay.authoring.triage import (
     FileFate,
     added_content,
@@ -39,7 +38,7 @@ def prepare(
     source: str,
     verbatim: bytes,
     today: str,
-    checkout: Path | None = None,
+    checkout: Origin | None = None,
     partial: bool = False,
     upstream: str = "",
     syntax: Syntax | None = None,
@@ -88,7 +87,7 @@ def _topic(
     path: str,
     parts: Sequence[IncomingFile],
     texts: ReleaseTexts,
-    checkout: Path | None,
+    checkout: Origin | None,
     syntax: Syntax,
 ) -> tuple[FileFate, EditedFile | None]:
     """One edited file, or why it cannot be placed."""

@@ -31,7 +31,7 @@ from overlay.authoring.building import (
 )
 from overlay.authoring.composing import NotComposable, compose_file
 from overlay.authoring.incoming import IncomingFile
-from overlay.authoring.locating import Base, ReleaseTexts, locate, replay
+from overlay.authoring.locating import Base, Origin, ReleaseTexts, locate, replay
 from overlay.authoring.ports import OWN_TEXT, FeaturePort
 from overlay.authoring.session import BASE, IMPORT, Session
 from overlay.authoring.writing import FeatureFolder, FeatureText, render_patch, write_folder
@@ -78,7 +78,7 @@ def text_before(
     parts: Sequence[IncomingFile],
     texts: ReleaseTexts,
     release: str,
-    checkout: Path | None,
+    checkout: Origin | None,
 ) -> Base | None:
     """The text that an edited file's change was made on, and what it made of it.
 

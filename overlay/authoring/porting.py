@@ -17,7 +17,7 @@ from packaging.version import Version
 from overlay._features.model import Feature, Hunk, Topic, Variant
 from overlay.authoring.carry import Carried, CarriedHunk, carry
 from overlay.authoring.composing import NotComposable, compose
-from overlay.authoring.locating import ReleaseTexts, ReleaseTree
+from overlay.authoring.locating import OWN_BASE, ReleaseTexts, ReleaseTree
 from overlay.authoring.port_warnings import port_warnings
 from overlay.authoring.ports import FeaturePort, TopicPort
 from overlay.planning.attempt import Texts, attempt
@@ -27,6 +27,8 @@ from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
 from overlay.planning.upstream import evidence, module_outcome
 from overlay.results import Outcome, State
+from overlay.settings import in_home
+from overlay.untrusted import read_below
 
 
 @dataclass
@@ -246,7 +248,7 @@ class Porter:
         if patch.retired:
             hunks = tuple(CarriedHunk(hunk, Outcome.UPSTREAM, hunk.scope) for hunk in patch.hunks)
             return TopicPort(topic.name, variant, base, hunks, None, before, before)
-        origin = self._series(feature, topic, base, self.texts.read(base, patch.path))
+        origin = self._series(feature, topic, base, self._text_of(feature, base, patch.path))
         if attempt(patch, origin, self._answers).after is None and earlier:
             # It was made on top of other features: so it is carried on top of them.
             below = self._below(earlier, base, patch.path)
@@ -295,6 +297,14 @@ class Porter:
         return replace(port, new_hunks=new_hunks)
 
     # Texts
+
+    def _text_of(self, feature: Feature, base: str, path: str) -> bytes | None:
+        """The text that a variant was made on: a release's, or what its folder keeps of a build."""
+        if base not in self.texts.names and not feature.shipped:
+            own = read_below(in_home(feature.origin).resolve(), f"{feature.id}/{OWN_BASE}/{path}")
+            if own is not None:
+                return own
+        return self.texts.read(base, path)
 
     def _below(self, earlier: Sequence[Feature], release: str, path: str) -> bytes | None:
         """A release's file with the features applied that have a variant for the release."""

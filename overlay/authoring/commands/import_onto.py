@@ -14,7 +14,7 @@ from overlay.authoring.commands.port import (
     session_folder,
 )
 from overlay.authoring.importing import words_of
-from overlay.authoring.locating import ReleaseTexts
+from overlay.authoring.locating import Origin, ReleaseTexts
 from overlay.authoring.onto import (
     TextsOf,
     feature_at,
@@ -55,7 +55,7 @@ def open_onto(
     patches: Path,
     package: Package,
     *,
-    checkout: Path | None,
+    checkout: Origin | None,
     partial: bool,
     update: bool,
 ) -> PortReport:
