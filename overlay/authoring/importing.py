@@ -9,13 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from overlay.authoring.baseless import why as why_no_base
 from overlay.authoring.building import EditedFile, FeatureChange, Prepared, Words, build
 from overlay.authoring.composing import NotComposable, compose_file, contexts_from, whole_file
 from overlay.authoring.incoming import ChangeKind, Commit, IncomingFile
-from overlay.authoring.locating import ReleaseTexts, following_bytes, locate
+from overlay.authoring.locating import Origin, ReleaseTexts, following_bytes, locate
 from overlay.authoring.mailbox import described
 from overlay.authoring.triage import (
     FileFate,
@@ -41,7 +40,7 @@ def prepare(
     source: str,
     verbatim: bytes,
     today: str,
-    checkout: Path | None = None,
+    checkout: Origin | None = None,
     partial: bool = False,
     upstream: str = "",
     syntax: Syntax | None = None,
@@ -100,7 +99,7 @@ def _topic(
     path: str,
     parts: Sequence[IncomingFile],
     texts: ReleaseTexts,
-    checkout: Path | None,
+    checkout: Origin | None,
     syntax: Syntax,
     contexts: Sequence[int],
 ) -> tuple[FileFate, EditedFile | None]:

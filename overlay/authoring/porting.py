@@ -18,7 +18,7 @@ from overlay._features.model import Feature, Hunk, Topic, Variant
 from overlay.authoring.carry import Carried, CarriedHunk, carry
 from overlay.authoring.composing import CONTEXT, NotComposable, compose, contexts_from
 from overlay.authoring.following import Moved, follow
-from overlay.authoring.locating import ReleaseTexts, ReleaseTree
+from overlay.authoring.locating import OWN_BASE, ReleaseTexts, ReleaseTree
 from overlay.authoring.port_warnings import port_warnings
 from overlay.authoring.ports import FeaturePort, TopicPort
 from overlay.package import is_module
@@ -30,6 +30,8 @@ from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
 from overlay.planning.upstream import evidence, module_outcome
 from overlay.results import Outcome, State
+from overlay.settings import in_home
+from overlay.untrusted import read_below
 
 
 @dataclass
@@ -292,7 +294,7 @@ class Porter:
         :returns: that, and whether it has the features before it, too.
         """
         patch = variant.patch
-        origin = self._series(feature, topic, release, self.texts.read(release, patch.path))
+        origin = self._series(feature, topic, release, self._text_of(feature, release, patch.path))
         if attempt(patch, origin, self._answers).after is None and earlier:
             below = self._below(earlier, release, patch.path)
             text = self._series(feature, topic, release, below)
@@ -367,6 +369,14 @@ class Porter:
         return min(max(1, widest), CONTEXT[0])
 
     # Texts
+
+    def _text_of(self, feature: Feature, base: str, path: str) -> bytes | None:
+        """The text that a variant was made on: a release's, or what its folder keeps of a build."""
+        if base not in self.texts.names and not feature.shipped:
+            own = read_below(in_home(feature.origin).resolve(), f"{feature.id}/{OWN_BASE}/{path}")
+            if own is not None:
+                return own
+        return self.texts.read(base, path)
 
     def _below(self, earlier: Sequence[Feature], release: str, path: str) -> bytes | None:
         """A release's file with the features on it that serve the release, as a check has them."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from packaging.version import Version
@@ -323,11 +324,13 @@ class ForeignChange(NamedTuple):
 
     :ivar notes: what becomes of it; :ivar files: below the session's folder -> bytes.
     :ivar base: path -> the text that it was made on.
+    :ivar texts: path -> the file to edit, where that is not what a merge makes.
     """
 
     notes: Mapping[str, str]
     files: Mapping[str, bytes]
     base: Mapping[str, bytes]
+    texts: Mapping[str, bytes] = MappingProxyType({})
 
 
 def create(
@@ -349,19 +352,21 @@ def create(
     """
     texts_to_edit: dict[str, bytes] = {}
     waiting: list[Waiting] = []
+    notes, files, base, own = change or ForeignChange({}, {}, {})
     for port in ports:
         id_, digest = port.feature.id, port.feature.digest
         for topic in port.topics:
-            if not topic.covered and (topic.conflicts or topic.review):
+            waits = topic.conflicts or topic.review or topic.path in own
+            if not topic.covered and waits:
                 texts = conflict(topic, release)
-                text = "" if texts is None else sha256(texts.merged)
+                data = None if texts is None else own.get(topic.path, texts.merged)
+                text = "" if data is None else sha256(data)
                 waiting.append(Waiting(id_, digest, topic.topic, topic.path, topic.base, text))
-                if texts is not None:
-                    texts_to_edit[waiting[-1].name] = texts.merged
+                if data is not None:
+                    texts_to_edit[waiting[-1].name] = data
         if port.problem is not None:
             waiting.append(Waiting(id_, digest, "files", port.feature.added[0].path, "", ""))
     features, places = features_of(waiting), tuple(Path(p).absolute() for p in patches)
-    notes, files, base = change or ForeignChange({}, {}, {})
     session = Session(folder, SessionKind.PORT, features, release, places, package=package)
     session = replace(session, waiting=tuple(waiting), notes=notes)
     return begin(session, {**texts_to_edit, **files}, base).folder

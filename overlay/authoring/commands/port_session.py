@@ -184,9 +184,15 @@ class Resolving:
         """
         disk.write_below(self.session.folder, entry.name, data)
 
+    def is_by_hand(self, entry: Waiting) -> bool:
+        """Whether only a person can place a file's change, since no merge knows all of it."""
+        return f"stuck {entry.path}" in self.session.notes
+
     def place(self, entry: Waiting) -> bool:
         """Put the added lines before upstream's; whether there is a file for that."""
         topic = self.topic(entry)
+        if self.is_by_hand(entry):
+            return False
         data = None if topic is None else placed_before(topic, self.session.release)
         if data is not None:
             self.write(entry, data)
@@ -206,7 +212,7 @@ class Resolving:
         :raises UsageError: if what it gives cannot be a resolution.
         """
         texts = self.texts(entry)
-        if texts is None:
+        if texts is None or self.is_by_hand(entry):
             return False
         if command is None:
             data = merge_tool(texts, entry.path)
