@@ -200,8 +200,8 @@ def _fault(document: Document) -> Fault | None:
         document.error("fault", "fault: expected a table, written [fault]")
         return None
     for key in (key for key in table if key not in _FAULT_KEYS):
-        known = ", ".join(_FAULT_KEYS)
-        document.error(key, f"unknown key {key!r} in [fault]; known are {known}")
+        names = ", ".join(_FAULT_KEYS)
+        document.error(key, f"unknown key {key!r} in [fault]; known are {names}")
     texts = {key: table.get(key) for key in ("symptom", "affects", "evidence")}
     texts["page"] = table.get("page", "-")
     reports = table.get("reports", [])

@@ -79,7 +79,7 @@ def test_list_groups_features_where_one_says_its_group(cli: Cli, mend: Path) -> 
 
 def test_check_names_the_fault_until_it_is_mended(cli: Cli, mend: Path, site: Path) -> None:
     asked = ("--patches", mend, "check", "--feature", "team-mend", site)
-    text = "fault: The engine ends with Trouble. (team-mend mends it: `overlay show team-mend --patches"
+    text = "fault: The engine ends with Trouble. (team-mend mends it: `overlay show team-mend --pat"
     assert text in cli(*asked).out
     (target,) = cli(*asked, "--json").json["targets"]
     assert target["faults"] == [

@@ -73,6 +73,7 @@ def serve(llm: Any, added: Added) -> dict[str, Any]:
                 break
     except Exception as ended:  # noqa: BLE001 - whatever ends the engine is the outcome
         error = str(ended).partition("\n")[0]
+        engine.output_processor.request_states.clear()  # nobody waits for them any more
     return {
         "error": error,
         "tokens": {name: list(each.outputs[0].token_ids) for name, each in answers.items()},
