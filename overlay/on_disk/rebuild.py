@@ -18,6 +18,7 @@ from overlay.on_disk.changes import Rebuilt
 from overlay.on_disk.ledger import Entry, Ledger, reinstall
 from overlay.package import VLLM, Package, Tree
 from overlay.planning.planner import plan
+from overlay.planning.whole import removed_by
 from overlay.results import Change, Plan
 from overlay.untrusted import sha256
 
@@ -157,9 +158,18 @@ def _changes_of(hunk: Hunk) -> Iterator[Hunk]:
 def _changed(features: Sequence[Feature], tree: Tree, record: Mapping[str, str]) -> set[str]:
     """Files that some feature patches and that differ from the release's own."""
     paths = {path for feature in features for path in _patched_paths(feature)}
+    removed = {
+        variant.patch.path
+        for feature in features
+        for topic in feature.topics
+        for variant in topic.variants
+        if removed_by(variant.patch.hunks)
+    }
     present = {path: tree.read(path) for path in paths if path in record}
     return {
-        path for path, data in present.items() if data is not None and sha256(data) != record[path]
+        path
+        for path, data in present.items()
+        if (path in removed if data is None else sha256(data) != record[path])
     }
 
 

@@ -24,6 +24,14 @@ def unrecorded(package: Package) -> Reason:
     )
 
 
+def lost(package: Package) -> Reason:
+    """Why a file that the release's RECORD lists does not count as removed by upstream."""
+    return Reason(
+        "expected the release's own file, which its RECORD lists, found none: somebody removed it",
+        f"put it back: reinstall {package.title}",
+    )
+
+
 def for_malformed(feature: Feature) -> str:
     """What to do about a feature whose files cannot be used."""
     return f"correct them, or go on without it: {command('apply', '--without', feature.id)}"
@@ -49,6 +57,7 @@ def for_hunk(
     misplaced: bool,
     original: bool | None,
     release: Version | None = None,
+    less: int | None = None,
 ) -> str | None:
     """What to do about a hunk that does not fit; ``None`` where its state alone tells it.
 
@@ -58,6 +67,7 @@ def for_hunk(
     :param misplaced: its lines are in the file, but in another scope.
     :param original: whether the file is the release's own; ``None`` where that is not known.
     :param release: the release of the target; ``None`` where it is not known.
+    :param less: the lines of context with which it would land; ``None`` where it would not.
     """
     place = f"{patch.name}:{hunk.patch_line}"
     if feature.shipped:
@@ -73,6 +83,10 @@ def for_hunk(
             step = f"correct the scope in {place}; {step}"
     else:
         step = _port(feature, patch, release)
+        if less is not None:
+            lines = {0: "no line", 1: "1 line"}.get(less, f"{less} lines")
+            edit = command("edit", feature.id, "--context", str(less))
+            step = f"with {lines} of context it would land here: {edit}; otherwise {step}"
         if release is not None and not release.is_prerelease and not _before_base(patch, release):
             step += (
                 "; where upstream has the change in another form, "
