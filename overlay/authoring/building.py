@@ -250,7 +250,7 @@ def _on_what_it_needs(
     ids: set[str] = set()
     for topic in change.topics:
         path, release = topic.base.path, topic.base.release
-        if release is None:
+        if release is None or any(hunk.whole is not None for hunk in topic.hunks):
             return change, texts
         stack = texts.stack(release)
         own_edits = tuple(
@@ -275,10 +275,11 @@ def _loosened(
     :raises NotComposable, TextError, UnparsableError: if it cannot be said on that text.
     """
     path = topic.base.path
-    if path not in stack.tree.layers:
+    layers = stack.tree.layers.get(path, [])
+    absent = {each.feature for each in layers if stack.features[each.feature].id not in ids}
+    if not absent:
         return topic
     weave = stack.tree.weave(path)
-    absent = {owner for owner in weave.owners if stack.features[owner].id not in ids}
     before = stack.tree.without(path, absent)
     ends = [
         SourceText.from_bytes(text).final_newline for text in (topic.base.before, topic.base.after)

@@ -138,6 +138,9 @@ def _change_by_change(feature: Feature) -> Feature:
 
 def _changes_of(hunk: Hunk) -> Iterator[Hunk]:
     """A hunk for each change of one, with a line of context before it and behind it."""
+    if hunk.whole is not None:
+        yield hunk
+        return
     ops = [op for op, _ in hunk.lines]
     changed = [at for at, op in enumerate(ops) if op != " "]
     begin = 0

@@ -89,6 +89,8 @@ class Stack(NamedTuple):
         layers = self.tree.layers.get(path, [])
         if not layers:
             return set()
+        if any(layer.whole for layer in layers):
+            return {self.features[layer.feature].id for layer in layers}
         owners = set(self.tree.weave(path).needed_by(edits))
         if self.tree.pristine(path) is None:
             owners.add(layers[0].feature)
