@@ -33,6 +33,7 @@ from overlay.authoring.commands.import_ import import_change
 from overlay.authoring.git import Checkout
 from overlay.authoring.locating import ReleaseTexts
 from overlay.commands.parallel import in_processes, no_step
+from overlay.commands.request import Request
 from overlay.errors import OverlayError
 
 #: Whether this checkout can open a session for what conflicts.
@@ -95,7 +96,7 @@ def judge(drawn: Drawn) -> dict[str, Any]:
 
 def _imported(place: Path, more: dict[str, Any]) -> dict[str, Any]:
     try:
-        report: Any = import_change(["change.mbox"], "change", place / "ours", **more)
+        report: Any = import_change(Request(), ["change.mbox"], "change", place / "ours", **more)
     except OverlayError as error:
         return {"imported": False, "session": False, "why": str(error).splitlines()[0][:300]}
     except Exception as error:  # noqa: BLE001 - a traceback is a finding, and counted as one

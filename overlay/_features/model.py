@@ -57,6 +57,30 @@ def blob_id(data: bytes) -> str:
     return hashlib.sha1(b"blob %d\0%s" % (len(data), data), usedforsecurity=False).hexdigest()
 
 
+class Group(str, Enum):
+    """What a feature is good for, as `list` groups them."""
+
+    FASTER = "faster"
+    MENDED = "mended"
+
+
+class Fault(NamedTuple):
+    """What is wrong without a feature that mends it.
+
+    :ivar symptom: what a user sees, with the error's own words where there is one.
+    :ivar affects: which settings have it.
+    :ivar reports: addresses of upstream's reports.
+    :ivar evidence: how it was shown, on stock and mended.
+    :ivar page: address or path of a page about it; empty where there is none.
+    """
+
+    symptom: str
+    affects: str
+    evidence: str
+    reports: tuple[str, ...] = ()
+    page: str = ""
+
+
 class Hunk(NamedTuple):
     """One hunk of a unified diff, without its line numbers' meaning: it lands by its pre-image.
 
@@ -111,6 +135,7 @@ class PortedWay(Enum):
     MOVED = "moved"
     BY_HAND = "by-hand"
     UPSTREAM = "upstream"
+    NOT_NEEDED = "not-needed"
 
 
 class Patch(NamedTuple):
@@ -128,11 +153,11 @@ class Patch(NamedTuple):
 
     @property
     def retired(self) -> bool:
-        """Whether upstream has its hunks in all of the variant's releases, so that none is applied.
+        """Whether none of its hunks is applied to the variant's releases.
 
-        Its hunks say what it was that upstream took.
+        Upstream has them there, or a person said that they are not needed; they say what that was.
         """
-        return self.ported is PortedWay.UPSTREAM
+        return self.ported in (PortedWay.UPSTREAM, PortedWay.NOT_NEEDED)
 
 
 class Variant(NamedTuple):
@@ -219,6 +244,8 @@ class Feature:
     :ivar shared: paths of the modules among ``added`` that lie in ``shared/`` of its patches
         folder, for every feature there that names them.
     :ivar malformed: why its folder cannot be used, where the feature only stands for that.
+    :ivar group: what it is good for; ``None`` where its ``feature.toml`` does not say.
+    :ivar fault: what it mends; ``None`` where it mends nothing, or does not say what.
     """
 
     id: str
@@ -244,6 +271,8 @@ class Feature:
     obsolete_without: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     malformed: tuple[str, ...] = ()
+    group: Group | None = None
+    fault: Fault | None = None
 
     @property
     def shipped(self) -> bool:

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from overlay.authoring.cli_port import asked
 from overlay.authoring.commands import edit as sessions
 from overlay.authoring.commands.edit import begin_new
+from overlay.authoring.commands.edit_context import keep_context
 from overlay.authoring.commands.import_ import import_change
 from overlay.authoring.commands.new import new_from_edits
 from overlay.authoring.paths import PathRule
+from overlay.authoring.reports.ported import PortReport
 from overlay.cli.group import cli
 from overlay.cli.options import (
     WRITABLE_HELP,
@@ -26,6 +29,15 @@ from overlay.settings import in_home
 if TYPE_CHECKING:
     from overlay.commands.request import Request
     from overlay.report.base import Report
+
+
+#: How many lines of context the hunks of a feature keep.
+_CONTEXT = click.option(
+    "--context",
+    type=click.IntRange(0, 1000),
+    metavar="N",
+    help="Keep N lines of context around each change (default: as many as its place needs).",
+)
 
 
 @cli.command("import")
@@ -49,6 +61,7 @@ if TYPE_CHECKING:
 )
 @click.option("--each", is_flag=True, help="Make a feature of each commit; --id begins their ids.")
 @click.option("--update", is_flag=True, help="Replace the feature of that id.")
+@_CONTEXT
 @click.option(
     "--strip",
     type=click.IntRange(min=0),
@@ -61,6 +74,12 @@ if TYPE_CHECKING:
     default="",
     help="The folder that the paths are relative to, such as vllm/v1.",
 )
+@click.option(
+    "--onto",
+    metavar="RELEASE",
+    help="Place it on this release by hand, in ./port-RELEASE, where it lands on none.",
+    shell_complete=complete_releases,
+)
 @asks
 def import_(
     request: Request,
@@ -71,8 +90,10 @@ def import_(
     partial: bool,
     each: bool,
     update: bool,
+    context: int | None,
     strip: int | None,
     directory: str,
+    onto: str | None,
 ) -> Report:
     """Make a feature of a change that was made elsewhere.
 
@@ -88,7 +109,8 @@ def import_(
       overlay import https://github.com/vllm-project/vllm/pull/49391 --id stops --patches ours
       overlay import ~/src/vllm@main..fix --id our-fix --base ~/src/vllm --patches ours
     """
-    return import_change(
+    report = import_change(
+        request,
         sources,
         id_,
         in_home(folder_to_write(request.patches)),
@@ -97,9 +119,11 @@ def import_(
         partial=partial,
         each=each,
         update=update,
+        context=context,
         paths=PathRule(strip, directory),
-        progress=request.progress,
+        onto=onto,
     )
+    return asked(request, report) if isinstance(report, PortReport) else report
 
 
 @cli.command(epilog=WRITABLE_HELP)
@@ -132,6 +156,7 @@ def import_(
     shell_complete=complete_releases,
 )
 @click.option("--update", is_flag=True, help="With --from-edits: replace the feature of that id.")
+@_CONTEXT
 @asks
 def new(request: Request, /, id_: str, **options: Any) -> Report:
     """Make a feature: of a release's files that you edit, or of what was edited already.
@@ -159,7 +184,7 @@ def new(request: Request, /, id_: str, **options: Any) -> Report:
             options["files"],
             release=options["release"],
             title=options["title"],
-            progress=request.progress,
+            context=options["context"],
         )
     return new_from_edits(
         request,
@@ -168,7 +193,7 @@ def new(request: Request, /, id_: str, **options: Any) -> Report:
         title=options["title"],
         releases=options["releases"],
         update=options["update"],
-        progress=request.progress,
+        context=options["context"],
     )
 
 
@@ -209,6 +234,12 @@ def _expect_one_way(id_: str, target: str | None, options: Mapping[str, Any]) ->
 )
 @click.option("--commit", metavar="FOLDER", help="Make the feature of the files as edited.")
 @click.option("--abort", metavar="FOLDER", help="Remove a session with all edits in it.")
+@click.option(
+    "--context",
+    type=click.IntRange(0, 1000),
+    metavar="N",
+    help="Begin no session: give the hunks N lines of context, where so many tell the place.",
+)
 @asks
 def edit(
     request: Request,
@@ -217,6 +248,7 @@ def edit(
     files: tuple[str, ...],
     commit: str | None,
     abort: str | None,
+    context: int | None,
 ) -> Report:
     """Edit a feature as files of vLLM instead of as diffs.
 
@@ -230,13 +262,18 @@ def edit(
       overlay edit stop-fix --release 0.28.0 --patches ./our-patches
       overlay edit --commit ./stop-fix@0.28.0
       overlay edit --abort ./stop-fix@0.28.0
+      overlay edit stop-fix --context 1                # a hunk drifted by a line beside its change
     """
     if sum(argument is not None for argument in (id_, commit, abort)) != 1:
         raise click.UsageError("give one of: ID, --commit FOLDER, --abort FOLDER.")
     if id_ is None and (release is not None or files):
         raise click.UsageError("--release and --file begin a session: name the feature's ID.")
+    if context is not None:
+        if id_ is None or release is not None or files:
+            raise click.UsageError("--context goes with the feature's ID alone.")
+        return keep_context(request, id_, context, request.progress)
     if id_ is not None:
-        return sessions.begin(request, id_, release, files, request.progress)
+        return sessions.begin(request, id_, release, files)
     if commit is not None:
-        return sessions.commit(request, in_home(commit), request.progress)
+        return sessions.commit(request, in_home(commit))
     return sessions.abort(in_home(abort or ""))

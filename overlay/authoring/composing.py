@@ -24,6 +24,16 @@ from overlay.results import State
 CONTEXT = (3, 5, 8, 13, 21, 34, 1_000_000)
 
 
+def contexts_from(context: int | None) -> tuple[int, ...]:
+    """The numbers of lines of context to try, from the one that was asked for on.
+
+    :param context: ``None`` for the usual number.
+    """
+    if context is None:
+        return CONTEXT
+    return context, *(number for number in CONTEXT if number > context)
+
+
 class NotComposable(ValueError):
     """The change cannot be written as hunks of the strict format."""
 
@@ -61,7 +71,7 @@ def _of_data(before: bytes, after: bytes, contexts: Sequence[int]) -> tuple[Hunk
 
 
 @dataclass(frozen=True)
-class _Block:
+class Block:
     """A changed run of lines: 0-based, half open, in the text before and in the one after."""
 
     old: range
@@ -82,7 +92,7 @@ def compose(
     old, new = (ScopedText.read(data, is_data=is_data) for data in (before, after))
     if old.source.encoding != new.source.encoding or old.source.bom != new.source.bom:
         raise NotComposable("it changes the encoding of the file or its byte-order mark")
-    groups = _close_together(list(_blocks(old, new)), old, new)
+    groups = close_together(list(blocks_of(old, new)), old, new)
     if not groups and before != after:
         raise NotComposable("it changes line ends alone, which a hunk does not speak of")
     hunks: list[Hunk] = []
@@ -118,13 +128,11 @@ def _end(hunk: Hunk) -> int:
     return hunk.source_line + len(hunk.pre) - 1
 
 
-def _close_together(
-    blocks: Sequence[_Block], old: ScopedText, new: ScopedText
-) -> list[list[_Block]]:
+def close_together(every: Sequence[Block], old: ScopedText, new: ScopedText) -> list[list[Block]]:
     """The blocks in groups: those in one scope between which few lines stay are one hunk."""
-    groups: list[list[_Block]] = []
+    groups: list[list[Block]] = []
     scope = None
-    for block in blocks:
+    for block in every:
         innermost = next(iter(_scopes_around([block], old, new)), None)
         near = groups and block.old.start - groups[-1][-1].old.stop <= 2 * CONTEXT[0]
         if near and innermost == scope:
@@ -135,7 +143,7 @@ def _close_together(
     return groups
 
 
-def _blocks(old: ScopedText, new: ScopedText) -> Iterator[_Block]:
+def blocks_of(old: ScopedText, new: ScopedText) -> Iterator[Block]:
     """What differs; a final newline that comes or goes belongs to the last line of each text.
 
     So neither last line is context: as such it would have to end alike before and after.
@@ -147,11 +155,11 @@ def _blocks(old: ScopedText, new: ScopedText) -> Iterator[_Block]:
     ends = [(-1, -1), *sorted(pairs.items()), (len(old.lines), len(new.lines))]
     for (a, b), (next_a, next_b) in pairwise(ends):
         if next_a - a > 1 or next_b - b > 1:
-            yield _Block(range(a + 1, next_a), range(b + 1, next_b))
+            yield Block(range(a + 1, next_a), range(b + 1, next_b))
 
 
 def _hunk(
-    group: Sequence[_Block],
+    group: Sequence[Block],
     room: range,
     old: ScopedText,
     new: ScopedText,
@@ -172,7 +180,7 @@ def _hunk(
 
 
 def _scopes_around(
-    group: Sequence[_Block], old: ScopedText, new: ScopedText
+    group: Sequence[Block], old: ScopedText, new: ScopedText
 ) -> Iterator[tuple[str, range]]:
     """The scopes that hold the blocks before and after, innermost first, with their old place."""
     before = range(group[0].old.start, group[-1].old.stop)
@@ -189,7 +197,7 @@ def _scopes_around(
 
 
 def _cut(
-    group: Sequence[_Block], place: range, scope: str, old: ScopedText, new: ScopedText
+    group: Sequence[Block], place: range, scope: str, old: ScopedText, new: ScopedText
 ) -> Hunk:
     lines: list[tuple[str, str]] = []
     at = place.start

@@ -27,8 +27,8 @@ from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
 from overlay.results import State
 
-#: Lines of context to try: the usual number first, then one, where that reaches more releases.
-_CONTEXTS = (CONTEXT, (1, *CONTEXT))
+#: Lines of context to try: as few as tell the place, then the usual number, where it reaches more.
+_CONTEXTS = ((1, 2, *CONTEXT), CONTEXT)
 
 #: An edited file's texts: without the feature, and as it was edited; ``None``: it was removed.
 _Texts = tuple[bytes, "bytes | None"]

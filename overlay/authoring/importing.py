@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from overlay.authoring.baseless import why as why_no_base
 from overlay.authoring.building import EditedFile, FeatureChange, Prepared, Words, build
-from overlay.authoring.composing import NotComposable, compose_file, whole_file
+from overlay.authoring.composing import NotComposable, compose_file, contexts_from, whole_file
 from overlay.authoring.incoming import ChangeKind, Commit, IncomingFile
-from overlay.authoring.locating import ReleaseTexts, following_bytes, locate
+from overlay.authoring.locating import Origin, ReleaseTexts, following_bytes, locate
+from overlay.authoring.mailbox import described
 from overlay.authoring.triage import (
     FileFate,
     added_content,
@@ -25,6 +25,7 @@ from overlay.authoring.triage import (
 )
 from overlay.package import VLLM, Package
 from overlay.planning.scopes import Syntax
+from overlay.report.progress import Progress, counting
 from overlay.results import Fate
 
 _PULL = re.compile(r"\(#(\d+)\)\s*$")
@@ -39,11 +40,13 @@ def prepare(
     source: str,
     verbatim: bytes,
     today: str,
-    checkout: Path | None = None,
+    checkout: Origin | None = None,
     partial: bool = False,
     upstream: str = "",
     syntax: Syntax | None = None,
     package: Package = VLLM,
+    context: int | None = None,
+    progress: Progress | None = None,
 ) -> Prepared:
     """The feature that the commits, laid on each other, make.
 
@@ -54,16 +57,21 @@ def prepare(
     :param upstream: the page of the pull request or commit; by default the subject may tell it.
     :param syntax: answers about texts, if they are remembered from elsewhere.
     :param package: the one that the feature is to patch.
+    :param context: how many lines of context its hunks keep; default: as many as they need.
     :raises UsageError: if the change renames, deletes or replaces a file of it, with the line.
     """
     edits, added, fates = sort_files(commits, partial, package)
     answers = syntax or Syntax()
     topics: list[EditedFile] = []
+    contexts = contexts_from(context)
     contents = {path: added_content(file) for path, file in added.items()}
-    for path, parts in edits.items():
-        fate, topic = _topic(path, parts, texts, checkout, answers)
-        fates.append(fate)
-        if topic is not None:
+    with counting(progress, "placed", len(edits), "file") as step:
+        for path, parts in edits.items():
+            fate, topic = _topic(path, parts, texts, checkout, answers, contexts)
+            fates.append(fate)
+            step()
+            if topic is None:
+                continue
             topics.append(topic)
             if (new := parts[-1].new_path) is not None:
                 added[new], contents[new] = parts[-1], topic.base.after
@@ -71,28 +79,29 @@ def prepare(
         problem = added_problem(path, contents[path], answers)
         problem = None if problem is None else f"{file.place}: {problem}"
         fates.append(FileFate(path, Fate.ADDED, problem=problem))
+    words = words_of(commits, id_, source, today, upstream, package)
+    change = FeatureChange(tuple(topics), contents, tuple(fates), len(commits), context)
+    return build(change, words, texts, {"origin/01.patch": verbatim}, answers, progress)
+
+
+def words_of(
+    commits: Sequence[Commit], id_: str, source: str, today: str, upstream: str, package: Package
+) -> Words:
+    """What a feature of commits says about itself; the parameters are those of ``prepare``."""
     first, title = commits[0], _title(commits, id_)
-    page = upstream or (_upstream(title) if package == VLLM else "")
-    words = Words(
-        id_,
-        title,
-        first.message or title,
-        page,
-        f"other, {page or source}",
-        first.author,
-        today,
-        package,
-    )
-    change = FeatureChange(tuple(topics), contents, tuple(fates), len(commits))
-    return build(change, words, texts, {"origin/01.patch": verbatim}, answers)
+    words = described(first.message)
+    page = upstream or words.upstream or (_upstream(title) if package == VLLM else "")
+    why, origin = words.why or title, f"other, {page or source}"
+    return Words(id_, title, why, page, origin, first.author, today, package)
 
 
 def _topic(
     path: str,
     parts: Sequence[IncomingFile],
     texts: ReleaseTexts,
-    checkout: Path | None,
+    checkout: Origin | None,
     syntax: Syntax,
+    contexts: Sequence[int],
 ) -> tuple[FileFate, EditedFile | None]:
     """One edited file, or why it cannot be placed."""
 
@@ -124,7 +133,7 @@ def _topic(
         fate = FileFate(path, Fate.EDITED, base.release, base.by_id, 1, removes=True)
         return fate, EditedFile(base, (whole_file(base.before, None),))
     try:
-        hunks = compose_file(path, base.before, after)
+        hunks = compose_file(path, base.before, after, contexts)
     except NotComposable as error:
         return refused(str(error))
     if (problem := uncompilable(path, after, syntax)) is not None:

@@ -8,11 +8,15 @@ lacks it.  A checkout of the package serves where no release does.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
+
+from packaging.version import Version
 
 from overlay._features.model import Hunk, blob_id
 from overlay.authoring.composing import NotComposable, compose
@@ -20,7 +24,7 @@ from overlay.authoring.git import Checkout
 from overlay.authoring.incoming import IncomingFile
 from overlay.authoring.scoped import ScopedText
 from overlay.errors import UsageError
-from overlay.package import Tree, is_module
+from overlay.package import Package, Tree, is_module, parse_version
 from overlay.planning.scopes import UnparsableError
 from overlay.planning.telling import new_lines, share_of, stands_together
 from overlay.planning.text import Edit, SourceText, TextError
@@ -36,10 +40,17 @@ class ReleaseTexts:
     """The files of releases, each read once.
 
     :param names: the releases, oldest first; :param tree: opens one by its name.
+    :param beside: the names of further ones that can be read at once, oldest first.
     """
 
-    def __init__(self, names: Sequence[str], tree: Callable[[str], Tree]) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        tree: Callable[[str], Tree],
+        beside: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
         self.names = tuple(names)
+        self.beside = beside
         self._open = tree
         self._trees: dict[str, Tree] = {}
         self._files: dict[tuple[str, str], bytes | None] = {}
@@ -62,6 +73,13 @@ class ReleaseTexts:
         if release not in self._trees:
             self._trees[release] = self._open(release)
         return self._trees[release]
+
+    def with_name(self, release: str) -> ReleaseTexts:
+        """The same with one more release, in the order of versions."""
+        if release in self.names:
+            return self
+        names = sorted((*self.names, release), key=Version)
+        return ReleaseTexts(names, self._open, self.beside)
 
     def record(self, release: str) -> Mapping[str, str] | None:
         """The sha256 of the release's own files by path, where it has a RECORD.
@@ -99,15 +117,23 @@ class Base:
     by_id: bool
 
 
+#: Where a feature's folder keeps the text that it was made on, where no release has that.
+OWN_BASE = "origin/base"
+
+#: What `--base` names: a folder with the package's sources, perhaps a git repository; one file of
+#: them; or the files of a release.
+Origin = Path | Tree
+
+
 def locate(
     file: IncomingFile,
     texts: ReleaseTexts,
-    checkout: Path | None = None,
+    checkout: Origin | None = None,
     following: Sequence[IncomingFile] = (),
 ) -> Base | None:
     """The base of an edited file, or ``None`` where neither a release nor the checkout has it.
 
-    :param checkout: a folder with the package's sources, perhaps a git repository.
+    :param checkout: the text that the user names.
     :param following: further changes of the file, made on what the one before left.
     :raises OverlayError: if a release or a file of the checkout cannot be read.
     """
@@ -420,12 +446,14 @@ def _moved_lines(before: bytes, hunks: Sequence[Hunk]) -> int:
     return total
 
 
-def _from_checkout(file: IncomingFile, checkout: Path) -> Base | None:
+def _from_checkout(file: IncomingFile, checkout: Origin) -> Base | None:
     """The base in a checkout: the blob that the diff names, or the file as it lies there."""
-    data = _blob(checkout, file.old_blob) if file.old_blob is not None else None
+    data = None
+    if file.old_blob is not None and isinstance(checkout, Path) and checkout.is_dir():
+        data = _blob(checkout, file.old_blob)
     by_id = data is not None
     if data is None:
-        data = read_regular(checkout / file.path, _LIMIT)
+        data = read_origin(checkout, file.path)
     after: bytes | None = None
     if data is not None and file.binary is not None:
         after = _of_id(data, file)
@@ -445,6 +473,59 @@ def _of_id(data: bytes, file: IncomingFile) -> bytes | None:
     if not blob_id(data).startswith(file.old_blob or "-"):
         return None
     return following_bytes(data, file)
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files of what `--base` names; satisfies ``Tree``."""
+
+    origin: Origin
+
+    def read(self, path: str) -> bytes | None:
+        """The bytes of a file; one file is that of its name, wherever it lies."""
+        if isinstance(self.origin, Path) and self.origin.is_file():
+            is_it = path.rpartition("/")[2] == self.origin.name
+            return read_origin(self.origin, path) if is_it else None
+        return read_origin(self.origin, path)
+
+
+def release_before(
+    origin: Origin, paths: Sequence[str], texts: ReleaseTexts, package: Package
+) -> str | None:
+    """The last release before what `--base` names: by its version, or by its texts.
+
+    :param paths: files of the package that tell; :returns: ``None`` where there is no release.
+    :raises OverlayError: if a release cannot be read.
+    """
+    files = Files(origin)
+    text = files.read(f"{package.name}/_version.py") or b""
+    numbers = re.findall(rb"(?m)^(?:__)?version.*= ['\"](\d[^'\"]*)['\"]", text)
+    version = parse_version(numbers[0].decode("utf-8", "replace")) if numbers else None
+    if version is not None:
+        last = Version(version.base_version)
+        older = [name for name in texts.names if Version(name) < last]
+        same = [name for name in texts.names if Version(name) == last]
+        return next(reversed([*older, *(same if not version.is_prerelease else ())]), None)
+    own = {path: data for path in paths if (data := files.read(path)) is not None}
+
+    def alike(name: str) -> float:
+        pairs = ((data, texts.read(name, path) or b"") for path, data in own.items())
+        return sum(
+            SequenceMatcher(None, a.splitlines(), b.splitlines(), autojunk=False).quick_ratio()
+            for a, b in pairs
+        )
+
+    return max(texts.names, key=alike, default=None)
+
+
+def read_origin(origin: Origin, path: str) -> bytes | None:
+    """A file of what `--base` names; of one file each edit is asked whether it fits.
+
+    :raises OverlayError: if it cannot be read.
+    """
+    if not isinstance(origin, Path):
+        return origin.read(path)
+    return read_regular(origin / path if origin.is_dir() else origin, _LIMIT)
 
 
 def _blob(checkout: Path, blob: str) -> bytes | None:

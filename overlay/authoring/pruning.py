@@ -15,13 +15,14 @@ from itertools import pairwise
 
 from packaging.version import Version
 
-from overlay._features.model import Feature, Variant
+from overlay._features.model import Feature, Variant, paths_of
 from overlay.authoring.landing import names_from
 from overlay.authoring.locating import ReleaseTexts, ReleaseTree
-from overlay.authoring.variants import patch_file, with_merged, with_releases
-from overlay.authoring.writing import check_files
+from overlay.authoring.variants import patch_file, with_base_has, with_merged, with_releases
+from overlay.authoring.writing import check_files, render_patch
 from overlay.errors import PatchFormatErrors, UsageError
 from overlay.package import ReleaseRange
+from overlay.planning.attempt import Texts, attempt
 from overlay.planning.obsolete import obsolete_by
 from overlay.planning.planner import below, plan
 from overlay.planning.scopes import Syntax
@@ -87,15 +88,24 @@ class Pruner:
     texts: ReleaseTexts
     names: Sequence[str]
     syntax: Syntax = field(default_factory=Syntax)
+    #: Feature -> why its old variants stay, where they do.
+    holds: dict[str, str] = field(default_factory=dict)
+    #: By the identity of features, which are kept beside their plan, and the release.
+    _plans: dict[tuple[tuple[int, ...], str], tuple[tuple[Feature, ...], Plan]] = field(
+        default_factory=dict
+    )
 
-    def propose(self, served: Sequence[ServedFeature]) -> tuple[Proposal, ...]:
+    def propose(
+        self, served: Sequence[ServedFeature], step: Callable[[], None] = lambda: None
+    ) -> tuple[Proposal, ...]:
         """Everything that can go, in an order in which it can be done.
 
         :param served: every feature, in the order in which they are applied.
+        :param step: called after each feature of which something can be proposed.
         :raises OverlayError: if a release cannot be read.
         """
         present = list(served)
-        before = self._answers(present)
+        before = dict(self._answers(present))
         accepted: list[Proposal] = []
         for entry in served:
             if entry.files is None:
@@ -109,6 +119,7 @@ class Pruner:
                     present = _after(present, proposal)
                     if proposal.files is None:
                         break
+            step()
         return tuple(accepted)
 
     def _first(
@@ -128,25 +139,36 @@ class Pruner:
             except (PatchFormatErrors, UsageError):
                 continue  # it would leave a hole, or a range that its feature.toml cannot say
             healed = id_ if proposal.kind is Prune.MERGED else None
-            if self._same(before, self._answers(after), healed):
+            if all(before[name].kept_by(then, healed) for name, then in self._answers(after)):
                 return proposal
         return None
 
     # What is compared
 
-    def _answers(self, present: Sequence[ServedFeature]) -> dict[str, _Answer]:
-        features = [entry.feature for entry in present]
-        return {name: self._answer(features, name) for name in self.names}
+    def _answers(self, present: Sequence[ServedFeature]) -> Iterator[tuple[str, _Answer]]:
+        """What features do on each release, one after the other."""
+        groups = _groups([entry.feature for entry in present])
+        for name in self.names:
+            yield name, self._answer(groups, name)
 
-    def _answer(self, features: Sequence[Feature], release: str) -> _Answer:
-        joint = self._plan(features, release)
-        alone = {feature.id: self._plan([feature], release) for feature in features}
+    def _answer(self, groups: Sequence[tuple[Feature, ...]], release: str) -> _Answer:
+        """What groups of features do that have no file in common: each group is planned alone."""
+        features = [feature for group in groups for feature in group]
+        joint = [self._planned(group, release) for group in groups]
+        alone = {feature.id: self._planned((feature,), release) for feature in features}
         return _Answer(
-            {result.feature: result.state for result in joint.features},
-            joint.changes,
+            {result.feature: result.state for each in joint for result in each.features},
+            frozenset(change for each in joint for change in each.changes),
             {id_: (each.features[0].state, each.changes) for id_, each in alone.items()},
             frozenset(each.id for each in features if self._why_obsolete(each, release)),
         )
+
+    def _planned(self, features: tuple[Feature, ...], release: str) -> Plan:
+        """A plan, made once: a proposal changes one feature of a hundred."""
+        key = tuple(map(id, features)), release
+        if key not in self._plans:
+            self._plans[key] = features, self._plan(features, release)
+        return self._plans[key][1]
 
     def _plan(self, features: Sequence[Feature], release: str) -> Plan:
         tree, record = ReleaseTree(self.texts, release), self.texts.record(release)
@@ -162,14 +184,9 @@ class Pruner:
         read, record = partial(self.texts.read, release), self.texts.record(release)
         return obsolete_by(feature, Version(release), read, record)
 
-    def _same(
-        self, before: Mapping[str, _Answer], after: Mapping[str, _Answer], healed: str | None
-    ) -> bool:
-        return all(before[name].kept_by(after[name], healed) for name in self.names)
-
     def _states(self, feature: Feature) -> dict[str, State]:
         """A feature's state on each release that is served, taken alone."""
-        return {name: self._plan([feature], name).features[0].state for name in self.names}
+        return {name: self._planned((feature,), name).features[0].state for name in self.names}
 
     # Proposals
 
@@ -194,7 +211,7 @@ class Pruner:
         if files is None or not since or not feature.releases.first <= last < feature.releases.last:
             return
         span = ReleaseRange(feature.releases.first, last)
-        clipped = _clipped(feature, files, span)
+        clipped = _clipped(feature, files, span, self._rebased)
         if clipped is not None:
             files_after = {**clipped, "feature.toml": with_releases(files["feature.toml"], span)}
             evidence = f"{self._why_obsolete(feature, since[0])}, from {since[0]} up to {since[-1]}"
@@ -231,7 +248,7 @@ class Pruner:
         last = min(feature.releases.last, Version(before[-1]))
         if last < feature.releases.last and last >= feature.releases.first:
             span = ReleaseRange(feature.releases.first, last)
-            clipped = _clipped(feature, files, span)
+            clipped = _clipped(feature, files, span, self._rebased)
             if clipped is not None:
                 files_after = {**clipped, "feature.toml": with_releases(noted, span)}
                 ends = f"{text}, and end its range at {last}"
@@ -251,8 +268,9 @@ class Pruner:
         if not old or files is None or feature.releases.last < oldest:
             return
         span = ReleaseRange(max(feature.releases.first, oldest), feature.releases.last)
-        clipped = _clipped(feature, files, span)
+        clipped = _clipped(feature, files, span, self._rebased)
         if clipped is None:
+            self.holds[feature.id] = self._holding(feature, span)
             return
         toml = with_releases(files["feature.toml"], span)
         spans = sorted({str(variant.releases) for variant in old})
@@ -264,6 +282,41 @@ class Pruner:
             f"no release from {oldest} on uses them",
             {**clipped, "feature.toml": toml},
         )
+
+    def _holding(self, feature: Feature, span: ReleaseRange) -> str:
+        """Which variant keeps a feature from beginning with a range, and why."""
+        for topic in feature.topics:
+            for variant in topic.variants:
+                base = variant.patch.headers.get("Base")
+                first = max(variant.releases.first, span.first)
+                last = min(variant.releases.last, span.last)
+                inside = variant.releases.overlaps(span) and base is not None
+                lost = inside and not first <= Version(str(base)) <= last
+                if lost and self._rebased(variant, ReleaseRange(first, last)) is None:
+                    return (
+                        f"{patch_file(topic, variant)} is made on {base}, and its hunks do not "
+                        f"land by themselves on a release of {first}..{last}"
+                    )
+        return ""
+
+    def _rebased(self, variant: Variant, span: ReleaseRange) -> bytes | None:
+        """A variant's file with the first release of a range as its base; ``None`` without one.
+
+        Where its hunks land it says the same; that every release gets the same is compared anyhow.
+        """
+        patch, texts = variant.patch, Texts(self.syntax)
+        for name in self.names:
+            before = self.texts.read(name, patch.path) if Version(name) in span else None
+            if before is None or attempt(patch, before, texts).after is None:
+                continue
+            lines = [texts.match(hunk, before).line for hunk in patch.hunks]
+            hunks = tuple(
+                hunk._replace(source_line=line or hunk.source_line)
+                for hunk, line in zip(patch.hunks, lines, strict=True)
+            )
+            headers = with_base_has({**patch.headers, "Base": name}, patch.hunks, before)
+            return render_patch(headers, patch.path, hunks).encode("utf-8", "surrogateescape")
+        return None
 
     def _unite(self, entry: ServedFeature) -> Iterator[Proposal]:
         """Neighbouring variants of a topic of which one can serve both ranges."""
@@ -311,7 +364,7 @@ class _Answer:
     """
 
     states: Mapping[str, State]
-    changes: tuple[Change, ...]
+    changes: frozenset[Change]
     alone: Mapping[str, tuple[State, tuple[Change, ...]]]
     obsolete: frozenset[str]
 
@@ -340,6 +393,19 @@ class _Answer:
         return {other: result for other, result in self.alone.items() if other != id_}
 
 
+def _groups(features: Sequence[Feature]) -> list[tuple[Feature, ...]]:
+    """Features in groups of which no two have a file in common, each in the given order."""
+    groups: list[tuple[set[str], list[int]]] = []
+    for number, feature in enumerate(features):
+        paths, members = set(paths_of([feature])), [number]
+        for other in [group for group in groups if group[0] & paths]:
+            groups.remove(other)
+            paths |= other[0]
+            members += other[1]
+        groups.append((paths, members))
+    return [tuple(features[at] for at in sorted(members)) for _, members in groups]
+
+
 def _after(present: Sequence[ServedFeature], proposal: Proposal) -> list[ServedFeature]:
     """The features once a proposal is carried out.
 
@@ -357,9 +423,15 @@ def _after(present: Sequence[ServedFeature], proposal: Proposal) -> list[ServedF
     return result
 
 
-def _clipped(feature: Feature, files: Mapping[str, bytes], span: ReleaseRange) -> Files | None:
+def _clipped(
+    feature: Feature,
+    files: Mapping[str, bytes],
+    span: ReleaseRange,
+    rebased: Callable[[Variant, ReleaseRange], bytes | None] = lambda *_: None,
+) -> Files | None:
     """The patch files once no variant reaches out of a range.
 
+    :param rebased: gives a variant's file with a base in a range, where that is possible.
     :returns: ``None`` where a variant would lose the release that its text was made on.
     """
     result: dict[str, bytes | None] = {}
@@ -374,8 +446,10 @@ def _clipped(feature: Feature, files: Mapping[str, bytes], span: ReleaseRange) -
             result[patch_file(topic, variant)] = None
             if not inside:
                 continue
+            data: bytes | None = files[patch_file(topic, variant)]
             if base is not None and not first <= Version(base) <= last:
+                data = rebased(variant, ReleaseRange(first, last))
+            if data is None:
                 return None
-            data = files[patch_file(topic, variant)]
             result[f"{topic.name}/{ReleaseRange(first, last)}.patch"] = data
     return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from overlay._features.model import FILE_SCOPE, Hunk
 from overlay.planning.matching import match
@@ -12,6 +13,17 @@ from overlay.planning.text import SourceText
 from overlay.results import HunkResult
 
 Scopes = Mapping[str, Sequence[range]]
+
+
+@lru_cache(maxsize=64)
+def scopes_in(lines: tuple[str, ...]) -> Scopes:
+    """The places of every class and function, as ``scopes.find`` gives them.
+
+    Kept, since one change asks for the same few texts again and again, and each is parsed whole.
+
+    :raises UnparsableError: if the text is not Python.
+    """
+    return find(lines)
 
 
 @dataclass(frozen=True)
@@ -31,7 +43,7 @@ class ScopedText:
         source = SourceText.from_bytes(data)
         if is_data:
             return cls(source, {FILE_SCOPE: [range(len(source.lines))]})
-        return cls(source, find(source.lines))
+        return cls(source, scopes_in(source.lines))
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -50,3 +62,12 @@ class ScopedText:
             return places[0] if len(places) == 1 else None
         start, stop = line - 1, line - 1 + len(hunk.pre)
         return next((p for p in places if p.start <= start and stop <= p.stop), None)
+
+
+def with_base(hunk: Hunk, origin: ScopedText) -> Hunk:
+    """A hunk whose base is known: what its scope in the base had of its lines tells nothing."""
+    if hunk.base_has is not None:
+        return hunk
+    home = origin.home(hunk)
+    there = () if home is None else origin.source.lines[home.start : home.stop]
+    return hunk._replace(base_has=tuple(dict.fromkeys(line.strip() for line in there)))

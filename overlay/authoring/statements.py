@@ -8,7 +8,6 @@ them in 20 of 35 cases only, and tokens of whole regions in 20 of 30.
 
 from __future__ import annotations
 
-import io
 import keyword
 import tokenize
 from collections.abc import Iterator, Sequence
@@ -16,12 +15,15 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from overlay.authoring.merge import Lines, Side, merge
+from overlay.planning.code_lines import margin_of
 
 _OPEN, _CLOSE = "([{", ")]}"
 #: Tokens that say where lines end, and nothing else.
 _LAYOUT = (tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 #: Characters that tokenizers take for ends of lines, or for no indentation.
 _ODD = ("\r", "\f")
+#: The most statements that are kept of those that begin with one line.
+_MOST_ALIKE = 16
 
 
 class Word(NamedTuple):
@@ -114,6 +116,58 @@ def statements(lines: Sequence[str]) -> Iterator[Statement]:
     """
     if any(odd in line for line in lines for odd in _ODD):
         raise SyntaxError("a line holds a character that may end it")
+    at, margins = 0, [0]
+    while at < len(lines):
+        unit = _statement_at(lines, at)
+        if unit.words and not unit.comment:
+            _expect_margin(unit.lines[0], margins)
+        yield unit
+        at += len(unit.lines)
+
+
+def _statement_at(lines: Sequence[str], at: int) -> Statement:
+    """The statement that begins at a line; most of them stand in many texts.
+
+    Between two statements a tokenizer knows nothing of the lines before but how far they were in.
+
+    :raises tokenize.TokenError, SyntaxError: where Python finds no tokens, or no end.
+    """
+    begun = _begun_by(lines[at])
+    for unit in begun:
+        if unit.lines == tuple(lines[at : at + len(unit.lines)]):
+            return unit
+    unit = next(_units(lines[at:]))
+    if len(begun) < _MOST_ALIKE:
+        begun.append(unit)
+    return unit
+
+
+@lru_cache(maxsize=1 << 15)
+def _begun_by(line: str) -> list[Statement]:  # noqa: ARG001 - the cache's key
+    """The statements that were read and begin with a line; who reads another one adds it."""
+    return []
+
+
+def _expect_margin(line: str, margins: list[int]) -> None:
+    """Enter or leave blocks, as far in as a statement begins.
+
+    :param margins: those of the open blocks, the outermost first.
+    :raises SyntaxError: if a block ends that far in that none began there.
+    """
+    margin = margin_of(line)
+    if margin > margins[-1]:
+        margins.append(margin)
+    while margin < margins[-1]:
+        margins.pop()
+    if margin != margins[-1]:
+        raise SyntaxError("a statement is as far in as no block")
+
+
+def _units(lines: Sequence[str]) -> Iterator[Statement]:
+    """The statements of a text that begins between two of them.
+
+    :raises tokenize.TokenError, SyntaxError: where Python finds no tokens, or no end.
+    """
     next_line = 0
     tokens: list[_Token] = []
     for token in _tokens(lines):
@@ -191,9 +245,9 @@ class _Token(NamedTuple):
 
 def _tokens(lines: Sequence[str]) -> Iterator[_Token]:
     """The tokens of a text; a formatted string is one of them with every version of Python."""
-    text = io.StringIO("".join(f"{line}\n" for line in lines))
+    ended = (f"{line}\n" for line in lines)
     inside: list[tokenize.TokenInfo] = []  # the beginnings of formatted strings that are open
-    for token in tokenize.generate_tokens(text.readline):
+    for token in tokenize.generate_tokens(ended.__next__):
         name = tokenize.tok_name[token.type]
         if name.endswith("STRING_START"):
             inside.append(token)

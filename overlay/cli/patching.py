@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +11,7 @@ from overlay.cli.options import (
     TARGET_HELP,
     WRITABLE_HELP,
     asks,
+    complete_features,
     complete_releases,
     complete_target,
     feature_option,
@@ -19,6 +20,7 @@ from overlay.cli.options import (
     refuse_both,
     require_option,
     target_argument,
+    wants_json,
     without_option,
 )
 from overlay.commands import lazy as commands
@@ -42,11 +44,26 @@ _ONLY = "Only this feature; may be given several times."
     shell_complete=complete_releases,
 )
 @click.option("--pre", is_flag=True, help="With `--releases new`: pre-releases as well.")
+@click.option(
+    "--since",
+    metavar="REPORT.json",
+    help="Say what changed since this report of `check --json`; end with 1 where something got "
+    "worse.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "markdown", "junit"]),
+    default="text",
+    help="With --since: how to write what changed.",
+)
 @python_option
 @feature_option(_ONLY)
 @without_option
 @asks
-def check(request: Request, targets: tuple[str, ...], releases: str | None, pre: bool) -> Report:
+def check(
+    request: Request, /, targets: tuple[str, ...], releases: str | None, **how: Any
+) -> Report:
     """Say whether the patches match; write nothing.
 
     \b
@@ -57,9 +74,15 @@ def check(request: Request, targets: tuple[str, ...], releases: str | None, pre:
       overlay check --releases all                 # every release, as a table
       overlay check --releases new                 # what came out since this overlay
       overlay check vllm-ascend==0.23.0.post1      # a release of another package
+      overlay check --releases all --since last-night.json --format markdown
     """
     refuse_both(targets, request.python)
-    return commands.check(request, targets, releases, pre=pre)
+    if how["form"] != "text" and (how["since"] is None or wants_json()):
+        raise click.UsageError("--format writes what changed: it goes with --since, not --json.")
+    earlier = None if how["since"] is None else in_home(how["since"])
+    return commands.check(
+        request, targets, releases, pre=how["pre"], earlier=earlier, form=how["form"]
+    )
 
 
 @cli.command(epilog=WRITABLE_HELP)
@@ -194,3 +217,17 @@ def list_(request: Request, releases: bool, pre: bool, package: str | None) -> R
       overlay list --releases --package vllm-ascend
     """
     return commands.list_(request, releases=releases, pre=pre, package=package)
+
+
+@cli.command()
+@click.argument("feature", metavar="ID", shell_complete=complete_features)
+@asks
+def show(request: Request, feature: str) -> Report:
+    """Show one feature: the fault that it mends, the releases, the evidence, the switch.
+
+    \b
+    Example:
+      overlay show context-limit
+      overlay show our-fix --patches ./our-patches
+    """
+    return commands.show(request, feature)

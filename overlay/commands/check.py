@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from overlay.commands.assess import examine, outlook
@@ -16,10 +17,13 @@ from overlay.report.model import TargetFailure, TargetReport
 from overlay.report.progress import counting
 from overlay.report.targets import CheckReport
 from overlay.report.wording import checked, nothing_new
+from overlay.results import State
 from overlay.results.invocation import NOTHING_NAMED, Invocation, current, invoked
 from overlay.targets.resolution import packages_meant, releases
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from overlay._features.model import Feature
     from overlay.targets.target import Target
 
@@ -37,6 +41,8 @@ def check(
     span: str | None = None,
     *,
     pre: bool = False,
+    earlier: Path | None = None,
+    form: str = "text",
 ) -> CheckReport:
     """The state of the features in every target that is named, and in every release of ``span``.
 
@@ -46,7 +52,10 @@ def check(
     :param names: targets; none and no ``span`` is the vLLM that this Python would import.
     :param span: releases as ``--releases`` takes them.
     :param pre: whether ``new`` in ``span`` holds pre-releases, too.
-    :raises UsageError: if ``span`` is none, or a feature that is meant does not exist.
+    :param earlier: the JSON of an earlier check: what changed since then is the answer, in
+        ``form`` (``text``, ``markdown`` or ``junit``).
+    :raises UsageError: if ``span`` is none, a feature that is meant does not exist, or ``earlier``
+        is no such report.
     :raises PatchFormatErrors: if a folder of patches is malformed.
     """
     features = request.at_hand()
@@ -62,7 +71,12 @@ def check(
     answers = every_target(request, list(dict.fromkeys(targets)), features)
     reports = tuple(answer for answer in answers if isinstance(answer, TargetReport))
     failures = tuple(answer for answer in answers if isinstance(answer, TargetFailure))
-    return CheckReport(checked(reports, failures), reports, failures)
+    report = CheckReport(checked(reports, failures), reports, failures)
+    if earlier is None:
+        return report
+    from overlay.commands.since import since  # what most checks do not need
+
+    return since(report, earlier, features, form)
 
 
 def every_target(
@@ -118,7 +132,7 @@ def _examined(target: Target, scene: Scene) -> TargetReport | TargetFailure:
     try:
         examination = examine(target, scene.features, scene.selection)
         answer = outlook(examination, target, untested=True).report
-        return with_runner(answer, scene.features, target.release)
+        return with_runner(_with_faults(answer, scene.features), scene.features, target.release)
     except OverlayError as error:
         lines = (
             line if line.startswith(f"{target.name}: ") else f"{target.name}: {line}"
@@ -127,3 +141,14 @@ def _examined(target: Target, scene: Scene) -> TargetReport | TargetFailure:
         return TargetFailure(target.name, "\n".join(lines))
     except OSError as error:
         return TargetFailure(target.name, described(error))
+
+
+def _with_faults(answer: TargetReport, features: Sequence[Feature]) -> TargetReport:
+    """A target with the faults that its release has, of mends that could be applied."""
+    symptoms = {feature.id: feature.fault.symptom for feature in features if feature.fault}
+    faults = tuple(
+        (result.feature, symptoms[result.feature])
+        for result in answer.features
+        if result.state is State.PRISTINE and result.feature in symptoms
+    )
+    return replace(answer, faults=faults)

@@ -17,6 +17,7 @@ from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
 from overlay.report.codes import Exit
 from overlay.report.outcomes import differs
+from overlay.report.progress import doing
 from overlay.report.targets import DiffReport
 from overlay.report.wording import together
 from overlay.targets.target import public
@@ -44,7 +45,8 @@ def diff(request: Request) -> DiffReport:
     answers, verdicts, text = [], [], b""
     for target in scene.targets:
         selection = of_package(scene.selection, target.package)
-        pristine_plan, interrupted = _plan_pristine(target, selection)
+        with doing(request.progress, f"planning the change of {target.name}"):
+            pristine_plan, interrupted = _plan_pristine(target, selection)
         answers.append(report(target, pristine_plan, selection, interrupted))
         verdicts.append(differs(answers[-1], len(pristine_plan.changes)))
         text += b"" if interrupted else render(pristine_plan.changes)

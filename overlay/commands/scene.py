@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from overlay._features.model import packages_of
 from overlay.errors import OverlayError, UsageError
 from overlay.package import VLLM, Package
+from overlay.report.progress import doing
 from overlay.results import FeatureResult, Reason, State
 from overlay.results.invocation import NOTHING_NAMED, Invocation, command
 from overlay.targets import resolution
@@ -29,9 +31,17 @@ def resolve(request: Request, package: Package = VLLM) -> Target:
     :raises TargetError: if the target does not exist.
     :raises PackageIndexError: if a release cannot be fetched.
     """
-    return resolution.resolve(
-        request.target, python=request.python, progress=request.progress, package=package
-    )
+    with _reading(request):
+        return resolution.resolve(
+            request.target, python=request.python, progress=request.progress, package=package
+        )
+
+
+def _reading(request: Request) -> AbstractContextManager[None]:
+    """Says what is read, where that was named and takes long."""
+    if request.target is None:
+        return nullcontext()
+    return doing(request.progress, f"reading {request.target}")
 
 
 class Scene(NamedTuple):
@@ -104,12 +114,13 @@ def _targets(request: Request, packages: Sequence[Package]) -> tuple[Target, ...
             progress=request.progress,
         )
 
-    try:
-        return each(packages)
-    except Absent:
-        if VLLM in packages:
-            raise
-        return each((VLLM,))  # where features for something else have nothing to do
+    with _reading(request):
+        try:
+            return each(packages)
+        except Absent:
+            if VLLM in packages:
+                raise
+            return each((VLLM,))  # where features for something else have nothing to do
 
 
 def writable(request: Request, command: str) -> Scene:

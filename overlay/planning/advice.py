@@ -57,6 +57,7 @@ def for_hunk(
     misplaced: bool,
     original: bool | None,
     release: Version | None = None,
+    less: int | None = None,
 ) -> str | None:
     """What to do about a hunk that does not fit; ``None`` where its state alone tells it.
 
@@ -66,6 +67,7 @@ def for_hunk(
     :param misplaced: its lines are in the file, but in another scope.
     :param original: whether the file is the release's own; ``None`` where that is not known.
     :param release: the release of the target; ``None`` where it is not known.
+    :param less: the lines of context with which it would land; ``None`` where it would not.
     """
     place = f"{patch.name}:{hunk.patch_line}"
     if feature.shipped:
@@ -81,6 +83,10 @@ def for_hunk(
             step = f"correct the scope in {place}; {step}"
     else:
         step = _port(feature, patch, release)
+        if less is not None:
+            lines = {0: "no line", 1: "1 line"}.get(less, f"{less} lines")
+            edit = command("edit", feature.id, "--context", str(less))
+            step = f"with {lines} of context it would land here: {edit}; otherwise {step}"
         if release is not None and not release.is_prerelease and not _before_base(patch, release):
             step += (
                 "; where upstream has the change in another form, "

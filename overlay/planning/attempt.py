@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from overlay._features.model import FILE_SCOPE, Hunk, Patch, WholeFile
 from overlay.package import is_module
+from overlay.planning.context import anchored, context_of, narrowed
 from overlay.planning.matching import edits, final_newline_after, match, misplaced, places_of
 from overlay.planning.rescope import rescope
 from overlay.planning.scopes import Scopes, Syntax, UnparsableError
@@ -119,6 +120,22 @@ class Texts:
         except (TextError, UnparsableError) as error:
             reason = Reason(f"the file cannot be read: {error}")
             return HunkResult(hunk.scope, State.DRIFTED, reason=reason)
+
+    def less(self, hunk: Hunk, data: bytes) -> int | None:
+        """How many lines of context a hunk that does not fit would land with; ``None``: with none.
+
+        It is fewer than it has: whoever lays it so has to see that this is the place.
+        """
+        try:
+            lines = frozenset(self.source(data).lines)
+        except TextError:
+            return None
+        for sides in range(max(context_of(hunk)) - 1, -1, -1):
+            form = narrowed(hunk, sides, sides)
+            there = lines.issuperset(form.pre) and form.pre and form.post and anchored(form)
+            if there and self.match(form, data).state is State.PRISTINE:
+                return sides
+        return None
 
     def places(self, data: bytes, scope: str) -> Sequence[Place]:
         """The lines of each place of a scope, as evidence.

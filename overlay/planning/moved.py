@@ -59,16 +59,19 @@ def elsewhere(patch: Patch, tree: ReadOnce, texts: Texts) -> str | None:
 def likely(path: str, paths: Iterable[str]) -> list[str]:
     """The files that may have taken the place of one, the likeliest first."""
     own = PurePosixPath(path)
+    own_folder = list(own.parent.parts)
     ranked: list[tuple[int, str]] = []
     for other in paths:
         if other == path or not other.endswith(".py"):
             continue
-        place = PurePosixPath(other)
-        value = 4 * (place.name == own.name) + 4 * (own.stem in place.parts)
-        value += 2 * (own.stem in place.stem or place.stem in own.stem) + (
-            place.parent == own.parent or place.parent.parent == own.parent
+        parts = other.split("/")  # a package has thousands of files
+        name, stem, folder = parts[-1], parts[-1][:-3], parts[:-1]
+        same_folder = folder == own_folder
+        value = 4 * (name == own.name) + 4 * (own.stem in parts)
+        value += 2 * (own.stem in stem or stem in own.stem) + (
+            same_folder or folder[:-1] == own_folder
         )
-        if value > 1 or (value and place.parent == own.parent):
+        if value > 1 or (value and same_folder):
             ranked.append((-value, other))
     return [other for _, other in sorted(ranked)[:MOST]]
 
@@ -76,8 +79,8 @@ def likely(path: str, paths: Iterable[str]) -> list[str]:
 def _in_file(hunks: Sequence[Hunk], path: str, data: bytes, texts: Texts) -> tuple[int, str] | None:
     """What a file has of some hunks, and how much that tells."""
     try:
-        lines, scopes = texts.source(data).lines, texts.scopes(data)
-    except (TextError, UnparsableError):
+        lines = texts.source(data).lines
+    except TextError:
         return None
     where = printable(path)
     added_lines = [line for hunk in hunks for line in new_lines(hunk)]
@@ -86,15 +89,25 @@ def _in_file(hunks: Sequence[Hunk], path: str, data: bytes, texts: Texts) -> tup
         number = round(share * len(added_lines))
         text = f"{number} of the {len(added_lines)} lines that it adds are in {where}"
         return 1000 + round(100 * share), text
-    for hunk in hunks:
-        at = _place(hunk, lines)
-        if at is not None:
-            scope = innermost_scope(at, len(hunk.pre), scopes)
-            return 500, f"its lines before the change are in {where}, in {printable(scope)}"
-    for hunk in hunks:
-        if hunk.scope != MODULE_SCOPE and hunk.scope in scopes:
-            return 100, f"{printable(hunk.scope)} is in {where}"
-    return None
+    places = ((hunk, _place(hunk, lines)) for hunk in hunks)
+    at, size = next(((at, len(hunk.pre)) for hunk, at in places if at is not None), (None, 0))
+    named = [hunk.scope for hunk in hunks if _may_hold(data, hunk.scope)]
+    if at is None and not named:
+        return None
+    try:
+        scopes = texts.scopes(data)  # parsed only where that tells something
+    except UnparsableError:
+        return None
+    if at is not None:
+        scope = innermost_scope(at, size, scopes)
+        return 500, f"its lines before the change are in {where}, in {printable(scope)}"
+    there = next((scope for scope in named if scope in scopes), None)
+    return None if there is None else (100, f"{printable(there)} is in {where}")
+
+
+def _may_hold(data: bytes, scope: str) -> bool:
+    """Whether a file may have a scope: each of its names stands there."""
+    return scope != MODULE_SCOPE and all(name.encode() in data for name in scope.split("."))
 
 
 def _place(hunk: Hunk, lines: Sequence[str]) -> int | None:

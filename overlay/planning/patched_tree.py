@@ -78,6 +78,14 @@ class PatchedTree:
         layers = self.layers.get(path)
         return layers[-1].after if layers else self.pristine(path)
 
+    def drop(self, feature: int) -> None:
+        """Take out the layers of the feature that was planned last."""
+        kept_layers = {
+            path: [layer for layer in layers if layer.feature != feature]
+            for path, layers in self.layers.items()
+        }
+        self.layers = {path: layers for path, layers in kept_layers.items() if layers}
+
     def weave(self, path: str) -> Weave:
         """The lines of a file that has layers, with the features that brought and took them.
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from packaging.version import Version
 
-from overlay._features.model import AddedFile, Feature, Hunk, Patch, Topic, Variant
+from overlay._features.model import AddedFile, Feature, Hunk, Patch, PortedWay, Topic, Variant
 from overlay.errors import FileNotKept
 from overlay.package import ReleaseRange, Tree, hiding, is_module
 from overlay.planning import advice
@@ -25,6 +26,7 @@ from overlay.planning.patched_tree import Layer, Met, PatchedTree
 from overlay.planning.provenance import Provenance
 from overlay.planning.scopes import Syntax
 from overlay.planning.telling import REVIEW
+from overlay.planning.text import Edit
 from overlay.planning.upstream import (
     Evidence,
     ScopeLines,
@@ -71,6 +73,45 @@ def plan(
     for feature in features:
         planner.add(feature)
     return planner.finish()
+
+
+class Stack(NamedTuple):
+    """Features on a release, as a check has them, without those that somebody has to look at.
+
+    :ivar features: in order; the owners of a file's lines are places in it.
+    :ivar tree: the files with them.
+    """
+
+    features: tuple[Feature, ...]
+    tree: PatchedTree
+
+    def ids_near(self, path: str, edits: Sequence[Edit]) -> set[str]:
+        """The ids of the features on whose changes edits of a file are made."""
+        layers = self.tree.layers.get(path, [])
+        if not layers:
+            return set()
+        owners = set(self.tree.weave(path).needed_by(edits))
+        if self.tree.pristine(path) is None:
+            owners.add(layers[0].feature)
+        return {self.features[owner].id for owner in owners}
+
+
+def lay(
+    features: Sequence[Feature],
+    pristine: Tree,
+    release: Version | None,
+    record: Mapping[str, str] | None = None,
+    syntax: Syntax | None = None,
+) -> Stack:
+    """Lay features on a tree, modules that they add too; the arguments are those of ``plan``.
+
+    One that does not fit, or clashes with one before it, is left out, and makes no other drift.
+    """
+    tree = PatchedTree(pristine, syntax or Syntax())
+    planner = _Planner(tree, release, Provenance(tree.pristine_files, record), record)
+    for feature in features:
+        planner.try_to_add(feature)
+    return Stack(tuple(draft.feature for draft in planner.drafts), tree)
 
 
 def below(release: Version, releases: ReleaseRange) -> bool:
@@ -143,9 +184,21 @@ class _Planner:
                 self._add_module(draft, added)
             for topic, why in taken_over:
                 if why:
-                    draft.notes.append(f"upstream has {topic.name} ({why})")
+                    draft.notes.append(self._taken_over(topic, why))
                 else:
                     self._add_topic(draft, topic)
+
+    def try_to_add(self, feature: Feature) -> None:
+        """Plan one more feature, and take it out again if it needs attention."""
+        files = [list(draft.files) for draft in self.drafts]
+        self.add(feature)
+        draft = self.drafts[-1]
+        self._note_partly(draft)
+        if draft.result().state.needs_attention:
+            self.tree.drop(self._number)
+            self.drafts.pop()
+            for earlier, results in zip(self.drafts, files, strict=True):
+                earlier.files = results
 
     def finish(self) -> Plan:
         """The plan of all that was added."""
@@ -278,6 +331,15 @@ class _Planner:
             self._clash(layer, candidate.result.path, reason)
         candidate = placed(candidate, nearest.patch, self.tree.pristine_files, self.texts)
         self._keep(draft, candidate.result.patch or "", candidate)
+
+    def _taken_over(self, topic: Topic, why: str) -> str:
+        """What is noted of a topic of which nothing is applied.
+
+        :param why: what shows it, as ``_upstreams`` gives it.
+        """
+        if self._nearest(topic).patch.ported is PortedWay.NOT_NEEDED:
+            return f"{topic.name} is not needed in this release ({why})"
+        return f"upstream has {topic.name} ({why})"
 
     def _upstreams(self, feature: Feature, topic: Topic) -> str | None:
         """What shows that the release has a topic, or a port has found; ``None``: nothing does."""
@@ -441,6 +503,7 @@ class _Planner:
             misplaced=data is not None and self.texts.misplaced(hunk, data),
             original=self.provenance.original(patch.path),
             release=self.release,
+            less=None if feature.shipped or data is None else self.texts.less(hunk, data),
         )
         return result._replace(reason=reason._replace(next_step=next_step))
 

@@ -118,6 +118,12 @@ class Place:
         """All lines that could be code, in order, white space aside."""
         return tuple(filter(None, map(key_of, self._lines)))
 
+    @cached_property
+    def rows(self) -> tuple[Rows, Rows]:
+        """Where each line stands, docstrings among them and without them."""
+        return rows_of(self.keys), rows_of(self.code)
+
+    @cached_property
     def margins(self) -> tuple[list[int], list[int]]:
         """How far in each of ``keys`` stands, and each of ``code``."""
         lines = self._lines
@@ -145,6 +151,11 @@ class Place:
 def _tells(key: str, text: str) -> bool:
     """Whether a line says more than the words of Python do."""
     return len(key) >= MIN_DISTINCTIVE and any(word not in _COMMON for word in _WORD.findall(text))
+
+
+def says_much(text: str) -> bool:
+    """Whether a line by itself says more than brackets, short words and the words of Python do."""
+    return _tells(key_of(text), text)
 
 
 def new_lines(hunk: Hunk, dull_lines: Iterable[str] = ()) -> tuple[str, ...]:
@@ -252,7 +263,7 @@ def present(hunk: Hunk, places: Iterable[Place], patch_hunks: Sequence[Hunk] = (
         return Present()
     traces = _traces(hunk)
     if not traces.added:
-        leftovers = [_leftover(traces, _near(place)) for place in places]
+        leftovers = [_leftover(traces, place.rows) for place in places]
         unseen = next((line.text for line in traces.removed), "") if not leftovers else ""
         return Present(leftover=next(filter(None, leftovers), unseen))
     numbers = _required_counts(hunk, patch_hunks)
@@ -322,7 +333,7 @@ def _in_place(traces: _Traces, place: Place, numbers: Counter[str]) -> Present:
     lacking = {key: number - counts[key] for key, number in numbers.items()}
     missing: list[int] = []
     there = 0
-    rows = _near(place)
+    rows = place.rows
     for at in traces.added:
         key = traces.code[at]
         if at not in traces.telling:
@@ -345,11 +356,6 @@ def _in_place(traces: _Traces, place: Place, numbers: Counter[str]) -> Present:
     texts = tuple(traces.texts[at] for at in missing)
     share = there / len(traces.telling)
     return Present(whole, share, len(traces.added), texts, leftover, stray)
-
-
-def _near(place: Place) -> tuple[Rows, Rows]:
-    """Where each line stands, docstrings among them and without them."""
-    return rows_of(place.keys), rows_of(place.code)
 
 
 def _between(traces: _Traces, at: int, place: Place, rows: Sequence[Rows]) -> bool:
@@ -376,7 +382,7 @@ def _astray(traces: _Traces, place: Place, rows: Sequence[Rows]) -> str:
     """The first line that stands neither with docstrings nor without where the hunk puts it."""
     at = None
     removed = [line.key for line in traces.removed]
-    for each, margins in zip(rows, place.margins(), strict=True):
+    for each, margins in zip(rows, place.margins, strict=True):
         at = astray(traces.lines, removed, each, margins)
         if at is None:
             return ""

@@ -29,6 +29,7 @@ class Code(str, Enum):
     LEFTOVERS = "leftovers"
     MIXED = "mixed"
     NOTHING_NEW = "nothing-new"
+    NOTHING_WORSE = "nothing-worse"
     ALREADY_APPLIED = "already-applied"
     WOULD_APPLY = "would-apply"
     REMOVED = "removed"
@@ -42,6 +43,7 @@ class Code(str, Enum):
     LOGGED = "logged"
     CAN_BE_PRUNED = "can-be-pruned"
     PRUNED = "pruned"
+    EXPORTED = "exported"
     NOTHING_TO_PRUNE = "nothing-to-prune"
     RUNNING = "running"
     NOT_RUNNING = "not-running"
@@ -62,6 +64,7 @@ class Code(str, Enum):
     MEASURED = "measured"
     # Something needs the user.
     NEEDS_ATTENTION = "needs-attention"
+    GOT_WORSE = "got-worse"
     APPLY_COMPLETES = "apply-completes"
     INTERRUPTED = "interrupted"
     UNRECORDED = "unrecorded"
@@ -103,6 +106,7 @@ class Code(str, Enum):
 _ATTENTION = frozenset(
     {
         Code.NEEDS_ATTENTION,
+        Code.GOT_WORSE,
         Code.APPLY_COMPLETES,
         Code.INTERRUPTED,
         Code.UNRECORDED,

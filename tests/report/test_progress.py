@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import os
+import threading
 import time
 
 import pytest
 
-from overlay.report.progress import Meter
+from overlay.report.progress import Meter, counting, doing
 
 
 class Terminal(io.StringIO):
@@ -64,10 +66,10 @@ def counted(stream: io.StringIO, seconds: float, monkeypatch: pytest.MonkeyPatch
     """What three pieces of work of so many seconds each show."""
     monkeypatch.setattr("overlay.report.progress.PATIENCE", 0.02)
     monkeypatch.setattr("overlay.report.progress.BETWEEN_LINES", 0.02)
-    with Meter(stream) as meter, meter.counting("checked", 3, "target") as counting:
+    with Meter(stream) as meter, counting(meter, "checked", 3, "target") as step:
         for _ in range(3):
             time.sleep(seconds)
-            counting.step()
+            step()
     return stream.getvalue()
 
 
@@ -83,9 +85,9 @@ def test_pieces_of_work_are_counted_though_the_first_takes_long(
 def test_quick_work_is_not_counted() -> None:
     with (
         Meter(stream := io.StringIO()) as meter,
-        meter.counting("checked", 3, "target") as counting,
+        counting(meter, "checked", 3, "target") as step,
     ):
-        counting.step()
+        step()
     assert stream.getvalue() == ""
 
 
@@ -97,7 +99,7 @@ def test_a_terminal_gets_a_bar_that_counts(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_work_that_fails_ends_the_count() -> None:
     meter = Meter(io.StringIO())
-    with pytest.raises(ZeroDivisionError), meter.counting("checked", 3, "target"):
+    with pytest.raises(ZeroDivisionError), counting(meter, "checked", 3, "target"):
         raise ZeroDivisionError
 
 
@@ -109,3 +111,59 @@ def test_a_total_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
             clock.now = seconds
             progress("sdist", seconds * 100, None)
     assert "sdist" in stream.getvalue()
+
+
+def test_what_cannot_be_counted_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("overlay.report.progress.PATIENCE", 0.02)
+    monkeypatch.setattr("overlay.report.progress.STILL", 0.05)
+    with Meter(stream := io.StringIO()) as meter, doing(meter, "reading vLLM 0.26.0"):
+        time.sleep(0.5)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) > 1
+    assert set(lines) <= {"reading vLLM 0.26.0, 0 s", "reading vLLM 0.26.0, 1 s"}
+
+
+def test_of_work_in_work_the_innermost_is_named_that_takes_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("overlay.report.progress.PATIENCE", 0.2)
+    with Meter(stream := io.StringIO()) as meter, counting(meter, "tried", 2, "release") as step:
+        with doing(meter, "reading one"):
+            time.sleep(0.5)
+        step()
+        step()
+    assert stream.getvalue().startswith("reading one, ")
+
+
+def test_nothing_is_left_behind_work_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr("overlay.report.progress.PATIENCE", 0.02)
+    before = threading.active_count()
+    with Meter(stream := Terminal()) as meter:
+        with doing(meter, "reading one"):
+            time.sleep(0.3)
+        assert threading.active_count() == before
+        shown_text = stream.getvalue()
+        assert "reading one" in shown_text
+        time.sleep(0.1)
+        assert stream.getvalue() == shown_text  # a prompt may stand there now
+
+
+def test_a_fork_waits_for_what_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("overlay.report.progress.PATIENCE", 0.02)
+    drawing = threading.Event()
+
+    class Slow(io.StringIO):
+        def write(self, text: str) -> int:
+            drawing.set()
+            time.sleep(0.3)
+            return super().write(text)
+
+    meter = Meter(stream := Slow())
+    with counting(meter, "a", 2, "b"):
+        drawing.wait(10)
+        child = os.fork()
+        if not child:
+            os._exit(0 if stream.getvalue() else 1)  # what was begun is finished
+        assert os.waitpid(child, 0)[1] == 0

@@ -39,6 +39,7 @@ from overlay.package import VLLM, Package, file_problem, package_named, package_
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
 from overlay.planning.upstream import remembers
+from overlay.report.progress import doing
 from overlay.results import Fate
 from overlay.results.invocation import command
 from overlay.settings import in_home
@@ -47,7 +48,7 @@ from overlay.untrusted import sha256
 
 #: The notes of a session: the folders of patches it was begun with, and the title of a feature
 #: that is not there yet.
-_FOLDERS, _TITLE = "folders", "title"
+_FOLDERS, _TITLE, _CONTEXT = "folders", "title", "context"
 
 
 # Begin
@@ -58,7 +59,6 @@ def begin(
     id_: str,
     release: str | None = None,
     more: Sequence[str] = (),
-    progress: Progress | None = None,
 ) -> EditReport:
     """Begin a session in ``./ID@RELEASE``, or lay further files into the one that is there.
 
@@ -69,14 +69,14 @@ def begin(
     :raises OverlayError: if the features or the release cannot be read.
     """
     features = request._replace(features=(id_,)).load()
-    feature = _find_feature(features, id_)
-    patches, package = _writable(feature), feature.package
+    feature = find_feature(features, id_)
+    patches, package = writable_folder(feature), feature.package
     name = _release(release, package, feature)
     _expect_paths(more, package)
     features = of_package(features, package)
     earlier = features[: features.index(feature)]
     fresh = _fresh(id_, feature.source or "", name, patches, package)
-    return _opened(request, fresh, feature, features, earlier, more, progress)
+    return _opened(request, fresh, feature, features, earlier, more)
 
 
 def begin_new(
@@ -86,7 +86,7 @@ def begin_new(
     *,
     release: str | None = None,
     title: str = "",
-    progress: Progress | None = None,
+    context: int | None = None,
 ) -> EditReport:
     """Lay a release's files into ``./ID@RELEASE``, to be edited and committed as a new feature.
 
@@ -95,6 +95,7 @@ def begin_new(
         of a session that is there: further ones.
     :param release: default: the newest known one.
     :param title: what the change does, in a line; by default made of the id.
+    :param context: how many lines of context the hunks keep; default: as many as they need.
     :raises UsageError: if the id exists or cannot be one, the release has no such file, or
         something other than the session lies in that folder.
     :raises OverlayError: if the features or the release cannot be read.
@@ -111,8 +112,10 @@ def begin_new(
     features = of_package(everything, package)
     earlier = [each for each in features if not _behind(each, id_, patches)]
     fresh = _fresh(id_, "", name, Path(os.path.abspath(patches)), package)
-    fresh = replace(fresh, notes={_TITLE: title} if title else {})
-    return _opened(request, fresh, None, features, earlier, files, progress)
+    notes = {_TITLE: title} if title else {}
+    notes |= {} if context is None else {_CONTEXT: str(context)}
+    fresh = replace(fresh, notes=notes)
+    return _opened(request, fresh, None, features, earlier, files)
 
 
 def _fresh(id_: str, source: str, release: str, patches: Path, package: Package) -> Session:
@@ -128,7 +131,6 @@ def _opened(
     features: Sequence[Feature],
     earlier: Sequence[Feature],
     more: Sequence[str],
-    progress: Progress | None,
 ) -> EditReport:
     """Begin a session, or lay further files into the one that is in its folder.
 
@@ -140,8 +142,9 @@ def _opened(
     :raises OSError: if it cannot be written.
     """
     release, package = fresh.release, fresh.package
-    tree = package_releases.tree_of(release, package, progress)
-    layout = lay_out(feature, earlier, tree, Version(release), more, Memo(), package)
+    tree = package_releases.tree_of(release, package, request.progress)
+    with doing(request.progress, f"laying out files of {package.title} {release}"):
+        layout = lay_out(feature, earlier, tree, Version(release), more, Memo(), package)
     folders = os.pathsep.join(os.path.abspath(each) for each in request.patches)
     below = {each.id: each.source or "" for each in layout.below}
     session = replace(fresh, below=below, notes={_FOLDERS: folders, **fresh.notes})
@@ -172,7 +175,7 @@ def _report(
     return EditReport(verdict, id_, session.release, action=action, session=session.folder, **more)
 
 
-def _find_feature(features: Sequence[Feature], id_: str) -> Feature:
+def find_feature(features: Sequence[Feature], id_: str) -> Feature:
     """The feature with an id.
 
     :raises UsageError: if there is none.
@@ -187,7 +190,7 @@ def _find_feature(features: Sequence[Feature], id_: str) -> Feature:
     return feature
 
 
-def _writable(feature: Feature) -> Path:
+def writable_folder(feature: Feature) -> Path:
     """The folder of patches that a feature is in.
 
     :raises UsageError: if the feature came with an installed overlay.
@@ -272,7 +275,7 @@ def abort(folder: Path) -> EditReport:
     return _report(session, EditAction.ABORTED)
 
 
-def commit(request: Request, folder: Path, progress: Progress | None = None) -> EditReport:
+def commit(request: Request, folder: Path) -> EditReport:
     """Make the feature of a session's files, and end the session.
 
     :raises UsageError: if there is no session, its base was edited, the feature, one below it or
@@ -286,7 +289,7 @@ def commit(request: Request, folder: Path, progress: Progress | None = None) -> 
     request = request._replace(patches=(*request.patches, *folders))
     if source:
         features = request.authored(session.package)
-        feature: Feature | None = _find_feature(features, id_)
+        feature: Feature | None = find_feature(features, id_)
         if session.untouched():
             _expect_same(session, features)
             return _report(session, EditAction.UNCHANGED)
@@ -294,7 +297,7 @@ def commit(request: Request, folder: Path, progress: Progress | None = None) -> 
         features = of_package(_at_hand(request, session.patches[0]), session.package)
         feature = next((feature for feature in features if feature.id == id_), None)
     below = tuple(each for each in features if each.id in session.below)
-    now = _present(session, below, progress)
+    now = _present(session, below, request.progress)
     changed = bool(source or now.changed)
     if changed and feature is not None and feature.source != source and _gives(feature, now):
         # A commit was killed between the feature and the end of its session.
@@ -305,9 +308,10 @@ def commit(request: Request, folder: Path, progress: Progress | None = None) -> 
     if not changed:
         return _report(session, EditAction.UNCHANGED)
     if feature is None:
-        written = _create(session, id_, below, now, progress)
+        written = _create(session, id_, below, now, request.progress)
     else:
-        written = _changed(session, feature, below, now, progress)
+        with doing(request.progress, f"making the patches of {id_} again"):
+            written = _changed(session, feature, below, now, request.progress)
     return _report(session, EditAction.COMMITTED, emptied=finish(session), **written)
 
 
@@ -364,6 +368,12 @@ def _gives(feature: Feature, edits: Edited) -> bool:
     return all(texts.get(path, edits.base.get(path)) == now for path, now in edits.now.items())
 
 
+def _context(session: Session) -> int | None:
+    """How many lines of context the hunks of a session keep; ``None``: as many as they need."""
+    note = session.notes.get(_CONTEXT, "")
+    return int(note) if note.isascii() and note.isdecimal() and len(note) <= 4 else None
+
+
 # What is written; both give the further fields of the report
 
 
@@ -383,7 +393,7 @@ def _create(
     text = words(id_, session.notes.get(_TITLE, ""), source, package)
     files = [TwoTexts(path, now.base.get(path), now.now[path]) for path in now.changed]
     names = package_releases.names_of(package)
-    prepared = made_of(files, now, release, text, below, names, progress)
+    prepared = made_of(files, now, release, text, below, names, progress, _context(session))
     summary = prepared.summary
     if prepared.folder is None:
         raise UsageError("\n".join(str(file.problem) for file in summary.problems))

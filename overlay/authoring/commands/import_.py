@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,31 +10,38 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
+from packaging.version import Version
+
 from overlay._features.folder import load
 from overlay._features.model import Feature, of_package, paths_of
 from overlay.authoring import releases as package_releases
 from overlay.authoring.building import Prepared, texts_with
+from overlay.authoring.commands.import_onto import open_onto, release_of
 from overlay.authoring.disk import NewFolder, replace_features
 from overlay.authoring.free_ids import expect_id, require_free
 from overlay.authoring.git import Checkout
 from overlay.authoring.importing import prepare
 from overlay.authoring.incoming import Commit
-from overlay.authoring.landing import Summary, landings, on_disk_only
-from overlay.authoring.locating import ReleaseTexts
+from overlay.authoring.landing import ContextKept, Summary, landings, moved_lines, on_disk_only
+from overlay.authoring.locating import OWN_BASE, Files, Origin, ReleaseTexts, release_before
 from overlay.authoring.paths import BY_RELEASES, PathRule, packages_in, path_of, place
+from overlay.authoring.reports.ported import PortReport
 from overlay.authoring.sources import ChangeSource, read_source
 from overlay.authoring.triage import FileFate
 from overlay.authoring.writing import check_folder, write_folder
-from overlay.errors import UsageError, told_once
+from overlay.commands.request import Request
+from overlay.errors import UsageError, told_once, without_secrets
 from overlay.package import VLLM, Package, distribution_name, is_module
 from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax
 from overlay.report.base import Report, by_fields, plain
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, Line, Span, labelled
+from overlay.report.progress import doing
 from overlay.report.words import count, enumeration
 from overlay.results import Fate, Outcome
-from overlay.results.invocation import Invocation, absolute
+from overlay.results.invocation import Invocation, absolute, command
+from overlay.targets.resolution import release_named
 from overlay.targets.target import Progress
 
 #: The most letters of a subject that an id of ``--each`` takes.
@@ -41,6 +49,7 @@ _SLUG = 40
 
 
 def import_change(
+    request: Request,
     sources: Sequence[str],
     id_: str,
     patches: Path,
@@ -50,9 +59,10 @@ def import_change(
     partial: bool = False,
     each: bool = False,
     update: bool = False,
+    context: int | None = None,
     paths: PathRule = BY_RELEASES,
-    progress: Progress | None = None,
-) -> ImportReport | SeriesReport:
+    onto: str | None = None,
+) -> ImportReport | SeriesReport | PortReport:
     """Make a feature of diffs or mails, and write it below ``patches``.
 
     :param sources: files, ``-`` for standard input, URLs of pull requests or commits, or
@@ -63,24 +73,28 @@ def import_change(
     :param partial: leave out what Python alone cannot carry, instead of refusing it.
     :param each: make a feature of each commit, on top of those before; ``id_`` begins their ids.
     :param update: replace a feature of that id.
+    :param context: how many lines of context the hunks keep; default: as many as they need.
     :param paths: what the user says about the paths of the change.
+    :param onto: the release on which a person places it, in a session of ``port``.
     :raises UsageError: if a source is not a diff, holds what no feature can carry, or nothing that
         one would (only tests and documentation).
     :raises OverlayError: if a source or a release cannot be read, or the folder not be written.
     """
+    if each and onto is not None:
+        raise UsageError("--each and --onto: expected one of them; a session is of one feature")
     if each:
         expect_id(id_, "--id")
     else:
         require_free(patches, id_, update=update, option="--id")
-    if checkout is not None and not checkout.is_dir():
-        raise UsageError(
-            f"--base {checkout}: expected a checkout of the package, found no such folder"
-        )
-    read = [read_source(source, each=each) for source in sources]
-    parts = _parts(read, releases, paths, progress)
-    if checkout is not None:
-        _expect_checkout(checkout, parts[0].package)
-    imports = _Imports(Memo(), checkout, partial, patches, update)
+    read = []
+    for source in sources:
+        with doing(request.progress, f"reading {without_secrets(source)}"):
+            read.append(read_source(source, each=each))
+    parts = _parts(read, releases, paths, request.progress)
+    base = None if checkout is None else _origin(checkout, parts[0].package, request.progress)
+    if onto is not None:
+        return _placed_onto(parts, id_, onto, patches, base, partial=partial, update=update)
+    imports = _Imports(Memo(), base, partial, patches, update, context, request.progress)
     if each or len(parts) > 1:
         return _series(imports, parts, id_, each=each)
     (part,) = parts
@@ -88,23 +102,67 @@ def import_change(
     _require_carried([prepared.summary], part)
     folder = prepared.folder
     written = None if folder is None else write_folder(folder, patches, update=update)
-    return _report(prepared.summary, written, part.prefixes, below)
+    return _report(prepared.summary, written, part.prefixes, below, sources)
 
 
-def _expect_checkout(folder: Path, package: Package) -> None:
-    """Refuse a base from which no text could ever be read.
+def _placed_onto(
+    parts: Sequence[_Part],
+    id_: str,
+    onto: str,
+    patches: Path,
+    checkout: Origin | None,
+    *,
+    partial: bool,
+    update: bool,
+) -> PortReport:
+    """Open the session of a change of one package."""
+    if len(parts) > 1:
+        titles = enumeration([part.package.title for part in parts])
+        raise UsageError(
+            f"--onto {onto}: expected a change of one package, found one of {titles}: name the "
+            "releases of one of them with --releases, and pass --partial"
+        )
+    (part,) = parts
+    release = release_of(onto, part.package)
+    texts = part.texts.with_name(release)
+    return open_onto(
+        part.sources,
+        id_,
+        release,
+        texts,
+        patches,
+        part.package,
+        checkout=checkout,
+        partial=partial,
+        update=update,
+    )
 
-    :raises UsageError: if neither the package nor a history of git is there.
+
+def _origin(place: Path, package: Package, progress: Progress | None) -> Origin:
+    """What `--base` names: a checkout or unpacked sources, one file of them, or a release.
+
+    :raises UsageError: if it is none of these, or no text could ever be read from it.
+    :raises OverlayError: if the release cannot be read.
     """
-    if (folder / package.name).is_dir():
-        return
+    if not os.path.lexists(place) and release_named(str(place), package) is not None:
+        _, names = package_releases.names_in(str(place), package)
+        if len(names) == 1:
+            return package_releases.tree_of(names[0], package, progress)
+    if place.is_file() or (place / package.name).is_dir():
+        return place
+    if not place.is_dir():
+        raise UsageError(
+            f"--base {place}: expected a checkout of the package, one file of it or a release, "
+            "found no such folder"
+        )
     try:
-        Checkout(folder)
+        Checkout(place)
     except UsageError as error:
         raise UsageError(
-            f"--base {folder}: expected a checkout of {package.title} or its unpacked sources, "
+            f"--base {place}: expected a checkout of {package.title} or its unpacked sources, "
             f"found no folder {package.name} there, and no history of git"
         ) from error
+    return place
 
 
 @dataclass(frozen=True)
@@ -183,10 +241,12 @@ class _Imports:
     """The arguments that every feature of an import shares."""
 
     syntax: Syntax
-    checkout: Path | None
+    checkout: Origin | None
     partial: bool
     patches: Path
     update: bool
+    context: int | None
+    progress: Progress | None = None
 
     def on_top(
         self, part: _Part, sources: Sequence[ChangeSource], id_: str
@@ -196,6 +256,8 @@ class _Imports:
         :returns: the feature, and the ids of those on whose text it was made.
         """
         prepared = self.prepare(part, sources, id_, part.texts)
+        if prepared.folder is None and not prepared.summary.problems and self.checkout is not None:
+            return self._on_build(self.checkout, part, sources, id_) or prepared, ()
         if not prepared.summary.problems or not self.patches.is_dir():
             return prepared, ()
         paths = {fate.path for fate in prepared.summary.problems}
@@ -212,6 +274,42 @@ class _Imports:
         if stacked.summary.problems:
             return prepared, ()
         return stacked, tuple(feature.id for feature in touching)
+
+    def _on_build(
+        self, origin: Origin, part: _Part, sources: Sequence[ChangeSource], id_: str
+    ) -> Prepared | None:
+        """The feature for a build between releases, whose text is that of `--base`.
+
+        A range holds releases alone, so it is what follows the last one before the build: there is
+        no such release, and on a build the feature is judged by its lines.
+
+        :returns: ``None`` where the change is not of that text either.
+        """
+        texts, paths = part.texts, [file.path for commit in part.commits for file in commit.files]
+        before = release_before(origin, paths, texts, part.package)
+        if before is None:
+            return None
+        release = f"{Version(before).base_version}.post1"
+        build = ReleaseTexts(
+            sorted((*texts.names, release), key=Version),
+            lambda name: Files(origin) if name == release else texts.open(name),
+        )
+        prepared = self.prepare(part, sources, id_, build)
+        span = prepared.summary.releases
+        if prepared.folder is None or span is None or Version(release) not in span:
+            return None
+        note = (
+            "no release has the text that it was made on: it is for builds behind "
+            f"{before}, on which `overlay check` judges it by its lines and `overlay apply "
+            "--untested` applies it; `overlay port` carries it to a release"
+        )
+        summary = prepared.summary
+        outcomes = {name: summary.outcomes[name] for name in texts.names}
+        summary = replace(summary, outcomes=outcomes, warnings=(*summary.warnings, note))
+        own = {path: Files(origin).read(path) for path in prepared.hunks}
+        texts_of_it = {f"{OWN_BASE}/{path}": data for path, data in own.items() if data is not None}
+        folder = replace(prepared.folder, files={**prepared.folder.files, **texts_of_it})
+        return replace(prepared, summary=summary, folder=folder)
 
     def prepare(
         self, part: _Part, sources: Sequence[ChangeSource], id_: str, texts: ReleaseTexts
@@ -230,6 +328,8 @@ class _Imports:
             upstream=pages[0] if len(pages) == 1 else "",
             syntax=self.syntax,
             package=part.package,
+            context=self.context,
+            progress=self.progress,
         )
 
 
@@ -278,7 +378,8 @@ def _each(imports: _Imports, part: _Part, id_: str) -> list[Prepared]:
         require_free(imports.patches, name, update=imports.update, option="--id")
         below = texts_with(features, part.texts, imports.syntax)
         alone = replace(source, commits=(commit,))
-        prepared.append(imports.prepare(part, [alone], name, below))
+        with doing(imports.progress, f"making {name}, {number} of {len(commits)}"):
+            prepared.append(imports.prepare(part, [alone], name, below))
         if (folder := prepared[-1].folder) is not None:
             features.append(check_folder(folder))
     return prepared
@@ -329,10 +430,11 @@ def _report(
     folder: Path | None,
     prefixes: tuple[tuple[str, str], ...] = (),
     below: tuple[str, ...] = (),
+    sources: Sequence[str] = (),
 ) -> ImportReport:
     span = None if summary.releases is None or folder is None else str(summary.releases)
     return ImportReport(
-        concluded(summary, folder),
+        concluded(summary, folder, sources),
         feature=summary.id,
         title=summary.title,
         commits=summary.commits,
@@ -343,6 +445,8 @@ def _report(
         folder=folder,
         holders=summary.holders,
         warnings=summary.warnings,
+        context=None if folder is None else summary.context,
+        moved=summary.moved,
         prefixes=dict(prefixes),
         below=below,
     )
@@ -363,6 +467,8 @@ class ImportReport(Report):
     :ivar folder: the new feature; ``None`` where nothing was written.
     :ivar holders: path of an added module -> the releases that have another file of that name.
     :ivar warnings: what looks wrong although it was written.
+    :ivar context: how much context its hunks keep, where that was chosen.
+    :ivar moved: path -> release -> the file to which upstream moved what is changed in it.
     :ivar prefixes: how paths of the change begin -> how those of the package do.
     :ivar below: the features of the folder on whose text it was made.
     """
@@ -379,6 +485,8 @@ class ImportReport(Report):
     folder: Path | None = None
     holders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    context: ContextKept | None = None
+    moved: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     prefixes: Mapping[str, str] = field(default_factory=dict)
     below: tuple[str, ...] = ()
 
@@ -422,6 +530,9 @@ class ImportReport(Report):
         for path, releases in self.holders.items():
             yield labelled(0, "taken     ", f"{path}  another file in {enumeration(releases)}")
         yield from landings(self.outcomes)
+        yield from moved_lines(self.moved, self.feature if self.folder else "")
+        if self.context is not None:
+            yield self.context.line
         edited = [
             entry.path
             for entry in self.carried
@@ -434,7 +545,8 @@ class ImportReport(Report):
 
     def plain(self) -> dict[str, Any]:
         """The fields of the JSON, which has some only where they say something."""
-        silent = [name for name in ("warnings", "prefixes", "below") if not getattr(self, name)]
+        some = ("warnings", "context", "moved", "prefixes", "below")
+        silent = [name for name in some if not getattr(self, name)]
         return by_fields(self, "conclusion", "holders", *silent)
 
 
@@ -489,8 +601,11 @@ def series(imports: tuple[ImportReport, ...]) -> SeriesReport:
     return SeriesReport(Verdict(worst.code, text), imports)
 
 
-def concluded(summary: Summary, folder: Path | None) -> Verdict:
-    """The verdict of ``import``."""
+def concluded(summary: Summary, folder: Path | None, sources: Sequence[str] = ()) -> Verdict:
+    """The verdict of ``import``.
+
+    :param sources: what the command was given, which the next one repeats.
+    """
     if summary.problems:
         return Verdict(Code.NOT_PLACED, _not_placed(len(summary.problems)))
     if not _carried(summary):
@@ -504,6 +619,9 @@ def concluded(summary: Summary, folder: Path | None) -> Verdict:
             there = single if len(modules) == 1 else "are files of their own there"
             why = f"{enumeration(modules, most=3)} {there}: give the added module another name"
         text = f"Nothing was written: {summary.id} lands on none of the releases; {why}."
+        if sources and not modules:
+            step = command("import", *sources, "--id", summary.id, "--onto", _nearest(summary))
+            text = f"{text[:-1]}. Place it by hand: {step}."
         return Verdict(Code.NOT_IMPORTED, text)
     wrote = f"Wrote {folder} for {summary.releases}"
     if summary.review:
@@ -511,6 +629,17 @@ def concluded(summary: Summary, folder: Path | None) -> Verdict:
         return Verdict(Code.IMPORT_REVIEW, text)
     check = Invocation(patches=(absolute(folder.parent),)).command("check")
     return Verdict(Code.IMPORTED, f"{wrote}; {check} tries it.")
+
+
+def _nearest(summary: Summary) -> str:
+    """The release on which a change that lands nowhere is placed most easily.
+
+    It is the last one before the first that has it, or has a part of it; else the newest.
+    """
+    names = list(summary.outcomes)
+    there = (Outcome.UPSTREAM, Outcome.PARTLY)
+    first = next((at for at, name in enumerate(names) if summary.outcomes[name] in there), 0)
+    return names[first - 1]
 
 
 def _not_placed(files: int) -> str:

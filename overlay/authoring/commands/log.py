@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
-from overlay._features.model import Feature, Patch, Variant
+from overlay._features.model import Feature, Patch, PortedWay, Variant
 from overlay._features.patch_headers import author, last_update
 from overlay.authoring.git import Checkout, LogEntry
 from overlay.authoring.incoming import IncomingFile, read_changes
@@ -84,6 +84,7 @@ def _release(target: TargetReport | TargetFailure, feature: Feature) -> LoggedRe
     (result,) = (entry for entry in target.features if entry.feature == feature.id)
     serving = _serving(feature, Version(release))
     patches = [variant.patch for variant in serving]
+    parts = [(patch.name.split("/")[-2], patch) for patch in patches]
     return LoggedRelease(
         target.target,
         result.state,
@@ -94,6 +95,7 @@ def _release(target: TargetReport | TargetFailure, feature: Feature) -> LoggedRe
         _distinct(last_update(patch.headers) for patch in patches),
         _why(result),
         word(result),
+        tuple(topic for topic, patch in parts if patch.ported is PortedWay.NOT_NEEDED),
     )
 
 
@@ -281,6 +283,7 @@ class LoggedRelease(NamedTuple):
     :ivar authors: who wrote them, and ``dates`` when they were last changed, by their headers.
     :ivar why: what prevents it, or what else to know about it.
     :ivar word: the state for people, where that is another word: a clash.
+    :ivar not_needed: the topics of which nothing is applied, since a person said so.
     """
 
     release: str
@@ -292,10 +295,11 @@ class LoggedRelease(NamedTuple):
     dates: tuple[str, ...] = ()
     why: str | None = None
     word: str = ""
+    not_needed: tuple[str, ...] = ()
 
     def plain(self) -> dict[str, Any]:
         """The fields of the JSON."""
-        return by_fields(self, "word")
+        return by_fields(self, "word", *([] if self.not_needed else ["not_needed"]))
 
 
 class UpstreamMerge(NamedTuple):
@@ -398,6 +402,12 @@ def table(releases: Sequence[LoggedRelease]) -> Iterator[Line]:
         or (entry.state is State.INAPPLICABLE and ANY_MORE in (entry.why or ""))
     ]
     names = [entry.release for entry in releases]
+    notes = [
+        (entry.release, f"not needed there, so not applied: {enumeration(entry.not_needed)}")
+        for entry in releases
+        if entry.not_needed
+    ]
+    yield from causes(notes, names)
     yield from causes([(entry.release, entry.why) for entry in needy if entry.why], names)
 
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from packaging.version import Version
 
-from overlay._features.model import Feature, Topic, of_package, packages_of
+from overlay._features.model import Feature, PortedWay, Topic, of_package, packages_of
 from overlay.authoring.carry import carry
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.releases import package_of
 from overlay.commands.assess import examine
-from overlay.commands.parallel import cores, in_processes
+from overlay.commands.parallel import cores, in_processes, stepped
 from overlay.commands.request import Request
 from overlay.package import VLLM, Package
 from overlay.planning.obsolete import obsolete_by
@@ -26,10 +26,14 @@ from overlay.report.base import Cell, Report, Table, plain
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, Line, Span, labelled
 from overlay.report.progress import counting
-from overlay.report.words import count, enumeration
+from overlay.report.words import count, enumeration, is_are
 from overlay.results import Outcome, State, whole_outcome
 from overlay.results.invocation import command
 from overlay.targets.resolution import release_named, releases, resolve, spelt
+
+A = TypeVar("A")
+
+B = TypeVar("B")
 
 #: The states in which it is of interest how a port would land.
 _CARRIED = (State.INAPPLICABLE, State.PARTIAL, State.DRIFTED, State.MISSING)
@@ -48,15 +52,27 @@ def matrix(request: Request, span: str | None = None) -> MatrixReport:
     spellings = [spelt(release, package) for release in package.releases]
     bases = tuple(dict.fromkeys((*spellings, *names)))
     texts = ReleaseTexts(bases, lambda release: resolve(release, progress=request.progress))
-    column = _Column(features, texts, Memo())
-    workers = min(cores(), len(names))
-    if workers < 2 or not hasattr(os, "fork"):
-        columns = [column.cells(name) for name in names]
-    else:
-        with counting(request.progress, "read", len(names), "release") as step:
-            columns = in_processes(column.cells, names, workers, step)
+    columns = _each(partial(_states, features), names, request, "read", "release")
+    carrying = _Carrying(texts, Memo())
+    carried = [
+        [name for name, column in zip(names, columns, strict=True) if column[at] in _CARRIED]
+        for at in range(len(features))
+    ]
+    asked = list(zip(features, carried, strict=True))
+    outcomes = _each(carrying.outcomes, asked, request, "carried", "feature")
     rows = tuple(
-        MatrixRow(feature.id, tuple(cells[at] for cells in columns))
+        MatrixRow(
+            feature.id,
+            tuple(
+                MatrixCell(
+                    name,
+                    column[at],
+                    outcomes[at].get(name),
+                    _not_needed(feature, column[at], name),
+                )
+                for name, column in zip(names, columns, strict=True)
+            ),
+        )
         for at, feature in enumerate(features)
     )
     elsewhere = tuple(_elsewhere(every, other) for other in packages_of(every) if other != package)
@@ -74,32 +90,48 @@ def _elsewhere(features: Sequence[Feature], package: Package) -> Elsewhere:
     return Elsewhere(package.title, ids, f"{package.distribution}=={span}")
 
 
-@dataclass(frozen=True)
-class _Column:
-    """What is the same for every release."""
+def _each(
+    work: Callable[[A], B], things: Sequence[A], request: Request, verb: str, noun: str
+) -> list[B]:
+    """``work`` on each thing, in as many processes as there are cores."""
+    workers = min(cores(), len(things))
+    with counting(request.progress, verb, len(things), noun) as step:
+        if workers < 2 or not hasattr(os, "fork"):
+            return stepped(map(work, things), step)
+        return in_processes(work, things, workers, step)
 
-    features: tuple[Feature, ...]
+
+def _states(features: tuple[Feature, ...], release: str) -> list[State]:
+    """The state of each feature on one release.
+
+    :raises OverlayError: if the release cannot be read.
+    """
+    return [result.state for result in examine(resolve(release), features).report.features]
+
+
+@dataclass(frozen=True)
+class _Carrying:
+    """Tells how ports would land; asked feature by feature, since releases share most texts."""
+
     texts: ReleaseTexts
     syntax: Syntax
 
-    def cells(self, release: str) -> list[MatrixCell]:
-        """Each feature on one release.
+    def outcomes(self, asked: tuple[Feature, Sequence[str]]) -> dict[str, Outcome | None]:
+        """How ports of a feature to releases would land.
 
-        :raises OverlayError: if the release cannot be read.
+        :param asked: the feature, and the releases.
+        :raises OverlayError: if a release cannot be read.
         """
-        answer = examine(resolve(release), self.features)
-        return [
-            MatrixCell(
-                release,
-                result.state,
-                self._outcome(feature, release) if result.state in _CARRIED else None,
-            )
-            for feature, result in zip(self.features, answer.report.features, strict=True)
-        ]
+        feature, names = asked
+        carried: dict[tuple[str, bytes], Outcome] = {}
+        return {name: self._outcome(feature, name, carried) for name in names}
 
-    def _outcome(self, feature: Feature, release: str) -> Outcome | None:
+    def _outcome(
+        self, feature: Feature, release: str, carried: dict[tuple[str, bytes], Outcome]
+    ) -> Outcome | None:
         """How a port of a feature would land, judged topic by topic from the variant nearest to it.
 
+        :param carried: what is known of a patch and a text.
         :returns: ``None`` where no variant tells the text that it was made on, or the release has
             what the feature is for no more.
         """
@@ -108,12 +140,14 @@ class _Column:
         if obsolete_by(feature, None if pair is None else pair[0], read, record) is not None:
             return None
         outcomes: list[Outcome | None]
-        outcomes = [self._carried(topic, release) for topic in feature.topics]
+        outcomes = [self._topic(topic, release, carried) for topic in feature.topics]
         outcomes += (module_outcome(added, read) for added in feature.added)
         definite = [outcome for outcome in outcomes if outcome is not None]
         return whole_outcome(definite) if definite and len(definite) == len(outcomes) else None
 
-    def _carried(self, topic: Topic, release: str) -> Outcome | None:
+    def _topic(
+        self, topic: Topic, release: str, carried: dict[tuple[str, bytes], Outcome]
+    ) -> Outcome | None:
         pair = release_named(release)
         variant = by_distance(topic.variants, pair[0] if pair else Version(release))[0]
         patch = variant.patch
@@ -128,7 +162,23 @@ class _Column:
         if before is None:
             return None
         there = self.texts.read(release, patch.path)
-        return carry(before, patch.hunks, there, self.syntax).outcome
+        if there is None:
+            return Outcome.MISSING
+        key = patch.name, there
+        if key not in carried:
+            carried[key] = carry(before, patch.hunks, there, self.syntax).outcome
+        return carried[key]
+
+
+def _not_needed(feature: Feature, state: State, release: str) -> bool:
+    """Whether a person said of a part of a feature that a release does not need it."""
+    pair = release_named(release)
+    version = pair[0] if pair else Version(release)
+    return state in _STATES and any(
+        variant.patch.ported is PortedWay.NOT_NEEDED and version in variant.releases
+        for topic in feature.topics
+        for variant in topic.variants
+    )
 
 
 # The report
@@ -138,15 +188,19 @@ class MatrixCell(NamedTuple):
     """A feature on one release in the matrix.
 
     :ivar outcome: how a port would land there, where it does not apply or is not made for it.
+    :ivar not_needed: whether parts of it are not applied there, since a person said so.
     """
 
     release: str
     state: State
     outcome: Outcome | None = None
+    not_needed: bool = False
 
     @property
     def letter(self) -> str:
         """The letter of the matrix."""
+        if self.not_needed:
+            return "n"
         if self.state in _STATES:
             return _STATES[self.state]
         if self.outcome in (None, Outcome.EXACT) and self.state is not State.INAPPLICABLE:
@@ -170,6 +224,7 @@ _OUTCOMES = {
 LEGEND = (
     ("P", "applies"),
     ("U", "upstream has it"),
+    ("n", "applies without a part that is not needed there (`overlay log ID` names it)"),
     ("p", "would land, outside its range"),
     ("3", "merges, for review"),
     ("h", "upstream has a part"),
@@ -261,9 +316,9 @@ class MatrixReport(Report):
     def _not_shown(self) -> Iterator[Line]:
         """The features that a matrix does not show, with the command that does."""
         for other in self.elsewhere:
-            is_ = "is" if len(other.features) == 1 else "are"
             step = command("log", "--matrix", "--releases", other.releases)
-            text = f"{enumeration(list(other.features))} {is_} for {other.package}: {step}"
+            which = f"{enumeration(list(other.features))} {is_are(other.features)}"
+            text = f"{which} for {other.package}: {step}"
             yield labelled(2, "not shown: ", text)
 
 

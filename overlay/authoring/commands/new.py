@@ -34,6 +34,7 @@ from overlay.on_disk.ledger import Ledger
 from overlay.package import VLLM, Package, Tree, path_problem
 from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
+from overlay.report.progress import doing
 from overlay.results import Fate, Plan
 from overlay.results.invocation import command
 from overlay.targets.target import Progress, Target, public
@@ -48,7 +49,7 @@ def new_from_edits(
     title: str = "",
     releases: str | None = None,
     update: bool = False,
-    progress: Progress | None = None,
+    context: int | None = None,
 ) -> NewReport:
     """Make a feature of the edits of an installed vLLM; the edits stay where they are.
 
@@ -57,6 +58,7 @@ def new_from_edits(
     :param releases: as ``--releases`` takes them; with a name (``vllm-ascend==all``) they tell the
         package that was edited; default: every known release of vLLM.
     :param update: replace a feature of that id.
+    :param context: how many lines of context the hunks keep; default: as many as they need.
     :raises UsageError: if the id exists or cannot be one, the target is a file or a release, or
         what the edits were made on cannot be told.
     :raises OverlayError: if the target, its pristine text or the features cannot be read.
@@ -72,13 +74,13 @@ def new_from_edits(
             f"{package.name}/, where files were edited; found a file or a release, which nobody "
             "edits"
         )
-    workshop = survey(request, target, target.root, progress)
+    workshop = survey(request, target, target.root)
     if any(feature.id == id_ for feature in workshop.below):
         raise UsageError(
             f"{id_} is applied there and its files were edited since: choose another id, on top of "
             f"it, or take the edits over in {command('edit', id_)}"
         )
-    prepared = feature_of(workshop, id_, patches, title=title, releases=names, progress=progress)
+    prepared = feature_of(workshop, id_, patches, title=title, releases=names, context=context)
     return written(workshop, prepared, patches, update=update)
 
 
@@ -101,6 +103,8 @@ def written(
         outcomes=summary.outcomes,
         merged=summary.merged,
         unread=prepared.unread,
+        context=None if folder is None else summary.context,
+        moved=summary.moved,
     )
 
 
@@ -160,6 +164,7 @@ class Workshop:
     :ivar stacks: path -> ids of the features that patched it.
     :ivar features: every feature at hand, in order; :ivar folders: where they come from, in order.
     :ivar beside: what was changed and is no module; ``None`` where no RECORD tells it.
+    :ivar progress: that of the request.
     """
 
     target: Target
@@ -173,15 +178,14 @@ class Workshop:
     written: Mapping[str, bytes | None] = field(default_factory=dict)
     stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     beside: tuple[Beside, ...] | None = None
+    progress: Progress | None = None
 
     def base(self, edit: FileEdit) -> bytes | None:
         """The text that an edit was made on."""
         return edit.pristine if edit.written is None else self.written[edit.path]
 
 
-def survey(
-    request: Request, target: Target, root: Path, progress: Progress | None = None
-) -> Workshop:
+def survey(request: Request, target: Target, root: Path) -> Workshop:
     """Find the edits of a target, and the texts that they were made on; nothing is written.
 
     :raises UsageError: if its release cannot be told, an apply was interrupted there, or the
@@ -211,10 +215,11 @@ def survey(
             root,
             ledger,
             target.record,
-            lambda: package_releases.tree_of(str(release), package, progress),
+            lambda: package_releases.tree_of(str(release), package, request.progress),
             package,
         )
-        edits = find(pristine)
+        with doing(request.progress, f"looking for edits in {target.name}"):
+            edits = find(pristine)
         record = target.record
         changed_beside: tuple[Beside, ...] | None = None
         bare = (path for path in unhashed(record) if path_problem(path, package) is not None)
@@ -227,7 +232,15 @@ def survey(
         request = request._replace(patches=request.patches[:-1])
     features = request.authored(package)
     workshop = Workshop(
-        target, release, ledger, pristine, edits, features, request.folders, beside=changed_beside
+        target,
+        release,
+        ledger,
+        pristine,
+        edits,
+        features,
+        request.folders,
+        beside=changed_beside,
+        progress=request.progress,
     )
     return _with_patched(workshop) if any(edit.written for edit in edits) else workshop
 
@@ -280,13 +293,14 @@ def feature_of(
     *,
     title: str = "",
     releases: Sequence[str] | None = None,
-    progress: Progress | None = None,
+    context: int | None = None,
 ) -> Prepared:
     """The feature that makes the edits of a target, tried on releases; nothing is written.
 
     :param patches: the folder of patches that it is for: the order of features depends on it.
     :param releases: those that it may serve; the target's own is always one.  Default: those that
         are known of its package.
+    :param context: how many lines of context the hunks keep; default: as many as they need.
     :raises UsageError: if applying it would not give the edited files byte for byte.
     """
     release, package = str(workshop.release), workshop.target.package
@@ -297,7 +311,9 @@ def feature_of(
         pristine = ReleaseTexts((release,), lambda _: workshop.pristine)
         tree = texts_with(workshop.below, pristine, Memo()).open(release)
     names = package_releases.names_of(package) if releases is None else releases
-    prepared = made_of(files, tree, release, text, workshop.below, names, progress)
+    prepared = made_of(
+        files, tree, release, text, workshop.below, names, workshop.progress, context
+    )
     if prepared.folder is not None:
         _expect_edits(workshop, check_folder(prepared.folder), patches)
     return prepared
@@ -311,17 +327,20 @@ def made_of(
     below: Sequence[Feature],
     names: Sequence[str],
     progress: Progress | None,
+    context: int | None = None,
 ) -> Prepared:
     """The feature that edits of a release make, tried on releases; nothing is written.
 
     :param tree: the release's files with the features below applied.
     :param names: the releases that it may serve, beside the one of the edits.
+    :param context: how many lines of context the hunks keep; default: as many as they need.
     """
     syntax = Memo()
     plain, unread = readable(release, tree, names, text.package, progress)
     trees = texts_with(below, plain, syntax) if below else plain
     texts = ReleaseTexts(plain.names, lambda name: tree if name == release else trees.open(name))
-    return replace(build(change_of(files, release, syntax), text, texts, {}, syntax), unread=unread)
+    change = change_of(files, release, syntax, context)
+    return replace(build(change, text, texts, {}, syntax, progress), unread=unread)
 
 
 def words(id_: str, title: str, source: str, package: Package = VLLM) -> Words:

@@ -20,6 +20,15 @@ from overlay.authoring.commands.port import (
     write_ports,
 )
 from overlay.authoring.composing import NotComposable, compose
+from overlay.authoring.locating import ReleaseTexts
+from overlay.authoring.onto import (
+    OwnTexts,
+    change_in,
+    feature_at,
+    verbatim_of,
+    with_own_text,
+    write_once,
+)
 from overlay.authoring.port_views import (
     Conflict,
     conflict,
@@ -37,6 +46,7 @@ from overlay.authoring.reports.ported import (
     ScopeViews,
     aborted,
     ended,
+    placed,
     waiting,
 )
 from overlay.authoring.resolvers import merge_tool, propose
@@ -56,7 +66,6 @@ from overlay.planning.attempt import Texts, attempt
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
 from overlay.results import Outcome
-from overlay.targets.target import Progress
 
 
 class Key(str, Enum):
@@ -90,20 +99,25 @@ class Resolving:
         self,
         request: Request,
         folder: str | None,
-        progress: Progress | None = None,
         *,
         trusting: bool = False,
     ) -> None:
         self.session: Session = read(find(folder), SessionKind.PORT)
         folders = tuple(dict.fromkeys((*request.patches, *map(str, self.session.patches))))
         self.request = request._replace(patches=folders)
+        change = change_in(self.session)
         self.features: tuple[Feature, ...] = self.request.authored(self.session.package)
+        if change is not None:
+            self.features = (*(each for each in self.features if each.id != change.id), change)
         at_hand = {feature.id: feature for feature in self.features}
         check_there(self.session, at_hand)
         if not trusting:
             check_digests(self.session, at_hand)
         self.names = known_names([self.session.release], self.session.package)
-        self.porter: Porter = make_porter(self.names, self.session.package, progress)
+        self.porter: Porter = make_porter(self.names, self.session.package, request.progress)
+        if change is not None:
+            texts = with_own_text(self.porter.texts, OwnTexts(self.session))
+            self.porter = Porter(texts, self.porter.syntax)
         self.ports = tuple(self._port(id_) for id_ in self.session.features)
 
     def _port(self, id_: str) -> FeaturePort:
@@ -170,9 +184,15 @@ class Resolving:
         """
         disk.write_below(self.session.folder, entry.name, data)
 
+    def is_by_hand(self, entry: Waiting) -> bool:
+        """Whether only a person can place a file's change, since no merge knows all of it."""
+        return f"stuck {entry.path}" in self.session.notes
+
     def place(self, entry: Waiting) -> bool:
         """Put the added lines before upstream's; whether there is a file for that."""
         topic = self.topic(entry)
+        if self.is_by_hand(entry):
+            return False
         data = None if topic is None else placed_before(topic, self.session.release)
         if data is not None:
             self.write(entry, data)
@@ -192,7 +212,7 @@ class Resolving:
         :raises UsageError: if what it gives cannot be a resolution.
         """
         texts = self.texts(entry)
-        if texts is None:
+        if texts is None or self.is_by_hand(entry):
             return False
         if command is None:
             data = merge_tool(texts, entry.path)
@@ -203,19 +223,17 @@ class Resolving:
         return True
 
 
-def show(request: Request, folder: str | None, progress: Progress | None = None) -> PortReport:
+def show(request: Request, folder: str | None) -> PortReport:
     """What waits in a session: for each scope the hunk, what upstream changed, and the merge."""
-    return Resolving(request, folder, progress).report()
+    return Resolving(request, folder).report()
 
 
-def resolve(
-    request: Request, folder: str | None, command: str | None, progress: Progress | None = None
-) -> PortReport:
+def resolve(request: Request, folder: str | None, command: str | None) -> PortReport:
     """Let a command, or git's merge tool, propose a text for every file with markers.
 
     :raises UsageError: if what it gives cannot be a resolution; those before are kept.
     """
-    resolving = Resolving(request, folder, progress)
+    resolving = Resolving(request, folder)
     for entry in resolving.session.waiting:
         texts = resolving.texts(entry)
         if texts is not None and texts.marked:
@@ -223,19 +241,40 @@ def resolve(
     return resolving.report()
 
 
-def proceed(request: Request, folder: str | None, progress: Progress | None = None) -> PortReport:
+def proceed(request: Request, folder: str | None) -> PortReport:
     """Write what the edited files say into the patches, and end the session.
 
     :raises UsageError: if markers are left, or a file cannot be carried; nothing is written then.
     :raises OSError: if the patches cannot be written.
     """
-    if (finished := _finished(request, folder, progress)) is not None:
+    if (finished := _finished(request, folder)) is not None:
         return finished
-    resolving = Resolving(request, folder, progress)
+    resolving = Resolving(request, folder)
     session = resolving.session
     ports = resolved(session, resolving.ports, resolving.porter.syntax)
+    if session.places_import:
+        return _written(resolving, ports[0])
     write_ports(resolving.porter, resolving.features, ports, resolving.names)
     return _ended(resolving, ports)
+
+
+def _written(resolving: Resolving, port: FeaturePort) -> PortReport:
+    """End a session of a foreign change, and write the feature that the edited files make.
+
+    :raises UsageError: if the feature cannot be made, or there is one of its id.
+    """
+    session, porter, place = resolving.session, resolving.porter, resolving.session.folder
+    if all(topic.new_hunks is None for topic in port.topics) and not port.feature.added:
+        return PortReport(ended(place, (), emptied=finish(session)))
+    texts = ReleaseTexts(resolving.names, porter.texts.open)
+    prepared = feature_at(port, session.notes, texts, verbatim_of(session), porter.syntax)
+    if prepared.folder is None:
+        problems = [file.problem for file in prepared.summary.files if file.problem]
+        why = "; ".join(problems) or f"it does not land on {session.release}"
+        raise UsageError(f"{place}: expected a change that a feature carries: {why}")
+    folder = write_once(prepared.folder, session.notes)
+    emptied = finish(session)
+    return PortReport(placed(folder, prepared.summary.releases, place, emptied=emptied))
 
 
 def _ended(resolving: Resolving, ports: Sequence[FeaturePort]) -> PortReport:
@@ -257,7 +296,7 @@ def _ended(resolving: Resolving, ports: Sequence[FeaturePort]) -> PortReport:
     return PortReport(verdict, entries)
 
 
-def _finished(request: Request, folder: str | None, progress: Progress | None) -> PortReport | None:
+def _finished(request: Request, folder: str | None) -> PortReport | None:
     """End what a killed ``--continue`` carried out: the session, or its part for some features.
 
     That it was is shown by the patches, which make every file of the session as it is now.  Patches
@@ -265,7 +304,7 @@ def _finished(request: Request, folder: str | None, progress: Progress | None) -
 
     :returns: ``None`` where something still waits.
     """
-    resolving = Resolving(request, folder, progress, trusting=True)
+    resolving = Resolving(request, folder, trusting=True)
     session = resolving.session
     at_hand = {feature.id: feature for feature in resolving.features}
     waits = {
@@ -281,28 +320,24 @@ def _finished(request: Request, folder: str | None, progress: Progress | None) -
     return None
 
 
-def retire(
-    request: Request, folder: str | None, id_: str, progress: Progress | None = None
-) -> PortReport:
+def retire(request: Request, folder: str | None, id_: str) -> PortReport:
     """Note that upstream has a feature from the session's release on; the others still wait.
 
     :raises UsageError: if the session does not wait for it.
     """
-    resolving = Resolving(request, folder, progress)
+    resolving = Resolving(request, folder)
     port = next((port for port in resolving.ports if port.feature.id == id_), None)
-    if port is not None:
+    if port is not None and not resolving.session.places_import:
         write_ports(resolving.porter, resolving.features, [retired(port)], resolving.names)
     return _resume(resolving, without(resolving.session, id_))
 
 
-def skip(
-    request: Request, folder: str | None, id_: str, progress: Progress | None = None
-) -> PortReport:
+def skip(request: Request, folder: str | None, id_: str) -> PortReport:
     """Leave a feature as it is: it does not serve the release; the others still wait.
 
     :raises UsageError: if the session does not wait for it.
     """
-    resolving = Resolving(request, folder, progress)
+    resolving = Resolving(request, folder)
     return _resume(resolving, without(resolving.session, id_))
 
 
@@ -327,33 +362,58 @@ def abort(folder: str | None) -> PortReport:
 def ask(
     request: Request,
     report: PortReport,
-    question: Callable[[OpenFile], Key],
-    progress: Progress | None = None,
+    question: Callable[[OpenFile, str], Key],
+    tell: Callable[[str], None],
 ) -> PortReport:
     """Ask about each file of a session, and write what the answers make, once nothing is left.
 
-    :param question: shows a file and gives a key.
+    :param question: shows a file, and which of how many it is, and gives a key.
+    :param tell: says what a key has done.
     :returns: ``report`` itself where it has no session.
     """
     if report.session is None:
         return report
     folder = str(report.session)
-    resolving = Resolving(request, folder, progress)
-    for entry in resolving.session.waiting:
+    resolving = Resolving(request, folder)
+    entries = resolving.session.waiting
+    for number, entry in enumerate(entries, 1):
         if entry.feature not in resolving.session.features:
             continue
-        key = question(resolving.open_file(entry))
+        place = f"{number} of {len(entries)}"
+        key = question(resolving.open_file(entry), place)
         while not _settled(resolving, entry, key):
-            key = question(resolving.open_file(entry))
+            tell(_answer(resolving, entry, key, settled=False))
+            key = question(resolving.open_file(entry), place)
+        tell(_answer(resolving, entry, key, settled=True))
         if key is Key.STOP:
             return resolving.report()
         if key in (Key.RETIRE, Key.SKIP):
             leave = retire if key is Key.RETIRE else skip
-            remainder = leave(request, folder, entry.feature, progress)
+            remainder = leave(request, folder, entry.feature)
             if remainder.session is None:
                 return remainder
-            resolving = Resolving(request, folder, progress)
-    return proceed(request, folder, progress)
+            resolving = Resolving(request, folder)
+    return proceed(request, folder)
+
+
+def _answer(resolving: Resolving, entry: Waiting, key: Key, *, settled: bool) -> str:
+    """What a key has done, and where that is written."""
+    file = resolving.session.folder / entry.name
+    markers = resolving.open_file(entry).markers
+    release = resolving.session.release
+    if key in (Key.PLACE, Key.TOOL):
+        rest = f"; line {markers[0]} still has a marker" if markers else ""
+        return f"wrote a proposal to {file}{rest}: look at it; `k` takes it"
+    if not settled:
+        if markers:
+            return f"{file}:{markers[0]} has a marker of a conflict: nothing was taken"
+        return f"the release has no {entry.path}: nothing was written"
+    return {
+        Key.UPSTREAM: f"wrote the release's own text to {file}: {release} gets nothing of this",
+        Key.RETIRE: f"upstream has {entry.feature} in {release}: noted in its feature.toml",
+        Key.SKIP: f"left {entry.feature} as it was; it does not serve {release}",
+        Key.STOP: f"nothing more was written; the session stays in {resolving.session.folder}",
+    }.get(key, f"took {file} as it is; it goes into the patches once nothing waits")
 
 
 def _settled(resolving: Resolving, entry: Waiting, key: Key) -> bool:
@@ -472,7 +532,7 @@ def _edited(
         problems.append(f"{place}: expected Python: {error}")
         return topic
     if data == topic.before:
-        return _retired(topic)
+        return replace(_retired(topic), not_needed=True)
     try:
         hunks = compose(topic.before, data)
     except (NotComposable, TextError, UnparsableError) as error:

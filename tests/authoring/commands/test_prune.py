@@ -113,8 +113,8 @@ def test_a_folder_that_was_changed_meanwhile_is_not_written(
 
     real = Pruner.propose
 
-    def propose(self: Pruner, served: object) -> object:
-        made = real(self, served)  # type: ignore[arg-type]  # whatever is passed
+    def propose(self: Pruner, *served: object) -> object:
+        made = real(self, *served)  # type: ignore[arg-type]  # whatever is passed
         toml = ours / "f0/feature.toml"
         toml.write_text(toml.read_text().replace('why = "w"', 'why = "another"'))
         return made

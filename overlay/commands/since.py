@@ -1,0 +1,189 @@
+"""``overlay check --since``: compare a check with the JSON of an earlier one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from overlay._features.model import Feature
+from overlay._features.patch_headers import author, last_update
+from overlay.errors import UsageError, described
+from overlay.report.model import TargetReport
+from overlay.report.since import Ownership, SinceReport, StateChange, Turn, changed_since
+from overlay.report.targets import CheckReport
+from overlay.results import FeatureResult, Reason, State
+from overlay.results.invocation import command
+from overlay.untrusted import parse_json, printable, read_regular
+
+#: The most bytes of an earlier report: a hundred features on all releases are a tenth of it.
+MAX_REPORT = 128 * 1024 * 1024
+
+#: A target, the package, and a feature; or nothing for the target itself.
+_Key = tuple[str, str, str]
+
+
+class _Cell(NamedTuple):
+    """What a check says of a feature on a target, or of the target itself.
+
+    :ivar state: a state, or the code of an obstacle; :ivar reason: why, where that is told.
+    """
+
+    state: str
+    needs_attention: bool
+    reason: Reason | None = None
+
+
+def since(
+    report: CheckReport, earlier: Path, features: Iterable[Feature], form: str = "text"
+) -> SinceReport:
+    """What changed between an earlier report and this one.
+
+    :param earlier: what ``overlay check --json`` wrote; :param features: those at hand.
+    :param form: ``text``, ``markdown`` or ``junit``.
+    :raises UsageError: if that is no such report.
+    """
+    before = _earlier(earlier)
+    now = dict(_cells(report.checked))
+    asked = {target.target for target in report.checked}
+    carriers = {feature.id: carrier(feature) for feature in features}
+    differences = []
+    for key in dict.fromkeys((*now, *before)):
+        turn = _turn(before.get(key), now.get(key))
+        if turn is not None and not (key not in now and key[0] not in asked):
+            old, new = before.get(key), now.get(key)
+            differences.append(
+                StateChange(
+                    *key,
+                    None if old is None else old.state,
+                    None if new is None else new.state,
+                    turn,
+                    None if new is None else new.reason,
+                    carriers.get(key[2], Ownership()),
+                )
+            )
+    own = {each.name: getattr(report, each.name) for each in fields(report)}
+    name = str(earlier)
+    own["conclusion"] = changed_since(differences, report.conclusion, name)
+    today = datetime.now().astimezone().date()
+    return SinceReport(
+        **own,
+        earlier=name,
+        differences=tuple(differences),
+        today=today,
+        form=form,
+    )
+
+
+def carrier(feature: Feature) -> Ownership:
+    """Whose a feature is and since when, by the headers of its patches."""
+    patches = [
+        variant.patch
+        for topic in feature.topics
+        for variant in sorted(topic.variants, key=lambda each: each.releases)
+    ]
+    days = sorted(filter(None, (last_update(patch.headers) for patch in patches)))
+    owners = [name for patch in patches if (name := author(patch.headers))]
+    return Ownership(owners[-1] if owners else "", days[0] if days else "")
+
+
+def _turn(before: _Cell | None, now: _Cell | None) -> Turn | None:
+    """What a change means; ``None`` where there is none.
+
+    Worse is what needs somebody and did not, what needs somebody more, and what was carried and is
+    so no more without a word: out of its range, or not applied any longer.
+    """
+    if now is None:
+        return Turn.OTHER
+    if before is None:
+        return Turn.WORSE if now.needs_attention else Turn.OTHER
+    if before.state == now.state:
+        return None
+    if now.needs_attention or before.needs_attention:
+        worse = now.needs_attention and (
+            not before.needs_attention or _rank(now.state) > _rank(before.state)
+        )
+        return Turn.WORSE if worse else Turn.BETTER
+    carried = (State.APPLIED.value, State.PRISTINE.value)
+    lost = before.state in carried and now.state == State.INAPPLICABLE.value
+    undone = before.state == State.APPLIED.value and now.state == State.PRISTINE.value
+    return Turn.WORSE if lost or undone else Turn.OTHER
+
+
+def _rank(state: str) -> int:
+    """Where a state is in the order from best to worst; an obstacle is the worst."""
+    return next((each.rank for each in State if each.value == state), len(State))
+
+
+def _cells(targets: Sequence[TargetReport]) -> Iterator[tuple[_Key, _Cell]]:
+    for target in targets:
+        place = target.target, target.package
+        for each in target.features:
+            yield (
+                (*place, each.feature),
+                _Cell(each.state.value, each.state.needs_attention, _reason(each)),
+            )
+        codes = [each.code.value for each in target.obstacles]
+        codes += ["interrupted"] if target.interrupted else []
+        if codes:
+            reason = target.obstacles[0].reason if target.obstacles else None
+            yield (*place, ""), _Cell(", ".join(codes), True, reason)
+
+
+def _reason(result: FeatureResult) -> Reason | None:
+    """Why a feature is in its state: the first reason of the smallest thing that needs somebody."""
+    for file in result.files:
+        for hunk in file.hunks:
+            if hunk.state.needs_attention and hunk.reason is not None:
+                return hunk.reason
+        if file.state.needs_attention and file.reason is not None:
+            return file.reason
+    return result.reason
+
+
+def _earlier(place: Path) -> dict[_Key, _Cell]:
+    """What an earlier report said.
+
+    :raises UsageError: if it is not the JSON of a check.
+    """
+    try:
+        data = read_regular(place, MAX_REPORT)
+        document = None if data is None else parse_json(data)
+        if document is not None:
+            return dict(_cells_of(document))
+        problem = "found no such file"
+    except OSError as error:
+        problem = described(error)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        problem = "found something else"
+    step = command("check", "--releases", "all", "--json")
+    raise UsageError(
+        f"--since {place}: expected what {step} wrote, {printable(problem)}; write one with "
+        f"{step} > REPORT.json"
+    )
+
+
+def _cells_of(document: Mapping[str, Any]) -> Iterator[tuple[_Key, _Cell]]:
+    """The same of the JSON of a check.
+
+    :raises ValueError, KeyError, TypeError, AttributeError: if it is something else.
+    """
+    if document["schema"] != 2 or document["command"] != "check":
+        raise ValueError("not a check")
+    for target in document["targets"]:
+        place = _text(target["target"]), _text(target["package"])
+        for each in target["features"]:
+            state = State(each["state"])
+            yield (*place, _text(each["feature"])), _Cell(state.value, state.needs_attention)
+        codes = [_text(each["code"]) for each in target.get("obstacles", ())]
+        codes += ["interrupted"] if target["interrupted"] else []
+        if codes:
+            yield (*place, ""), _Cell(", ".join(codes), True)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("not a text")
+    return value

@@ -1,0 +1,223 @@
+"""The report of ``check --since``: what changed since an earlier one, also as Markdown or JUnit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+from enum import Enum
+from typing import Any, NamedTuple
+
+from overlay.report.base import plain
+from overlay.report.codes import Code, Exit, Verdict
+from overlay.report.lines import Line, Span, labelled
+from overlay.report.model import TargetReport
+from overlay.report.targets import CheckReport
+from overlay.report.words import count, enumeration
+from overlay.results import Reason
+from overlay.untrusted import printable
+
+
+class Turn(Enum):
+    """What a change means for whoever keeps the features."""
+
+    WORSE = "worse"
+    BETTER = "better"
+    OTHER = "other"
+
+
+class Ownership(NamedTuple):
+    """Whose a feature is, and since when it is carried.
+
+    :ivar owner: the author of its newest patch; empty where none says.
+    :ivar since: the day of its oldest patch, ``YYYY-MM-DD``; empty where none says.
+    """
+
+    owner: str = ""
+    since: str = ""
+
+    def age(self, today: date) -> int | None:
+        """For how many days it is carried; ``None`` where that is not known."""
+        return (today - date.fromisoformat(self.since)).days if self.since else None
+
+    def words(self, today: date) -> str:
+        """Both in words; empty where nothing is known."""
+        age = self.age(today)
+        days = "" if age is None else f"since {self.since}, {count(age, 'day')}"
+        return ", ".join(text for text in (self.owner, days) if text)
+
+
+class StateChange(NamedTuple):
+    """A feature on a target whose state is another one than it was.
+
+    :ivar target: as the user named it; :ivar package: whose release it is.
+    :ivar feature: empty where it is about the target itself.
+    :ivar before: its state then; ``None`` where it was not asked about.
+    :ivar now: its state; ``None`` where it is not asked about any more.
+    :ivar reason: why it is so now, and what to do.
+    """
+
+    target: str
+    package: str
+    feature: str
+    before: str | None
+    now: str | None
+    turn: Turn
+    reason: Reason | None = None
+    carrier: Ownership = Ownership()
+
+    @property
+    def words(self) -> str:
+        """From which state to which."""
+        return f"{self.before or 'not asked about'} -> {self.now or 'not asked about'}"
+
+    def data(self, today: date) -> dict[str, Any]:
+        """The fields of the JSON."""
+        return {
+            "target": self.target,
+            "package": self.package,
+            "feature": self.feature or None,
+            "before": self.before,
+            "now": self.now,
+            "turn": self.turn.value,
+            "reason": None if self.reason is None else self.reason.text,
+            "next": None if self.reason is None else self.reason.next_step,
+            "owner": self.carrier.owner or None,
+            "since": self.carrier.since or None,
+            "days": self.carrier.age(today),
+        }
+
+
+@dataclass(frozen=True)
+class SinceReport(CheckReport):
+    """What changed between an earlier check and this one.
+
+    :ivar earlier: the file of the earlier one; :ivar form: ``markdown`` or ``junit``, else text.
+    :ivar today: the day of this check.
+    """
+
+    earlier: str = ""
+    differences: tuple[StateChange, ...] = ()
+    today: date = date.min
+    form: str = "text"
+
+    @property
+    def body(self) -> bytes | None:
+        """The Markdown or the XML of JUnit, where that was asked for."""
+        if self.form == "text":
+            return None
+        text = self._markdown() if self.form == "markdown" else self._junit()
+        return text.encode("utf-8", "backslashreplace")
+
+    def lines(self, *, verbose: bool = False) -> tuple[Line, ...]:
+        """What changed, and not the table of all targets, unless ``verbose``."""
+        if verbose or self.exit is Exit.ERROR:
+            return super().lines(verbose=verbose)
+        style = "good" if self.exit is Exit.OK else "bad"
+        return (*self.own_lines(), Line((), (Span(self.verdict, style),)))
+
+    def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
+        """Each change, the worst first."""
+        for turn in Turn:
+            for each in self._of(turn):
+                name = f"{each.target}  {each.feature or each.package}  "
+                yield Line((Span(name, "heading"),), (Span(f"{turn.value}: {each.words}"),))
+                if each.reason is not None and turn is Turn.WORSE:
+                    yield labelled(2, "why:   ", each.reason.text)
+                    if each.reason.next_step is not None:
+                        yield labelled(2, "next:  ", each.reason.next_step)
+                if words := each.carrier.words(self.today):
+                    yield labelled(2, "owner: ", words)
+        if self.differences:
+            yield Line(())
+
+    def own_data(self) -> dict[str, Any]:
+        """The changes, under ``since``."""
+        changes = [each.data(self.today) for each in self.differences]
+        return {"since": {"report": self.earlier, "changes": plain(changes)}}
+
+    def _of(self, turn: Turn) -> list[StateChange]:
+        return [each for each in self.differences if each.turn is turn]
+
+    def _markdown(self) -> str:
+        """A table for each kind of change, below the verdict."""
+        text = f"**{_cell(self.verdict)}**\n"
+        for turn in Turn:
+            if rows := self._of(turn):
+                text += f"\n### {turn.value.capitalize()}\n\n"
+                text += "| target | feature | change | why | owner |\n|---|---|---|---|---|\n"
+            for each in rows:
+                why = "" if each.reason is None else str(each.reason)
+                cells = [each.target, each.feature or each.package, each.words, why]
+                cells.append(each.carrier.words(self.today))
+                text += f"| {' | '.join(map(_cell, cells))} |\n"
+        return text
+
+    def _junit(self) -> str:
+        """A test case for each feature on each target, of which those fail that got worse."""
+        cases = [case for target in self.checked for case in self._cases(target)]
+        cases += [
+            _case(str(failure.target), "target", "error", failure.error)
+            for failure in self.failures
+        ]
+        failed = len(self._of(Turn.WORSE))
+        head = (
+            f'<testsuite name="overlay check" tests="{len(cases)}" failures="{failed}" '
+            f'errors="{len(self.failures)}" skipped="0">'
+        )
+        return "\n".join(['<?xml version="1.0" encoding="UTF-8"?>', head, *cases, "</testsuite>\n"])
+
+    def _cases(self, target: TargetReport) -> Iterator[str]:
+        worse = {(each.target, each.package, each.feature): each for each in self._of(Turn.WORSE)}
+        for name in ("", *(feature.feature for feature in target.features)):
+            each = worse.get((target.target, target.package, name))
+            if each is None:
+                if name:
+                    yield _case(f"{target.package} {target.target}", name)
+                continue
+            why = "" if each.reason is None else str(each.reason)
+            text = f"{each.words}: {why} ({each.carrier.words(self.today)})"
+            yield _case(f"{target.package} {target.target}", name or "target", "failure", text)
+
+
+def _cell(text: str) -> str:
+    """A text as a cell of a table in Markdown: nothing in it is markup."""
+    escaped = printable(text).replace("\\", "\\\\").replace("&", "&amp;").replace("<", "&lt;")
+    return "".join(f"\\{letter}" if letter in "|*_`[]#~!" else letter for letter in escaped)
+
+
+def _case(suite: str, name: str, fate: str = "", text: str = "") -> str:
+    """A test case of JUnit.
+
+    :param fate: ``failure`` or ``error``; empty where it passes.
+    """
+    head = f'<testcase classname="{_xml(suite)}" name="{_xml(name)}"'
+    if not fate:
+        return f"  {head}/>"
+    return f'  {head}><{fate} message="{_xml(text)}"/></testcase>'
+
+
+def _xml(text: str) -> str:
+    """A text as a value of an attribute: XML has no character for controls and lone surrogates."""
+    escaped = printable(text)
+    for letter, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;")):
+        escaped = escaped.replace(letter, entity)
+    return escaped
+
+
+def changed_since(differences: Sequence[StateChange], checked: Verdict, earlier: str) -> Verdict:
+    """The verdict of ``check --since``.
+
+    :param checked: that of the check alone, which stands where a target could not be read.
+    :param earlier: the file of the earlier one.
+    """
+    if checked.code.exit is Exit.ERROR:
+        return checked
+    worse = [each for each in differences if each.turn is Turn.WORSE]
+    if worse:
+        names = list(dict.fromkeys(each.feature or each.target for each in worse))
+        text = f"Worse since {earlier}: {enumeration(names)}, in {count(len(worse), 'place')}."
+        return Verdict(Code.GOT_WORSE, text)
+    other = count(len(differences), "change") if differences else "nothing changed"
+    needy = "" if checked.code.exit is Exit.OK else "; what needed you then still does"
+    return Verdict(Code.NOTHING_WORSE, f"Nothing got worse since {earlier}: {other}{needy}.")
