@@ -155,6 +155,10 @@ class ArchiveError(TargetError):
     """A wheel or sdist is damaged, dangerous, or too large to be read."""
 
 
+class FileNotKept(ArchiveError):
+    """A release has a file whose bytes are not at hand: only texts are taken out of a release."""
+
+
 class TransactionError(OverlayError):
     """The target could not be written; it is in one of the two whole states."""
 

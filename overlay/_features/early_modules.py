@@ -76,8 +76,8 @@ def on_disk_reason(feature: Feature) -> str | None:
         return None
     more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
     return (
-        f"it changes {paths[0]}{more}, which no import of a module brings; apply it on disk "
-        "(data files, and files that go, are changed there only)"
+        f"it changes data files or removes files ({paths[0]}{more}), which no import brings; apply "
+        "it on disk"
     )
 
 

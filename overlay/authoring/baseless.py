@@ -143,7 +143,10 @@ def _spelt_otherwise(file: IncomingFile, present: dict[str, bytes]) -> str | Non
         if release is None:
             continue
         lines = SourceText.from_bytes(present[release]).lines
-        expected = next(text for hunk in file.hunks for text in hunk.pre if text not in lines)
+        pres = (text for hunk in file.hunks for text in hunk.pre if text not in lines)
+        expected = next(pres, None)
+        if expected is None:
+            continue  # its lines are there: it is the new ones that cannot be written there
         there = next(text for text in lines if form(text) == form(expected))
         how = (
             "its tabs or blanks were changed on the way: get it again as a file"

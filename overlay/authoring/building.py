@@ -326,7 +326,8 @@ def _contexts(change: FeatureChange, texts: ReleaseTexts, syntax: Syntax) -> dic
     contexts: dict[str, Kept] = {}
     for topic in change.topics:
         base = topic.base
-        if change.context is None:
+        of_text = is_module(base.path) and not any(hunk.whole for hunk in topic.hunks)
+        if change.context is None and of_text:  # a data file has one scope, and keeps the usual
             files = {name: texts.read(name, base.path) for name in texts.names}
             contexts[base.path] = needed(base.before, topic.hunks, files, syntax)
         else:

@@ -130,7 +130,7 @@ def _topic(
     if last.kind in (ChangeKind.REMOVED, ChangeKind.RENAMED):
         if last.kind is ChangeKind.REMOVED and after:
             return refused(f"it removes {path}, and shows a part of its lines only", last)
-        fate = FileFate(path, Fate.EDITED, base.release, base.by_id, 1)
+        fate = FileFate(path, Fate.EDITED, base.release, base.by_id, 1, removes=True)
         return fate, EditedFile(base, (whole_file(base.before, None),))
     try:
         hunks = compose_file(path, base.before, after, contexts)

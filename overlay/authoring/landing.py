@@ -181,21 +181,22 @@ def moved_lines(moved: Mapping[str, Mapping[str, str]], id_: str) -> Iterator[Li
             yield labelled(0, "moved     ", f"{path}  to {place} in {span}{step}")
 
 
-def on_disk_only(paths: Iterable[str], releases: str | None) -> Iterator[Line]:
+def on_disk_only(
+    paths: Iterable[str], releases: str | None, removed: Sequence[str] = ()
+) -> Iterator[Line]:
     """A note where a feature that was written cannot be patched in memory.
 
     :param paths: the files that it edits; :param releases: its range, ``None`` where there is
         no feature.
+    :param removed: the files that it removes.
     """
     if releases is None:
         return
     paths = list(paths)
-    if data := [path for path in paths if not is_module(path)]:
-        yield labelled(
-            0,
-            "note: ",
-            f"it cannot be patched in memory: {data[0]} is no module; apply it on disk",
-        )
+    data = next((path for path in paths if not is_module(path)), None)
+    if removed or data is not None:
+        what = f"it removes {removed[0]}" if removed else f"{data} is no module"
+        yield labelled(0, "note: ", f"it cannot be patched in memory: {what}; apply it on disk")
         return
     if early := early_among(paths, Version(releases.rpartition("..")[2])):
         yield labelled(0, "note: ", f"it cannot be patched in memory: {why_on_disk(early)}")

@@ -48,6 +48,7 @@ class FileFate:
     :ivar base: the release whose text it was made on; ``None`` for an added module, and where only
         a checkout has the text.
     :ivar problem: why it could not be carried, with its line in the source; ``None`` if it was.
+    :ivar removes: whether the feature removes it.
     """
 
     path: str
@@ -56,10 +57,11 @@ class FileFate:
     by_id: bool = False
     hunks: int = 0
     problem: str | None = None
+    removes: bool = False
 
     def plain(self) -> dict[str, object]:
         """The fields of the JSON."""
-        return by_fields(self, "by_id")
+        return by_fields(self, "by_id", "removes")
 
 
 def sort_files(

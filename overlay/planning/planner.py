@@ -13,6 +13,7 @@ from typing import NamedTuple
 from packaging.version import Version
 
 from overlay._features.model import AddedFile, Feature, Hunk, Patch, PortedWay, Topic, Variant
+from overlay.errors import FileNotKept
 from overlay.package import ReleaseRange, Tree, hiding, is_module
 from overlay.planning import advice
 from overlay.planning.attempt import Attempt, Judged, attempt
@@ -397,7 +398,12 @@ class _Planner:
             return judged._replace(result=result)
 
         missing_step = advice.for_missing_file(draft.feature, patch, self.release)
-        data = self.tree.current(patch.path)
+        try:
+            data = self.tree.current(patch.path)
+        except FileNotKept as error:
+            reason = Reason(str(error))
+            hunks = tuple(HunkResult(h.scope, State.DRIFTED, reason=reason) for h in patch.hunks)
+            return Attempt(FileResult(patch.path, State.DRIFTED, patch.name, hunks, reason)), []
         if data is None and patch.path in self.tree.layers:
             # An earlier feature removes the file: whoever changes it meets that on its lines.
             hunks = tuple(judge(hunk, data).result for hunk in patch.hunks)

@@ -113,7 +113,8 @@ def _summary(feature: FeatureResult, title: str) -> str:
     """
     hunks = [hunk for file in feature.files for hunk in file.hunks]
     patched = len({file.path for file in feature.files if file.patch is not None})
-    added = sum(file.patch is None and not file.hunks for file in feature.files)
+    added = [file for file in feature.files if file.patch is None and not file.hunks]
+    of_modules = all(is_module(file.path) for file in added)
     parts = []
     if feature.state.needs_attention:
         bad = sum(hunk.state.needs_attention for hunk in hunks)
@@ -129,7 +130,7 @@ def _summary(feature: FeatureResult, title: str) -> str:
         elif patched:
             parts.append(count(patched, "file"))
         if added:
-            parts.append(count(added, "added module"))
+            parts.append(count(len(added), "added module" if of_modules else "added file"))
     is_problem = feature.state.needs_attention and not any(
         file.state.needs_attention for file in feature.files
     )  # as a problem of its own, below

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from overlay.errors import ArchiveError, TargetError
+from overlay.errors import FileNotKept, TargetError
 from overlay.package import VLLM, Package, check_path, parse_release
 
 
@@ -150,9 +150,9 @@ class Origin:
     warnings: tuple[str, ...]
 
 
-def left_out(path: str) -> ArchiveError:
+def left_out(path: str) -> FileNotKept:
     """The error for a file of a release that is not a source file."""
-    return ArchiveError(
+    return FileNotKept(
         f"{path}: expected a source file; the release has this file, but only text files are taken "
         "out of a release. Unpack the release and name the folder instead"
     )

@@ -157,7 +157,7 @@ def test_what_only_the_disk_can_hold_is_left_out_with_the_reason(tmp_path: Path)
     rows = {row["id"]: row for row in facts["features"]}  # type: ignore[union-attr]
     assert not any(row["chosen"] for row in rows.values())
     assert {row["state"] for row in rows.values()} == {State.PRISTINE}
-    assert "vllm/chat.jinja, which no import" in rows["data"]["why"]
+    assert "(vllm/chat.jinja), which no import" in rows["data"]["why"]
     assert "apply it on disk" in rows["gone"]["why"]
     assert "made on a feature that is left out" in rows["stacked"]["why"]
     assert all("chat" not in name for row in rows.values() for name in row["modules"])

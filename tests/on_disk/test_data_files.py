@@ -17,13 +17,15 @@ from overlay._features.feature_folder import read_feature
 from overlay._features.model import Feature
 from overlay.authoring.composing import compose_file, whole_file
 from overlay.authoring.writing import render_patch
-from overlay.errors import PatchFormatError, RevertRefused, TransactionError
+from overlay.errors import LedgerError, PatchFormatError, RevertRefused, TransactionError
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import Condition, PristineView, conditions, void
+from overlay.on_disk.rebuild import rebuild
 from overlay.on_disk.recovery import recover
 from overlay.planning.diff import render
 from overlay.planning.planner import plan
 from overlay.results import Plan, State
+from overlay.untrusted import sha256
 from tests.support import faults, one_package
 from tests.support.faults import FaultyOs, faulty
 from tests.support.patches import MemoryTree, write_feature
@@ -253,3 +255,12 @@ def test_what_another_release_lacks_is_not_put_back_there(tmp_path: Path) -> Non
     assert view.read(MODULE) is None
     one_package.revert(disk.root, release="0.27.0")
     assert not (disk.root / MODULE).exists()
+
+
+def test_a_lost_ledger_puts_no_removed_file_out_of_mind(disk: Disk) -> None:
+    """The bytes of a removed file cannot be worked out from its patch, so nothing is reverted."""
+    disk.apply()
+    record = {path: sha256(data) for path, data in FILES.items()}
+    with pytest.raises(LedgerError, match=r"vllm/v1/old\.py"):
+        rebuild([disk.feature], _Tree(disk.root), Version(RELEASE), record)
+    assert rebuild([disk.feature], MemoryTree(FILES), Version(RELEASE), record).ledger.entries == ()

@@ -11,6 +11,7 @@ from overlay._features.binary_patch import BinaryPatchError, literal, read_binar
 from overlay._features.model import FILE_SCOPE, Feature, Hunk, WholeFile
 from overlay.planning.planner import plan
 from overlay.results import FeatureResult, State
+from overlay.targets.target import left_out
 from tests.support.patches import MemoryTree, feature, hunk
 
 INIT = "vllm/__init__.py"
@@ -91,6 +92,20 @@ def test_features_clash_where_one_removes_what_the_other_edits(order: int) -> No
 def _reasons(result: FeatureResult) -> str:
     (file,) = result.files
     return str([file.reason, *(each.reason for each in file.hunks)])
+
+
+def test_a_file_whose_bytes_no_release_keeps_is_not_judged_and_stops_nothing_else() -> None:
+    class Texts(MemoryTree):
+        def read(self, path: str) -> bytes | None:
+            if path == CONFIG:
+                raise left_out(path)
+            return super().read(path)
+
+    edit = hunk([" def old():", "-    return 1", "+    return 2"], "old")
+    both = [whole(CONFIG, b"\0"), feature((MODULE, [edit]), id="two")]
+    results = plan(both, Texts(FILES), RELEASE).features
+    assert [result.state for result in results] == [State.DRIFTED, State.PRISTINE]
+    assert "name the folder instead" in _reasons(results[0])
 
 
 class Listed(MemoryTree):

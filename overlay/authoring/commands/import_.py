@@ -524,7 +524,8 @@ class ImportReport(Report):
             what = "added module" if is_module(entry.path) else "added file"
             if entry.fate is Fate.EDITED:
                 base = entry.base or "a text that only --base has"
-                what = f"{count(entry.hunks, 'hunk')}, made on {base}"
+                hunks = "removed" if entry.removes else count(entry.hunks, "hunk")
+                what = f"{hunks}, made on {base}"
             yield labelled(0, "carried   ", f"{entry.path}  {what}")
         for path, releases in self.holders.items():
             yield labelled(0, "taken     ", f"{path}  another file in {enumeration(releases)}")
@@ -537,7 +538,8 @@ class ImportReport(Report):
             for entry in self.carried
             if entry.fate is Fate.EDITED or not is_module(entry.path)
         ]
-        yield from on_disk_only(edited, self.releases)
+        removed = [entry.path for entry in self.carried if entry.removes]
+        yield from on_disk_only(edited, self.releases, removed)
         for warning in self.warnings:
             yield labelled(0, "warning:  ", warning)
 

@@ -13,6 +13,7 @@ from overlay.authoring.landing import ContextKept, landings, moved_lines, on_dis
 from overlay.authoring.triage import FileFate
 from overlay.on_disk.beside import Beside
 from overlay.package import is_module
+from overlay.planning.whole import removed_by
 from overlay.report.base import Report, by_fields
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import Line, Span, labelled
@@ -108,7 +109,8 @@ class NewReport(_Authored):
         paths = [
             file.path for file in self.files if file.fate is Fate.EDITED or not is_module(file.path)
         ]
-        yield from on_disk_only(paths, self.releases)
+        removed = [file.path for file in self.files if file.fate is Fate.REMOVED]
+        yield from on_disk_only(paths, self.releases, removed)
 
     def plain(self) -> dict[str, Any]:
         """The fields of the JSON, which has context and moved only where there are such."""
@@ -161,7 +163,8 @@ class EditReport(_Authored):
 def _in_words(file: AuthoredFile) -> str:
     """What was made of a file, in a few words."""
     if not file.hunks:
-        return "added module" if file.fate is Fate.ADDED else file.fate.value
+        added = "added module" if is_module(file.path) else "added file"
+        return added if file.fate is Fate.ADDED else file.fate.value
     parts = [f"{count(each.number, 'hunk')} in {each.scope}" for each in file.hunks]
     stacked = f", on top of {enumeration(list(file.stacks_on))}" if file.stacks_on else ""
     return f"{', '.join(parts)}{stacked}"
@@ -178,10 +181,13 @@ def authored(
     """
     files = []
     for fate in fates:
-        scopes = [hunk.scope for hunk in hunks.get(fate.path, ())]
+        own = hunks.get(fate.path, ())
+        removed = removed_by(tuple(own))
+        scopes = [] if removed else [hunk.scope for hunk in own]
         counts = tuple(AuthoredHunks(each, scopes.count(each)) for each in dict.fromkeys(scopes))
         below = (stacks or {}).get(fate.path, ())
-        files.append(AuthoredFile(fate.path, fate.fate, counts, below, fate.problem))
+        kind = Fate.REMOVED if removed else fate.fate
+        files.append(AuthoredFile(fate.path, kind, counts, below, fate.problem))
     return tuple(sorted(files, key=lambda file: file.path))
 
 
