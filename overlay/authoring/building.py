@@ -17,7 +17,7 @@ from packaging.version import Version
 from overlay._features.model import Feature, Hunk
 from overlay.authoring.carry import Carried, carry
 from overlay.authoring.composing import NotComposable, compose, compose_file, contexts_from
-from overlay.authoring.context import Kept, needed
+from overlay.authoring.context import FittedHunks, needed
 from overlay.authoring.following import Moved, follow
 from overlay.authoring.landing import Summary, modules_on, names_from, names_taken, taken_back
 from overlay.authoring.locating import Base, ReleaseTexts
@@ -231,16 +231,16 @@ def _patches(
     return files, expected
 
 
-def _contexts(change: FeatureChange, texts: ReleaseTexts, syntax: Syntax) -> dict[str, Kept]:
+def _contexts(change: FeatureChange, texts: ReleaseTexts, syntax: Syntax) -> dict[str, FittedHunks]:
     """By path the hunks of each edited file with the context that they keep."""
-    contexts: dict[str, Kept] = {}
+    contexts: dict[str, FittedHunks] = {}
     for topic in change.topics:
         base = topic.base
         if change.context is None:
             files = {name: texts.read(name, base.path) for name in texts.names}
             contexts[base.path] = needed(base.before, topic.hunks, files, syntax)
         else:
-            contexts[base.path] = Kept(topic.hunks)
+            contexts[base.path] = FittedHunks(topic.hunks)
     return contexts
 
 

@@ -8,13 +8,12 @@ from hypothesis import strategies as st
 
 from overlay._features.model import Hunk, Patch
 from overlay.authoring.composing import NotComposable, compose
-from overlay.authoring.context import Kept, needed, with_sides
+from overlay.authoring.context import FittedHunks, needed, with_sides
 from overlay.planning.attempt import Texts, attempt
-from overlay.planning.context import anchored, context_of, narrowed
+from overlay.planning.context import context_of, narrowed
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
 from tests.authoring.test_composing import changes
-from tests.support.patches import hunk
 
 SLOW = settings(suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 
@@ -33,7 +32,7 @@ def run(value):
 AFTER = BASE.replace(b"KEEP_ALIVE: int = 5", b"KEEP_ALIVE: int = 75")
 
 
-def kept(before: bytes, after: bytes, *others: bytes) -> Kept:
+def kept(before: bytes, after: bytes, *others: bytes) -> FittedHunks:
     """What hunks keep where releases have these texts; the first one is the base."""
     texts = {f"0.{20 + at}.0": text for at, text in enumerate((before, *others))}
     return needed(before, compose(before, after), texts, Syntax())
@@ -87,30 +86,6 @@ def test_what_is_put_in_keeps_a_line_on_each_side() -> None:
     result = kept(BASE, after, theirs)
     assert result.sides == (1, 1)
     assert landed(result.hunks, theirs) is None
-
-
-@pytest.mark.parametrize(
-    ("lines", "tells"),
-    [
-        ([" first_line = 1", "+new_line = 2", " last_line = 3"], True),
-        ([" first_line = 1", "+new_line = 2"], False),  # nothing behind what is put in
-        ([" first_line = 1", "-old_line = 2", " last_line = 3"], True),
-        (["-old_line = 2", " last_line = 3"], False),  # nor before what is taken out
-        (["-old_line = 2", "+new_line = 2"], True),
-        (["-pass", "+new_line = 2"], False),  # a line that stands everywhere
-        ([" )", "-pass", "+new_line = 2", " )"], False),
-        (["-old_line = 2", "+new_line = 2", " )"], True),
-    ],
-)
-def test_which_lines_tell_a_place(lines: list[str], tells: bool) -> None:
-    assert anchored(hunk(lines)) is tells
-
-
-def test_a_hunk_that_speaks_of_the_end_of_the_file_keeps_what_is_behind_its_change() -> None:
-    lines = [" first_line = 1", "-old_line = 2", "+new_line = 2", " last_line = 3"]
-    at_end = hunk(lines, pre_unfinished=True)
-    assert context_of(narrowed(at_end, 0, 0)) == (0, 1)
-    assert context_of(narrowed(hunk(lines), 0, 0)) == (0, 0)
 
 
 @pytest.mark.parametrize("number", [0, 1, 2, 5, 100])
