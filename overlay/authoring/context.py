@@ -10,6 +10,7 @@ that with a line on each side, which ``git apply`` and ``patch`` take too.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from overlay._features.model import Hunk
@@ -166,12 +167,25 @@ class Forms:
         at = self._origin.match(hunk).line
         if at is None or self._after is None:
             return False
-        if _stands(form.post, self._origin.lines):
+        if _stands(form.post, self._origin.lines) or not self._ends_tell(form):
             return False
         placed, again = self._origin.match(form), self._after.match(form)
         first = at + form.source_line - hunk.source_line
         lands = placed.state is State.PRISTINE and placed.line == first
         return lands and again.state is State.UPSTREAMED
+
+    def _ends_tell(self, form: Hunk) -> bool:
+        """Whether a new line that ends a form, without context behind it, is nowhere in its scope.
+
+        An equal one beside it could be taken for it, where a release has the rest of the change.
+        """
+        new = new_lines(self._based(form))
+        for lines in (form.lines, form.lines[::-1]):
+            edge = takewhile(lambda line: line[0] != " ", lines)
+            end = next((text for op, text in edge if op == "+"), None)
+            if end is not None and end.strip() not in new:
+                return False
+        return True
 
     def widened(self, hunk: Hunk, number: int) -> Hunk:
         """A hunk with so many lines of context, as far as its scope and its neighbours go."""
