@@ -178,6 +178,19 @@ class Repository:
         self._git("branch", "-q", "-D", "base")
         return texts
 
+    def merged(self, drawn: Neighbours, order: Sequence[int]) -> bytes | None:
+        """The same by `git merge-file` alone, which looks for no place; ``None`` at a conflict."""
+        names = [self.folder.parent / name for name in ("ours", "base", "theirs")]
+        text = drawn.before
+        for number in order:
+            for name, data in zip(names, (text, drawn.before, drawn.afters[number]), strict=True):
+                name.write_bytes(data)
+            answer = self._git("merge-file", "-p", *map(str, names), check=False)
+            if answer.returncode:
+                return None
+            text = answer.stdout
+        return text
+
 
 def planned(drawn: Neighbours, order: Sequence[int], texts: ReleaseTexts, syntax: Syntax) -> Plan:
     """The plan of the features in an order, on the release that the changes were made on."""
@@ -213,21 +226,17 @@ def judge(sample: Sequence[Neighbours], texts: ReleaseTexts) -> dict[str, Any]:
                 expected = repository.laid(drawn, order)
                 whole = planned(drawn, order, texts, syntax)
                 result = made(whole, drawn.before)
-                what = (
-                    ("git clean" if expected is not None else "git conflicts")
-                    + ", "
-                    + (
-                        "the same bytes"
-                        if result == expected and result is not None
-                        else "other bytes"
-                        if result is not None and expected is not None
-                        else "applied together"
-                        if result is not None
-                        else "a clash"
-                        if is_clash(whole)
-                        else "refused otherwise"
-                    )
-                )
+                what = f"git {'conflicts' if expected is None else 'clean'}, "
+                if result is None:
+                    what += "a clash" if is_clash(whole) else "refused otherwise"
+                elif expected is None:
+                    what += "applied together"
+                elif result == expected:
+                    what += "the same bytes"
+                elif result == repository.merged(drawn, order):
+                    what += "the bytes of git merge-file: git am found another place for a hunk"
+                else:
+                    what += "other bytes"
                 counts[what] += 1
                 if what not in ("git clean, the same bytes", "git conflicts, a clash"):
                     label = f"{drawn.path} of {drawn.release}, gaps {drawn.gaps}, order {order}"

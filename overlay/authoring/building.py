@@ -7,7 +7,7 @@ change lands on each release.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import NamedTuple
@@ -16,11 +16,17 @@ from packaging.version import Version
 
 from overlay._features.model import Feature, Hunk
 from overlay.authoring.carry import Carried, carry
-from overlay.authoring.composing import NotComposable, compose, compose_file, contexts_from
+from overlay.authoring.composing import (
+    NotComposable,
+    compose,
+    compose_file,
+    contexts_from,
+    whole_file,
+)
 from overlay.authoring.context import FittedHunks, needed
 from overlay.authoring.following import Moved, follow
 from overlay.authoring.landing import Summary, modules_on, names_from, names_taken, taken_back
-from overlay.authoring.locating import Base, ReleaseTexts
+from overlay.authoring.locating import Base, ReleaseTexts, ReleaseTree
 from overlay.authoring.scoped import scopes_in
 from overlay.authoring.triage import FileFate, added_problem, uncompilable
 from overlay.authoring.variants import base_has
@@ -31,13 +37,16 @@ from overlay.authoring.writing import (
     FeatureText,
     render_patch,
 )
-from overlay.package import VLLM, Package, ReleaseRange, Tree
-from overlay.planning.planner import plan
-from overlay.planning.scopes import Syntax
+from overlay.package import VLLM, Package, ReleaseRange, is_module
+from overlay.planning.matching import edits
+from overlay.planning.patched_tree import PatchedTree
+from overlay.planning.planner import Stack, lay
+from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.telling import SHARE, new_lines
-from overlay.planning.text import SourceText
+from overlay.planning.text import Edit, SourceText, TextError
+from overlay.planning.whole import removed_by
 from overlay.report.progress import Progress, counting
-from overlay.results import Change, Fate, Outcome, whole_outcome
+from overlay.results import Fate, Outcome, whole_outcome
 
 
 @dataclass(frozen=True)
@@ -55,29 +64,48 @@ class Prepared:
     unread: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class _Patched:
-    """A release's files with changes."""
+def texts_with(features: Sequence[Feature], texts: ReleaseTexts, syntax: Syntax) -> ReleaseTexts:
+    """The files of releases with features applied, as a check has them: those that fit."""
+    return StackedTexts(features, texts, syntax)
 
-    texts: ReleaseTexts
-    release: str
-    changes: Mapping[str, Change]
+
+class StackedTexts(ReleaseTexts):
+    """The files of releases with features on them.
+
+    :ivar own: the releases' own files.
+    """
+
+    def __init__(self, features: Sequence[Feature], texts: ReleaseTexts, syntax: Syntax) -> None:
+        super().__init__(texts.names, lambda release: _StackTree(self.stack(release).tree))
+        self.own = texts
+        self._features, self._syntax = features, syntax
+        self._stacks: dict[str, Stack] = {}
+
+    def with_only(self, ids: Collection[str]) -> ReleaseTexts:
+        """The same with some of the features alone."""
+        fewer = [feature for feature in self._features if feature.id in ids]
+        return StackedTexts(fewer, self.own, self._syntax) if fewer else self.own
+
+    def stack(self, release: str) -> Stack:
+        """The features on a release.
+
+        :raises OverlayError: if it cannot be read.
+        """
+        if release not in self._stacks:
+            tree, record = ReleaseTree(self.own, release), self.own.record(release)
+            version = Version(release)
+            self._stacks[release] = lay(self._features, tree, version, record, self._syntax)
+        return self._stacks[release]
+
+
+@dataclass(frozen=True)
+class _StackTree:
+    """The files of a release with features on it; satisfies ``Tree``."""
+
+    tree: PatchedTree
 
     def read(self, path: str) -> bytes | None:
-        """The bytes of a file; see ``Tree``."""
-        change = self.changes.get(path)
-        return self.texts.read(self.release, path) if change is None else change.after
-
-
-def texts_with(features: Sequence[Feature], texts: ReleaseTexts, syntax: Syntax) -> ReleaseTexts:
-    """The files of releases with features applied; as they are where the features do not fit."""
-
-    def tree(release: str) -> Tree:
-        own = _Patched(texts, release, {})
-        feature_plan = plan(features, own, Version(release), syntax=syntax)
-        return _Patched(texts, release, {change.path: change for change in feature_plan.changes})
-
-    return ReleaseTexts(texts.names, tree)
+        return self.tree.current(path)
 
 
 @dataclass(frozen=True)
@@ -86,6 +114,11 @@ class EditedFile:
 
     base: Base
     hunks: tuple[Hunk, ...]
+
+    @property
+    def removes(self) -> bool:
+        """Whether the change removes the file."""
+        return removed_by(self.hunks)
 
 
 @dataclass(frozen=True)
@@ -145,6 +178,7 @@ def build(
     :param texts: the releases that it may serve.
     :param beside: further files of the folder; :param syntax: as for ``prepare``.
     """
+    change, texts = _on_what_it_needs(change, texts)
     syntax = syntax or Syntax()
     contexts = _contexts(change, texts, syntax)
     topics = tuple(
@@ -203,6 +237,59 @@ def build(
     return Prepared(summary, folder, hunks)
 
 
+def _on_what_it_needs(
+    change: FeatureChange, texts: ReleaseTexts
+) -> tuple[FeatureChange, ReleaseTexts]:
+    """A change made on features, on only those that it is not apart from; on none, most often.
+
+    So it lands where another one is left out, and its hunks show nothing of what that one did.
+    """
+    if not isinstance(texts, StackedTexts):
+        return change, texts
+    edited: list[tuple[EditedFile, Stack, tuple[Edit, ...]]] = []
+    ids: set[str] = set()
+    for topic in change.topics:
+        path, release = topic.base.path, topic.base.release
+        if release is None:
+            return change, texts
+        stack = texts.stack(release)
+        own_edits = tuple(
+            edit for hunk in topic.hunks for edit in edits(hunk, hunk.source_line - 1)
+        )
+        edited.append((topic, stack, own_edits))
+        ids |= stack.ids_near(path, own_edits)
+    fewer = texts.with_only(ids)
+    try:
+        topics = tuple(_loosened(*each, ids) for each in edited)
+        same = all(fewer.read(str(t.base.release), t.base.path) == t.base.before for t in topics)
+    except (NotComposable, TextError, UnparsableError):
+        return change, texts
+    return (replace(change, topics=topics), fewer) if same else (change, texts)
+
+
+def _loosened(
+    topic: EditedFile, stack: Stack, own_edits: Sequence[Edit], ids: Collection[str]
+) -> EditedFile:
+    """An edited file made on the features of some ids alone.
+
+    :raises NotComposable, TextError, UnparsableError: if it cannot be said on that text.
+    """
+    path = topic.base.path
+    if path not in stack.tree.layers:
+        return topic
+    weave = stack.tree.weave(path)
+    absent = {owner for owner in weave.owners if stack.features[owner].id not in ids}
+    before = stack.tree.without(path, absent)
+    ends = [
+        SourceText.from_bytes(text).final_newline for text in (topic.base.before, topic.base.after)
+    ]
+    source = SourceText.from_bytes(before)
+    finished = source.final_newline if ends[0] is ends[1] else ends[1]
+    after = source.splice(weave.taken_back(own_edits, absent), finished).to_bytes()
+    base = replace(topic.base, before=before, after=after)
+    return EditedFile(base, compose(before, after))
+
+
 def _patches(
     topics: Sequence[EditedFile],
     run: _Run,
@@ -226,7 +313,9 @@ def _patches(
         before = texts.read(run.base, topic.base.path)
         # On the text that the change was made on, its own result; elsewhere that of the merge.
         result = topic.base.after if before == topic.base.before else after
-        if before is not None and result is not None:
+        if before is not None and topic.removes:
+            expected.append(Expected(name, run.base, before, None))
+        elif before is not None and result is not None:
             expected.append(Expected(name, run.base, before, result))
     return files, expected
 
@@ -380,7 +469,7 @@ def _hunks_for(
     """
     if not run.review or text is None or after is None:
         return topic.hunks
-    return compose(text, after)
+    return compose(text, after, is_data=not is_module(topic.base.path))
 
 
 def _first_with_it(
@@ -408,6 +497,8 @@ def derived_tests(
     """
     lines_by_scope: dict[tuple[str, str], list[str]] = {}
     for before, path, hunks in parts:
+        if not is_module(path) or any(hunk.whole is not None for hunk in hunks):
+            continue  # their lines are told by the hunks themselves, and a whole file by its id
         source = SourceText.from_bytes(before)
         scopes = scopes_in(source.lines)
         for hunk in hunks:
@@ -468,8 +559,10 @@ def change_of(
             fates.append(fate)
             topics += [] if topic is None else [topic]
         elif before is not None:
-            problem = f"{path} was removed; a feature never removes a file of a release"
-            fates.append(FileFate(path, Fate.EDITED, release, problem=problem))
+            base = Base(path, release, before, b"", by_id=True)
+            removal = EditedFile(base, (whole_file(before, None),))
+            fates.append(FileFate(path, Fate.EDITED, release, True, 1))
+            topics.append(removal)
     return FeatureChange(tuple(topics), added, tuple(fates), context=context)
 
 

@@ -8,12 +8,12 @@ whoever calls has it reviewed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import partial
 
-from overlay._features.model import MODULE_SCOPE, Hunk
+from overlay._features.model import FILE_SCOPE, MODULE_SCOPE, Hunk, WholeFile
 from overlay.authoring.context import Forms
 from overlay.authoring.merge import Merge, merge
 from overlay.authoring.scoped import ScopedText, scopes_in, with_base
@@ -24,6 +24,7 @@ from overlay.planning.rescope import rescope
 from overlay.planning.scopes import Scopes, Syntax, UnparsableError
 from overlay.planning.text import Edit, SourceText, TextError
 from overlay.planning.upstream import hunk_is_upstream
+from overlay.planning.whole import match_whole
 from overlay.results import Outcome, State, whole_outcome
 
 #: A scope that shares at least this much of its text with the base's scope is that scope, moved.
@@ -88,9 +89,11 @@ def carry(
         place that a diff of both scopes gives it; the result then has it in that form.
     :raises TextError, UnparsableError: if ``base`` is not readable or not Python.
     """
+    if hunks and hunks[0].whole is not None:
+        return _carry_whole(hunks[0], hunks[0].whole, target)
     if target is None:
         return Carried(tuple(CarriedHunk(h, Outcome.MISSING, h.scope) for h in hunks), None)
-    syntax = syntax or Syntax()
+    syntax = _OfData() if hunks and hunks[0].scope == FILE_SCOPE else syntax or Syntax()
     origin = SourceText.from_bytes(base)
     scopes = syntax.scopes(base, origin.lines)
     try:
@@ -135,11 +138,42 @@ def carry(
 def _scopes_after(before: Sequence[str], scopes: Scopes, after: tuple[str, ...]) -> Scopes:
     """The scopes of a text after one merge; only what the merge changed is parsed, where it can be.
 
-    :raises UnparsableError: if the text is not Python.
+    :raises UnparsableError: if the text is not Python, and no data file.
     """
+    if FILE_SCOPE in scopes:
+        return {FILE_SCOPE: [range(len(after))]}
     head, tail = common_ends(before, after)
     edit = Edit(head, len(before) - tail, after[head : len(after) - tail])
     return rescope(before, scopes, [edit], after) or scopes_in(after)
+
+
+class _OfData(Syntax):
+    """The answers about data files: all of one is its scope, and it need not compile."""
+
+    def scopes(
+        self,
+        data: bytes,  # noqa: ARG002 - as the base
+        lines: Sequence[str],
+        derive: Callable[[], Scopes | None] | None = None,  # noqa: ARG002
+    ) -> Scopes:
+        """The one scope of a file."""
+        return {FILE_SCOPE: [range(len(lines))]}
+
+    def compile_error(self, data: bytes, path: str) -> str | None:  # noqa: ARG002 - as the base
+        """Nothing: it is not compiled."""
+        return None
+
+
+def _carry_whole(hunk: Hunk, whole: WholeFile, target: bytes | None) -> Carried:
+    """Carry the change of a whole file, which is for one text alone."""
+    outcomes = {
+        State.UPSTREAMED: Outcome.UPSTREAM,
+        State.PRISTINE: Outcome.EXACT,
+        State.MISSING: Outcome.MISSING,
+    }
+    outcome = outcomes.get(match_whole(whole, target).state, Outcome.CONFLICT)
+    after = whole.after if outcome is Outcome.EXACT else target
+    return Carried((CarriedHunk(hunk, outcome, hunk.scope),), after)
 
 
 @dataclass(frozen=True)
@@ -191,7 +225,10 @@ def _merged(
     mine = ours[home.start : home.stop + grown]
     merged = merge(base_lines, mine, theirs)
     result = CarriedHunk(hunk, outcome, scope, place.start + 1, merged, bool(merged.conflicts))
-    lines = merge_statements(base_lines, mine, theirs) if merged.conflicts else merged.lines
+    lines: tuple[str, ...] | None = merged.lines
+    if merged.conflicts:  # the statements of a data file are not Python's
+        by_statement = hunk.scope != FILE_SCOPE
+        lines = merge_statements(base_lines, mine, theirs) if by_statement else None
     if lines is None:
         return replace(result, outcome=Outcome.CONFLICT, by_statement=False), None
     if lines == theirs:

@@ -55,7 +55,9 @@ _CONTEXT = click.option(
     shell_complete=complete_releases,
 )
 @click.option(
-    "--partial", is_flag=True, help="Leave out what is not a Python module of vLLM; do not refuse."
+    "--partial",
+    is_flag=True,
+    help="Leave out what lies outside the package, and modes; do not refuse.",
 )
 @click.option("--each", is_flag=True, help="Make a feature of each commit; --id begins their ids.")
 @click.option("--update", is_flag=True, help="Replace the feature of that id.")

@@ -1,4 +1,4 @@
-"""The commands that look at a feature over releases: log and prune."""
+"""The commands that look at a feature over releases, and give it away: log, prune, export."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from overlay.authoring.commands import export as exporting
 from overlay.authoring.commands import log as history
 from overlay.authoring.commands import prune as pruning
 from overlay.authoring.commands.matrix import matrix as matrix_of
@@ -86,3 +87,32 @@ def prune(request: Request, oldest: str | None, write: bool) -> Report:
       overlay prune --oldest 0.26.0 --write --patches ./our-patches
     """
     return pruning.prune(request, oldest=oldest, write=write)
+
+
+@cli.command()
+@click.argument("ids", metavar="ID...", nargs=-1, required=True, shell_complete=complete_features)
+@click.option(
+    "--release",
+    metavar="RELEASE",
+    help="On the text of this release; by default the newest one known that all of them serve.",
+    shell_complete=complete_releases,
+)
+@click.option("-o", "--output", metavar="FILE", help="Write the mailbox there.")
+@asks
+def export(
+    request: Request, ids: tuple[str, ...], release: str | None, output: str | None
+) -> Report:
+    """Write features as a mailbox: a mail each, with author, day, reason and where it comes from.
+
+    `git am` makes commits of the mails in a checkout of that release; so does `overlay import` a
+    feature. Features lie on each other in their order. What only the overlay knows (switches,
+    other releases, tests of what upstream has) is in no mail.
+
+    \b
+    Example:
+      overlay export stop-strings --patches ./our-patches > stop-strings.mbox
+      overlay export stop-strings kv-fix --release 0.26.0 -o ours.mbox
+      git -C ./vllm am --keep-non-patch "$PWD/ours.mbox"
+    """
+    place = None if output is None else in_home(output)
+    return exporting.export(request, ids, release=release, output=place)

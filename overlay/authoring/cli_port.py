@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,8 @@ from overlay.authoring.commands.port_session import Key
 from overlay.authoring.reports.ported import open_lines
 from overlay.cli.group import cli
 from overlay.cli.options import asks, wants_json
-from overlay.report.lines import paint
+from overlay.errors import described
+from overlay.report.lines import Line, paint
 
 if TYPE_CHECKING:
     from overlay.authoring.reports.ported import OpenFile, PortReport
@@ -21,14 +23,14 @@ if TYPE_CHECKING:
 
 #: The keys of the prompt, and what they do.
 _KEYS = {
-    "p": "place mine before upstream's lines",
-    "e": "edit",
-    "k": "keep the file as it is now",
-    "t": "git's merge tool",
-    "u": "upstream's side: mine is not needed in this release",
-    "r": "upstream has the whole feature: retire it",
-    "s": "skip the feature",
-    "q": "stop here; the session stays",
+    "p": "put your lines before upstream's, and show the file again",
+    "e": "edit the file, and take it",
+    "k": "take the file as it is now: a clean merge, a proposal, or your edit",
+    "t": "open git's merge tool, and show the file again",
+    "u": "not needed in this release: take its own text, and carry nothing of this there",
+    "r": "upstream has the whole feature: note that, from this release on",
+    "s": "leave the feature as it is: it does not serve this release",
+    "q": "stop here; the session stays, with what was written",
 }
 
 
@@ -91,7 +93,7 @@ def port(request: Request, /, words: tuple[str, ...], **options: Any) -> PortRep
 def asked(request: Request, report: PortReport) -> PortReport:
     """A report after the person at the terminal was asked about each file that waits."""
     if not wants_json() and sys.stdin.isatty() and sys.stdout.isatty():
-        return sessions.ask(request, report, _ask)
+        return sessions.ask(request, report, _ask, lambda text: click.echo(text, err=True))
     return report
 
 
@@ -134,9 +136,13 @@ def _session(
     return sessions.resolve(request, folder, options[action] if action == "resolver" else None)
 
 
-def _ask(file: OpenFile) -> Key:
-    """Show a file that waits and ask what to do with it; ``e`` edits it first."""
-    paint(open_lines(file), sys.stdout)
+def _ask(file: OpenFile, place: str) -> Key:
+    """Show a file that waits and ask what to do with it; ``e`` edits it first.
+
+    :param place: which of how many files it is.
+    """
+    click.echo(f"{place}:", err=True)
+    _show(list(open_lines(file)))
     keys = _KEYS if file.file is not None else {key: _KEYS[key] for key in "rsq"}
     for key, meaning in keys.items():
         click.echo(f"  [{key}] {meaning}", err=True)
@@ -148,3 +154,19 @@ def _ask(file: OpenFile) -> Key:
     if key == "e" and file.file is not None:
         click.edit(filename=str(file.file))
     return Key(key)
+
+
+def _show(lines: list[Line]) -> None:
+    """Show lines, through a pager where the terminal has not that many."""
+    if len(lines) < shutil.get_terminal_size().lines - len(_KEYS) - 2:
+        paint(lines, sys.stdout)
+        return
+    left = iter(lines)
+    try:
+        click.echo_via_pager(f"{line}\n" for line in left)
+        rest = sum(1 for _ in left)
+        why = f"the pager ended before the last {rest} of {len(lines)} lines" if rest else ""
+    except OSError as error:
+        why = f"the pager cannot be run: {described(error)}"
+    if why:  # whether somebody ended it or it died: what waits is not lost
+        click.echo(f"{why}; `overlay port --show` prints all of them", err=True)

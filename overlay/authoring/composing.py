@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from overlay._features.model import MODULE_SCOPE, Hunk
+from overlay._features.model import FILE_SCOPE, MODULE_SCOPE, Hunk, WholeFile
 from overlay.authoring.merge import matches
 from overlay.authoring.scoped import ScopedText
+from overlay.package import is_module
 from overlay.planning.matching import holding_scopes
 from overlay.planning.scopes import UnparsableError
 from overlay.planning.text import TextError
@@ -45,11 +46,28 @@ def compose_file(
     :raises NotComposable: whatever is wrong, with the path in a sentence.
     """
     try:
-        return compose(before, after, contexts)
+        if is_module(path):
+            return compose(before, after, contexts)
+        return _of_data(before, after, contexts)
     except NotComposable as error:
         raise NotComposable(f"{path} cannot be said in hunks: {error}") from error
     except (TextError, UnparsableError) as error:
         raise NotComposable(f"{path} is not Python that can be read: {error}") from error
+
+
+def whole_file(before: bytes, after: bytes | None) -> Hunk:
+    """The change of a whole file as a hunk; ``None``: it is removed."""
+    return Hunk(FILE_SCOPE, (), 1, 1, whole=WholeFile.of(before, after))
+
+
+def _of_data(before: bytes, after: bytes, contexts: Sequence[int]) -> tuple[Hunk, ...]:
+    """The hunks of a data file, or its new bytes where it is no text or no hunk says the change."""
+    if b"\0" not in before + after:
+        try:
+            return compose(before, after, contexts, is_data=True)
+        except (NotComposable, TextError):
+            pass
+    return (whole_file(before, after),)
 
 
 @dataclass(frozen=True)
@@ -60,15 +78,18 @@ class Block:
     new: range
 
 
-def compose(before: bytes, after: bytes, contexts: Sequence[int] = CONTEXT) -> tuple[Hunk, ...]:
+def compose(
+    before: bytes, after: bytes, contexts: Sequence[int] = CONTEXT, *, is_data: bool = False
+) -> tuple[Hunk, ...]:
     """The hunks that make ``after`` of ``before``, in the order of the file.
 
     :param contexts: numbers of lines of context to try, in this order.
+    :param is_data: the file is no module.
     :raises TextError, UnparsableError: if one of the texts is not readable, or not Python.
     :raises NotComposable: if no amount of context makes a hunk unambiguous, or the change is one of
         line ends, encoding or a byte-order mark alone.
     """
-    old, new = ScopedText.read(before), ScopedText.read(after)
+    old, new = (ScopedText.read(data, is_data=is_data) for data in (before, after))
     if old.source.encoding != new.source.encoding or old.source.bom != new.source.bom:
         raise NotComposable("it changes the encoding of the file or its byte-order mark")
     groups = close_together(list(blocks_of(old, new)), old, new)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email import message_from_bytes
 from email.message import Message
 from email.policy import default as mail_policy
@@ -17,6 +17,7 @@ from io import StringIO
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from overlay._features.binary_patch import OPENING, BinaryHunk, BinaryPatchError, read_binary
 from overlay._features.model import MODULE_SCOPE, Hunk
 from overlay.errors import UsageError
 from overlay.package import length_problem
@@ -103,6 +104,8 @@ class IncomingFile:
     :ivar source: what errors call the source.
     :ivar mode: the mode that it gives the file, as git writes it; ``None`` where an ordinary file
         of its kind has it.
+    :ivar binary: its bytes, where the diff says them in git's form for whole files.
+    :ivar new_path: what it is renamed to, where ``path`` is the one before that.
     """
 
     path: str
@@ -116,6 +119,15 @@ class IncomingFile:
     names: tuple[str | None, str | None] = (None, None)
     creates: bool = False
     dated: bool = False
+    binary: BinaryHunk | None = None
+    new_path: str | None = None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the change adds it."""
+        return self.kind is ChangeKind.ADDED or (
+            self.kind is ChangeKind.BINARY and self.names[0] is None
+        )
 
     @property
     def place(self) -> str:
@@ -326,7 +338,30 @@ def _files(text: str, name: str, offset: int) -> tuple[IncomingFile, ...]:
         raise UsageError(
             f"{name}:{offset + lines.number}: expected a unified diff: {str(error).strip()}"
         ) from error
-    return tuple(_file(entry, name, offset) for entry in parsed)
+    raw = text.split("\n")
+    return tuple(
+        _with_bytes(_file(entry, name, offset), entry, raw, name, offset) for entry in parsed
+    )
+
+
+def _with_bytes(
+    file: IncomingFile, entry: PatchedFile, lines: Sequence[str], name: str, offset: int
+) -> IncomingFile:
+    """A file with the bytes that the diff has of it as a whole, where it has them.
+
+    :raises UsageError: if they are not what git writes.
+    """
+    if not entry.is_binary_file:
+        return file
+    at = int(entry.diff_line_no or 1)
+    while at < len(lines) and not lines[at].startswith(("diff --git ", OPENING)):
+        at += 1
+    if at >= len(lines) or lines[at] != OPENING:
+        return file  # it only says that the files differ
+    try:
+        return replace(file, binary=read_binary(lines, at + 1)[0])
+    except BinaryPatchError as error:
+        raise UsageError(f"{name}:{offset + error.at + 1}: {error}") from error
 
 
 def _file(entry: PatchedFile, name: str, offset: int) -> IncomingFile:
@@ -428,7 +463,7 @@ def _require_ends(entry: PatchedFile, name: str, offset: int, is_new: bool) -> N
             place = f"{name}:{offset + int(line.diff_line_no or 1)}"
             if line.value.startswith("\ufeff"):
                 raise UsageError(
-                    f"{place}: expected lines of Python, found a byte-order mark; a feature does "
+                    f"{place}: expected lines without one, found a byte-order mark; a feature does "
                     "not change the encoding of a file"
                 )
             crlf = line.value.endswith("\r\n")

@@ -15,7 +15,7 @@ from overlay.authoring.composing import CONTEXT
 from overlay.authoring.context import FittedHunks
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.triage import FileFate
-from overlay.package import ReleaseRange, hiding
+from overlay.package import ReleaseRange, hiding, is_module
 from overlay.planning.upstream import module_in
 from overlay.report.lines import Line, Span, labelled
 from overlay.report.words import count
@@ -97,7 +97,7 @@ def modules_on(added: Mapping[str, bytes], texts: ReleaseTexts) -> dict[str, dic
     def outcome(release: str, path: str) -> Outcome:
         there = texts.read(release, path)
         if there is None:
-            hidden = texts.read(release, hiding(path)) is not None
+            hidden = is_module(path) and texts.read(release, hiding(path)) is not None
             return Outcome.CONFLICT if hidden else Outcome.EXACT
         has_it = module_in(AddedFile(path, added[path]), there).merged
         return Outcome.UPSTREAM if has_it else Outcome.CONFLICT
@@ -184,10 +184,18 @@ def moved_lines(moved: Mapping[str, Mapping[str, str]], id_: str) -> Iterator[Li
 def on_disk_only(paths: Iterable[str], releases: str | None) -> Iterator[Line]:
     """A note where a feature that was written cannot be patched in memory.
 
-    :param paths: the modules that it edits; :param releases: its range, ``None`` where there is
+    :param paths: the files that it edits; :param releases: its range, ``None`` where there is
         no feature.
     """
     if releases is None:
+        return
+    paths = list(paths)
+    if data := [path for path in paths if not is_module(path)]:
+        yield labelled(
+            0,
+            "note: ",
+            f"it cannot be patched in memory: {data[0]} is no module; apply it on disk",
+        )
         return
     if early := early_among(paths, Version(releases.rpartition("..")[2])):
         yield labelled(0, "note: ", f"it cannot be patched in memory: {why_on_disk(early)}")

@@ -8,11 +8,11 @@ session's folder holds it (``.base/``), and the change as a feature that serves 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
-from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from packaging.version import Version
 
@@ -31,7 +31,7 @@ from overlay.authoring.building import (
 )
 from overlay.authoring.composing import NotComposable, compose_file
 from overlay.authoring.incoming import IncomingFile
-from overlay.authoring.locating import Base, ReleaseTexts, locate, replay
+from overlay.authoring.locating import Base, Origin, ReleaseTexts, locate, replay
 from overlay.authoring.ports import OWN_TEXT, FeaturePort
 from overlay.authoring.session import BASE, IMPORT, Session
 from overlay.authoring.writing import FeatureFolder, FeatureText, render_patch, write_folder
@@ -73,29 +73,81 @@ class TextsOf:
 # Of which text the change is
 
 
-def text_before(
+class Placeable(NamedTuple):
+    """An edited file of a change, as far as it can be carried by its hunks.
+
+    :ivar text: the file to edit, where a hunk has no place that a text could be made of; it stands
+        there between markers.  ``None`` where every hunk has one.
+    """
+
+    base: Base
+    text: bytes | None = None
+
+
+def placeable(
     path: str,
     parts: Sequence[IncomingFile],
     texts: ReleaseTexts,
     release: str,
-    checkout: Path | None,
-) -> Base | None:
+    checkout: Origin | None,
+) -> Placeable | None:
     """The text that an edited file's change was made on, and what it made of it.
 
     Where nobody has that text, it is the release's with the hunks' own lines in the places that are
     likest to them; of a file that the release lacks, the newest release's that has it.
 
-    :returns: ``None`` where no release has the file, or the hunks contradict each other.
+    :returns: ``None`` where no release has the file as Python.
     :raises OverlayError: if a release cannot be read.
     """
     base = locate(parts[0], texts, checkout, parts[1:])
     if base is not None and (after := _with_parts(base.after, parts[1:])) is not None:
-        return replace(base, after=after)
+        base = replace(base, after=after)
+        if _in_hunks(base):
+            return Placeable(base)
     names = [release, *reversed(texts.names)]
     data = next((each for name in names if (each := texts.read(name, path)) is not None), None)
-    before = None if data is None else own_text(data, parts[0].hunks)
+    if data is None:
+        return None
+    before = own_text(data, parts[0].hunks)
     after = None if before is None else _with_parts(before, parts)
-    return None if before is None or after is None else Base(path, None, before, after, False)
+    if before is not None and after is not None:
+        base = Base(path, None, before, after, by_id=False)
+        if _in_hunks(base):
+            return Placeable(base)
+    # No text is Python with the hunks' lines in it: they wait between markers, and a comment waits
+    # in their place, since a feature without a hunk is none.
+    try:
+        source = SourceText.from_bytes(data)
+    except TextError:
+        return None
+    note = Edit(len(source.lines), len(source.lines), ("# To be placed by hand.",))
+    base = Base(path, None, data, source.splice([note]).to_bytes(), by_id=False)
+    hunks = [hunk for part in parts for hunk in part.hunks]
+    return Placeable(base, _with_markers(source, hunks)) if _in_hunks(base) else None
+
+
+def _in_hunks(base: Base) -> bool:
+    try:
+        return bool(compose_file(base.path, base.before, base.after))
+    except NotComposable:
+        return False
+
+
+def _with_markers(source: SourceText, hunks: Sequence[Hunk]) -> bytes:
+    """A text with every hunk between markers, before the lines that are likest to it."""
+    edits = []
+    for hunk, place in zip(hunks, _places(source.lines, hunks), strict=True):
+        lines = (
+            f"<<<<<<< yours (line {hunk.patch_line} of the change)",
+            *hunk.post,
+            "||||||| the change's own text",
+            *hunk.pre,
+            "=======",
+            *source.lines[place.start : place.stop],
+            ">>>>>>> the release",
+        )
+        edits.append(Edit(place.start, place.stop, lines))
+    return source.splice(edits).to_bytes()
 
 
 def _with_parts(data: bytes, parts: Sequence[IncomingFile]) -> bytes | None:
@@ -109,28 +161,29 @@ def _with_parts(data: bytes, parts: Sequence[IncomingFile]) -> bytes | None:
 def own_text(data: bytes, hunks: Sequence[Hunk]) -> bytes | None:
     """A text in which every hunk fits: the lines that are likest to a hunk's become its own.
 
-    :returns: ``None`` where that cannot be done, as where two hunks are likest to the same lines.
+    :returns: ``None`` where it cannot be read.
     """
     try:
         source = SourceText.from_bytes(data)
-    except TextError:
-        return None
-    splices = [
-        Edit(place.start, place.stop, hunk.pre)
-        for hunk in hunks
-        for place in [_likest(source.lines, hunk)]
-    ]
-    splices.sort(key=lambda edit: edit.start)
-    if any(edit.stop > other.start for edit, other in pairwise(splices)):
-        return None
-    try:
-        return source.splice(splices).to_bytes()
+        places = _places(source.lines, hunks)
+        edits = [Edit(at.start, at.stop, h.pre) for at, h in zip(places, hunks, strict=True)]
+        return source.splice(edits).to_bytes()
     except TextError:
         return None
 
 
-def _likest(lines: Sequence[str], hunk: Hunk) -> range:
-    """The lines that are likest to a hunk's pre-image; an empty range where none is."""
+def _places(lines: Sequence[str], hunks: Sequence[Hunk]) -> list[range]:
+    """The lines that are likest to each hunk's pre-image, behind those of the hunk before."""
+    places: list[range] = []
+    first = 0
+    for hunk in hunks:
+        places.append(_likest(lines, hunk, first))
+        first = places[-1].stop
+    return places
+
+
+def _likest(lines: Sequence[str], hunk: Hunk, first: int) -> range:
+    """The lines, from one on, that are likest to a hunk's pre-image; empty where none is."""
     pre, near = hunk.pre, max(hunk.source_line - 1, 0)
     weights = {text: 1.0 / (1 + lines.count(text)) for text in pre if text.strip()}
 
@@ -139,14 +192,14 @@ def _likest(lines: Sequence[str], hunk: Hunk) -> range:
         same = sum(weights.get(a, 0) for a, b in zip(pre, window, strict=False) if a == b)
         return same, -abs(at - near)
 
-    best = max(range(max(1, len(lines) - len(pre) + 1)), key=alike)
-    first, last = max(0, best - _AROUND), min(len(lines), best + len(pre) + _AROUND)
-    matcher = SequenceMatcher(None, pre, lines[first:last], autojunk=False)
+    best = max(range(first, max(first + 1, len(lines) - len(pre) + 1)), key=alike)
+    begin, end = max(first, best - _AROUND), min(len(lines), best + len(pre) + _AROUND)
+    matcher = SequenceMatcher(None, pre, lines[begin:end], autojunk=False)
     blocks = [block for block in matcher.get_matching_blocks() if block.size]
     if not blocks:
-        at = min(near, len(lines))
+        at = max(first, min(near, len(lines)))
         return range(at, at)
-    return range(first + blocks[0].b, first + blocks[-1].b + blocks[-1].size)
+    return range(begin + blocks[0].b, begin + blocks[-1].b + blocks[-1].size)
 
 
 def own_feature(
@@ -174,18 +227,11 @@ def own_feature(
     return FeatureFolder(text_of, {**files, ORIGIN: verbatim})
 
 
-def topics_of(bases: Sequence[Base]) -> Iterator[EditedFile]:
-    """The edited files in hunks.
-
-    :raises UsageError: if one cannot be said in hunks.
-    """
-    for base in bases:
-        try:
-            yield EditedFile(base, compose_file(base.path, base.before, base.after))
-        except NotComposable as error:
-            raise UsageError(
-                f"{error}; leave it out with --partial, or edit a copy of it"
-            ) from error
+def topics_of(bases: Sequence[Base]) -> tuple[EditedFile, ...]:
+    """The edited files in hunks, which they can all be said in."""
+    return tuple(
+        EditedFile(base, compose_file(base.path, base.before, base.after)) for base in bases
+    )
 
 
 # In a session
@@ -194,12 +240,18 @@ def topics_of(bases: Sequence[Base]) -> Iterator[EditedFile]:
 def change_in(session: Session) -> Feature | None:
     """The change that a session places; ``None`` where it is about features that there are.
 
-    :raises PatchFormatErrors: if somebody edited it.
+    :raises PatchFormatErrors, UsageError: if somebody edited it.
     """
     if not session.places_import:
         return None
-    (feature,) = load([session.folder / IMPORT])
-    return feature
+    place = session.folder / IMPORT
+    features = [each for each in load([place]) if each.id in session.features]
+    if len(features) != 1:
+        raise UsageError(
+            f"{place}: expected the change that the session places, found {len(features)} of it; "
+            "copy your edits, then --abort and import again"
+        )
+    return features[0]
 
 
 def with_own_text(texts: ReleaseTexts, own: Tree) -> ReleaseTexts:
@@ -211,8 +263,8 @@ def with_own_text(texts: ReleaseTexts, own: Tree) -> ReleaseTexts:
 
 def verbatim_of(session: Session) -> bytes:
     """The bytes that a session's change was read from."""
-    (id_,) = session.features
-    return session.now(f"{IMPORT}/{id_}/{ORIGIN}") or b""
+    names = (f"{IMPORT}/{id_}/{ORIGIN}" for id_ in session.features)
+    return b"".join(session.now(name) or b"" for name in names)
 
 
 def feature_at(

@@ -20,6 +20,12 @@ from overlay.results import Outcome, State
 #: Lines that are shown around a change.
 _CONTEXT = 3
 
+#: A run of lines as ``difflib`` tells it: what became of it, and where it is in both texts.
+_Opcode = tuple[str, int, int, int, int]
+
+#: The most lines that a view of what upstream changed in a scope has, and one of a conflict.
+_MOST = 40
+
 #: What a marker of a conflict begins with; all have seven characters.
 MARKERS = ("<<<<<<< ", "||||||| ", "=======", ">>>>>>> ")
 
@@ -144,11 +150,45 @@ def upstream_view(port: TopicPort, hunk: Hunk) -> tuple[str, ...]:
     groups = list(matcher.get_grouped_opcodes(_CONTEXT))
     own = _own_lines(hunk, base.lines)
     own_groups = [group for group in groups if _concerns(group, base, release, own)]
-    lines = [line for group in own_groups for line in _diff(group, base.lines, release.lines)]
+    near = _near(own_groups, own)
+    lines = [line for group in near for line in _diff(group, base.lines, release.lines)]
+    lines = list(_bounded(lines))
+    if far_count := len(own_groups) - len(near):
+        what = "change lies" if far_count == 1 else "changes lie"
+        lines.append(f"({far_count} other {what} further away in {hunk.scope})")
     if inner_count := len(groups) - len(own_groups):
         what = "change lies" if inner_count == 1 else "changes lie"
         lines.append(f"({inner_count} other {what} inside functions and classes)")
     return tuple(lines)
+
+
+def _near(groups: Sequence[Sequence[_Opcode]], own: range) -> list[Sequence[_Opcode]]:
+    """The changes nearest to a hunk's own lines, in their order: so many as a view has room for."""
+
+    def distance(group: Sequence[_Opcode]) -> int:
+        return max(group[0][1] - own.stop, own.start - group[-1][2], 0)
+
+    near: list[Sequence[_Opcode]] = []
+    room = _MOST
+    for group in sorted(groups, key=distance) if own else groups:
+        room -= 1 + sum(
+            i2 - i1 + j2 - j1 if tag != "equal" else i2 - i1 for tag, i1, i2, j1, j2 in group
+        )
+        if near and room < 0:
+            break
+        near.append(group)
+    return [group for group in groups if any(group is each for each in near)]
+
+
+def _bounded(lines: Sequence[str]) -> Iterator[str]:
+    """The lines; of more than a view has room for the first and last, and how many are between."""
+    half = _MOST // 2
+    if len(lines) <= _MOST + 1:
+        yield from lines
+        return
+    yield from lines[:half]
+    yield f"({len(lines) - 2 * half} lines between)"
+    yield from lines[-half:]
 
 
 class _Lines(NamedTuple):
@@ -202,10 +242,6 @@ def _own_lines(hunk: Hunk, lines: Sequence[str]) -> range:
     return range(starts[0], starts[0] + len(pre)) if len(starts) == 1 else range(0)
 
 
-#: A run of lines as ``difflib`` tells it: what became of it, and where it is in both texts.
-_Opcode = tuple[str, int, int, int, int]
-
-
 def _concerns(group: Sequence[_Opcode], base: _Lines, release: _Lines, own: range) -> bool:
     """Whether a change touches lines that are not inside functions, or those of the hunk."""
     for tag, i1, i2, j1, j2 in group:
@@ -253,4 +289,4 @@ def _regions(lines: Sequence[str]) -> Iterator[str]:
             start = None
     for start, first, last in spans:
         yield f"line {start + 1}:"
-        yield from lines[first:last]
+        yield from _bounded(lines[first:last])

@@ -18,17 +18,20 @@ from overlay._features.model import Feature, Hunk, Topic, Variant
 from overlay.authoring.carry import Carried, CarriedHunk, carry
 from overlay.authoring.composing import CONTEXT, NotComposable, compose, contexts_from
 from overlay.authoring.following import Moved, follow
-from overlay.authoring.locating import ReleaseTexts, ReleaseTree
+from overlay.authoring.locating import OWN_BASE, ReleaseTexts, ReleaseTree
 from overlay.authoring.port_warnings import port_warnings
 from overlay.authoring.ports import FeaturePort, TopicPort
+from overlay.package import is_module
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.context import context_of
 from overlay.planning.obsolete import obsolete_by
-from overlay.planning.planner import plan
+from overlay.planning.planner import Stack, lay, plan
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
 from overlay.planning.upstream import evidence, module_outcome
 from overlay.results import Outcome, State
+from overlay.settings import in_home
+from overlay.untrusted import read_below
 
 
 @dataclass
@@ -51,6 +54,7 @@ class Porter:
         # them, so that no other feature gets their identity.
         self._ports: dict[tuple[int, ...], dict[str, FeaturePort]] = {}
         self._alive: list[Feature] = []
+        self._stacks: dict[tuple[object, ...], Stack] = {}
 
     def port(self, feature: Feature, release: str, earlier: Sequence[Feature] = ()) -> FeaturePort:
         """Carry a feature to a release; the second time the answer is the first one's.
@@ -290,7 +294,7 @@ class Porter:
         :returns: that, and whether it has the features before it, too.
         """
         patch = variant.patch
-        origin = self._series(feature, topic, release, self.texts.read(release, patch.path))
+        origin = self._series(feature, topic, release, self._text_of(feature, release, patch.path))
         if attempt(patch, origin, self._answers).after is None and earlier:
             below = self._below(earlier, release, patch.path)
             text = self._series(feature, topic, release, below)
@@ -306,7 +310,14 @@ class Porter:
         key = origin, hunks, before
         if key not in self._carried:
             self._carried[key] = carry(origin, hunks, before, self.syntax, less=True)
-        return self._written(topic, variant, base, origin, before, self._carried[key])
+        carried = self._carried[key]
+        if any(hunk.whole is not None for hunk in hunks):
+            own = hunks if carried.outcome is Outcome.EXACT else None
+            after = before if own is None else carried.after
+            return TopicPort(
+                topic.name, variant, base, carried.hunks, origin, before, after, new_hunks=own
+            )
+        return self._written(topic, variant, base, origin, before, carried)
 
     def _written(
         self,
@@ -337,7 +348,9 @@ class Porter:
         if not port.review:
             return replace(port, new_hunks=exact or None)
         try:
-            new_hunks = compose(before, carried.after, contexts_from(self._context(hunks)))
+            is_data = not is_module(variant.patch.path)
+            contexts = contexts_from(self._context(hunks))
+            new_hunks = compose(before, carried.after, contexts, is_data=is_data)
         except NotComposable as error:
             return replace(port, problem=f"the merged text cannot be written as hunks: {error}")
         again = attempt(variant.patch._replace(hunks=new_hunks), before, self._answers)
@@ -357,13 +370,23 @@ class Porter:
 
     # Texts
 
+    def _text_of(self, feature: Feature, base: str, path: str) -> bytes | None:
+        """The text that a variant was made on: a release's, or what its folder keeps of a build."""
+        if base not in self.texts.names and not feature.shipped:
+            own = read_below(in_home(feature.origin).resolve(), f"{feature.id}/{OWN_BASE}/{path}")
+            if own is not None:
+                return own
+        return self.texts.read(base, path)
+
     def _below(self, earlier: Sequence[Feature], release: str, path: str) -> bytes | None:
-        """A release's file with the features applied that have a variant for the release."""
-        data = self.texts.read(release, path)
-        for feature in earlier:
-            for topic in feature.topics:
-                data = self._apply(topic, release, path, data)
-        return data
+        """A release's file with the features on it that serve the release, as a check has them."""
+        key = release, *map(id, earlier)
+        if key not in self._stacks:
+            self._alive += earlier
+            tree, record = ReleaseTree(self.texts, release), self.texts.record(release)
+            serving = [each for each in earlier if Version(release) in each.releases]
+            self._stacks[key] = lay(serving, tree, Version(release), record, self.syntax)
+        return self._stacks[key].tree.current(path)
 
     def _series(
         self, feature: Feature, topic: Topic, release: str, data: bytes | None

@@ -18,10 +18,11 @@ from packaging.version import Version
 from overlay._features.model import Feature, Variant, paths_of
 from overlay.authoring.landing import names_from
 from overlay.authoring.locating import ReleaseTexts, ReleaseTree
-from overlay.authoring.variants import patch_file, with_merged, with_releases
-from overlay.authoring.writing import check_files
+from overlay.authoring.variants import patch_file, with_base_has, with_merged, with_releases
+from overlay.authoring.writing import check_files, render_patch
 from overlay.errors import PatchFormatErrors, UsageError
 from overlay.package import ReleaseRange
+from overlay.planning.attempt import Texts, attempt
 from overlay.planning.obsolete import obsolete_by
 from overlay.planning.planner import below, plan
 from overlay.planning.scopes import Syntax
@@ -87,6 +88,8 @@ class Pruner:
     texts: ReleaseTexts
     names: Sequence[str]
     syntax: Syntax = field(default_factory=Syntax)
+    #: Feature -> why its old variants stay, where they do.
+    holds: dict[str, str] = field(default_factory=dict)
     #: By the identity of features, which are kept beside their plan, and the release.
     _plans: dict[tuple[tuple[int, ...], str], tuple[tuple[Feature, ...], Plan]] = field(
         default_factory=dict
@@ -208,7 +211,7 @@ class Pruner:
         if files is None or not since or not feature.releases.first <= last < feature.releases.last:
             return
         span = ReleaseRange(feature.releases.first, last)
-        clipped = _clipped(feature, files, span)
+        clipped = _clipped(feature, files, span, self._rebased)
         if clipped is not None:
             files_after = {**clipped, "feature.toml": with_releases(files["feature.toml"], span)}
             evidence = f"{self._why_obsolete(feature, since[0])}, from {since[0]} up to {since[-1]}"
@@ -245,7 +248,7 @@ class Pruner:
         last = min(feature.releases.last, Version(before[-1]))
         if last < feature.releases.last and last >= feature.releases.first:
             span = ReleaseRange(feature.releases.first, last)
-            clipped = _clipped(feature, files, span)
+            clipped = _clipped(feature, files, span, self._rebased)
             if clipped is not None:
                 files_after = {**clipped, "feature.toml": with_releases(noted, span)}
                 ends = f"{text}, and end its range at {last}"
@@ -265,8 +268,9 @@ class Pruner:
         if not old or files is None or feature.releases.last < oldest:
             return
         span = ReleaseRange(max(feature.releases.first, oldest), feature.releases.last)
-        clipped = _clipped(feature, files, span)
+        clipped = _clipped(feature, files, span, self._rebased)
         if clipped is None:
+            self.holds[feature.id] = self._holding(feature, span)
             return
         toml = with_releases(files["feature.toml"], span)
         spans = sorted({str(variant.releases) for variant in old})
@@ -278,6 +282,41 @@ class Pruner:
             f"no release from {oldest} on uses them",
             {**clipped, "feature.toml": toml},
         )
+
+    def _holding(self, feature: Feature, span: ReleaseRange) -> str:
+        """Which variant keeps a feature from beginning with a range, and why."""
+        for topic in feature.topics:
+            for variant in topic.variants:
+                base = variant.patch.headers.get("Base")
+                first = max(variant.releases.first, span.first)
+                last = min(variant.releases.last, span.last)
+                inside = variant.releases.overlaps(span) and base is not None
+                lost = inside and not first <= Version(str(base)) <= last
+                if lost and self._rebased(variant, ReleaseRange(first, last)) is None:
+                    return (
+                        f"{patch_file(topic, variant)} is made on {base}, and its hunks do not "
+                        f"land by themselves on a release of {first}..{last}"
+                    )
+        return ""
+
+    def _rebased(self, variant: Variant, span: ReleaseRange) -> bytes | None:
+        """A variant's file with the first release of a range as its base; ``None`` without one.
+
+        Where its hunks land it says the same; that every release gets the same is compared anyhow.
+        """
+        patch, texts = variant.patch, Texts(self.syntax)
+        for name in self.names:
+            before = self.texts.read(name, patch.path) if Version(name) in span else None
+            if before is None or attempt(patch, before, texts).after is None:
+                continue
+            lines = [texts.match(hunk, before).line for hunk in patch.hunks]
+            hunks = tuple(
+                hunk._replace(source_line=line or hunk.source_line)
+                for hunk, line in zip(patch.hunks, lines, strict=True)
+            )
+            headers = with_base_has({**patch.headers, "Base": name}, patch.hunks, before)
+            return render_patch(headers, patch.path, hunks).encode("utf-8", "surrogateescape")
+        return None
 
     def _unite(self, entry: ServedFeature) -> Iterator[Proposal]:
         """Neighbouring variants of a topic of which one can serve both ranges."""
@@ -384,9 +423,15 @@ def _after(present: Sequence[ServedFeature], proposal: Proposal) -> list[ServedF
     return result
 
 
-def _clipped(feature: Feature, files: Mapping[str, bytes], span: ReleaseRange) -> Files | None:
+def _clipped(
+    feature: Feature,
+    files: Mapping[str, bytes],
+    span: ReleaseRange,
+    rebased: Callable[[Variant, ReleaseRange], bytes | None] = lambda *_: None,
+) -> Files | None:
     """The patch files once no variant reaches out of a range.
 
+    :param rebased: gives a variant's file with a base in a range, where that is possible.
     :returns: ``None`` where a variant would lose the release that its text was made on.
     """
     result: dict[str, bytes | None] = {}
@@ -401,8 +446,10 @@ def _clipped(feature: Feature, files: Mapping[str, bytes], span: ReleaseRange) -
             result[patch_file(topic, variant)] = None
             if not inside:
                 continue
+            data: bytes | None = files[patch_file(topic, variant)]
             if base is not None and not first <= Version(base) <= last:
+                data = rebased(variant, ReleaseRange(first, last))
+            if data is None:
                 return None
-            data = files[patch_file(topic, variant)]
             result[f"{topic.name}/{ReleaseRange(first, last)}.patch"] = data
     return result

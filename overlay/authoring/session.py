@@ -28,9 +28,9 @@ from overlay.errors import UsageError
 from overlay.package import (
     VLLM,
     Package,
+    file_problem,
     package_named,
     parse_release,
-    path_problem,
     require_id,
     require_text,
 )
@@ -40,6 +40,9 @@ DOCUMENT = "session.toml"
 
 #: The folder of a change that a port places: a folder of patches with one feature.
 IMPORT = ".import"
+
+#: What a session says of the feature that such a change becomes.
+NOTES_OF_IMPORT = {"origin", "author", "date", "patches", "update"}
 
 SCHEMA = 1
 
@@ -117,9 +120,10 @@ class Session:
     waiting: tuple[Waiting, ...] = ()
 
     @property
-    def places_import(self) -> bool:
-        """Whether a port is of a foreign change, which it keeps itself, and of no feature."""
-        return self.kind is SessionKind.PORT and bool(self.notes)
+    def places_import(self) -> tuple[str, ...]:
+        """The patches folder of a port of a foreign change, which it keeps itself; else none."""
+        is_port = self.kind is SessionKind.PORT and bool(self.notes)
+        return (self.notes["patches"],) if is_port else ()
 
     def now(self, name: str) -> bytes | None:
         """The present bytes of a file; ``None`` where it was removed.
@@ -295,7 +299,7 @@ def _files(
     texts: Mapping[str, bytes], base: Mapping[str, bytes], package: Package
 ) -> dict[str, SessionFile]:
     for path in (*texts, *base):
-        if problem := path_problem(path, package):
+        if problem := file_problem(path, package):
             raise ValueError(problem)
     return {
         path: SessionFile(_hash(base.get(path)), _hash(texts.get(path)))
@@ -360,7 +364,8 @@ def render(session: Session) -> str:
     if kind is SessionKind.PORT:
         lines.append(f"patches = [{', '.join(toml_string(str(p)) for p in session.patches)}]")
         if session.notes:
-            lines += ["", "[notes]", *_pairs(session.notes)]
+            notes = {toml_string(key): value for key, value in session.notes.items()}
+            lines += ["", "[notes]", *_pairs(notes)]
         for entry in session.waiting:
             lines += ["", "[[waiting]]", *_pairs(entry._asdict())]
         return "\n".join(lines) + "\n"
@@ -405,7 +410,7 @@ def read(folder: Path, kind: SessionKind) -> Session:
         ) from error
     if session is None:
         raise UsageError(f"{folder}: {expected}, found one of `overlay {other.value}`")
-    for place in session.patches:
+    for place in (*session.patches, *map(Path, session.places_import)):
         _require_own(place)
     return session
 
@@ -421,6 +426,8 @@ def _session(folder: Path, kind: SessionKind, table: dict[str, Any]) -> Session:
         features = features_of(waiting)
         session = Session(folder, kind, features, release, patches, package=package)
         notes = dict(_texts(table.get("notes", {})))
+        if notes and (len(features) > 1 or not notes.keys() >= NOTES_OF_IMPORT):
+            raise ValueError(f"its notes are {', '.join(notes)} for {len(features)} features")
         return replace(session, waiting=waiting, notes=notes)
     files = {}
     for path, entry in table["files"].items():
@@ -442,7 +449,7 @@ def _waiting(item: Mapping[str, object], package: Package) -> Waiting:
 
 
 def _expect_path(path: str, package: Package) -> None:
-    if problem := path_problem(path, package):
+    if problem := file_problem(path, package):
         raise ValueError(problem)
 
 

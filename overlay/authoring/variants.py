@@ -14,15 +14,14 @@ from itertools import groupby
 from packaging.version import Version
 
 from overlay._features.feature_folder import essence
-from overlay._features.model import Feature, Hunk, PortedWay, Topic, Variant
+from overlay._features.model import FILE_SCOPE, Feature, Hunk, PortedWay, Topic, Variant
 from overlay.authoring.porting import Porter
 from overlay.authoring.ports import FeaturePort, TopicPort
-from overlay.authoring.scoped import scopes_in
+from overlay.authoring.scoped import ScopedText
 from overlay.authoring.writing import render_patch, require_change
 from overlay.errors import UsageError
 from overlay.package import ReleaseRange
 from overlay.planning.telling import new_lines, share_of
-from overlay.planning.text import SourceText
 from overlay.results import Outcome
 
 _RELEASES = re.compile(r'^(releases\s*=\s*")[^"]*(".*)$', re.MULTILINE)
@@ -151,8 +150,11 @@ def base_has(hunks: Sequence[Hunk], base: bytes) -> list[str]:
 
     :raises TextError, UnparsableError: if the base is not Python that can be read.
     """
-    source = SourceText.from_bytes(base)
-    scopes = scopes_in(source.lines)
+    if any(hunk.whole is not None for hunk in hunks):
+        return []
+    is_data = any(hunk.scope == FILE_SCOPE for hunk in hunks)
+    text = ScopedText.read(base, is_data=is_data)
+    source, scopes = text.source, text.scopes
     lines: dict[str, None] = {}
     for hunk in hunks:
         for place in scopes.get(hunk.scope, ()):

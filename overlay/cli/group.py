@@ -57,6 +57,9 @@ COMMANDS = {
     "list": CommandEntry(
         "overlay.cli.patching", "Show the features and the releases they are made for."
     ),
+    "show": CommandEntry(
+        "overlay.cli.patching", "Show one feature: its fault, releases, evidence and switch."
+    ),
     "doctor": CommandEntry(
         "overlay.cli.about", "Show everything that a bug report needs, and what needs you."
     ),
@@ -89,6 +92,9 @@ COMMANDS = {
     "prune": CommandEntry(
         "overlay.authoring.cli_history",
         "Propose what a folder of patches no longer needs.",
+    ),
+    "export": CommandEntry(
+        "overlay.authoring.cli_history", "Write features as a mailbox that git am takes."
     ),
     "port": CommandEntry("overlay.authoring.cli_port", "Carry features to another release."),
 }

@@ -24,6 +24,14 @@ def unrecorded(package: Package) -> Reason:
     )
 
 
+def lost(package: Package) -> Reason:
+    """Why a file that the release's RECORD lists does not count as removed by upstream."""
+    return Reason(
+        "expected the release's own file, which its RECORD lists, found none: somebody removed it",
+        f"put it back: reinstall {package.title}",
+    )
+
+
 def for_malformed(feature: Feature) -> str:
     """What to do about a feature whose files cannot be used."""
     return f"correct them, or go on without it: {command('apply', '--without', feature.id)}"

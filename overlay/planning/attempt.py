@@ -7,13 +7,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from overlay._features.model import Hunk, Patch
+from overlay._features.model import FILE_SCOPE, Hunk, Patch, WholeFile
+from overlay.package import is_module
 from overlay.planning.context import anchored, context_of, narrowed
 from overlay.planning.matching import edits, final_newline_after, match, misplaced, places_of
 from overlay.planning.rescope import rescope
 from overlay.planning.scopes import Scopes, Syntax, UnparsableError
 from overlay.planning.telling import Place
 from overlay.planning.text import Edit, SourceText, TextError
+from overlay.planning.whole import match_whole, removed_by
 from overlay.results import FileResult, HunkResult, Reason, State, file_state
 
 
@@ -31,7 +33,7 @@ class Judged(NamedTuple):
     after: bytes | None = None
 
 
-Judge = Callable[[Hunk, bytes], Judged]
+Judge = Callable[[Hunk, "bytes | None"], Judged]
 
 
 class Attempt(NamedTuple):
@@ -39,11 +41,13 @@ class Attempt(NamedTuple):
 
     :ivar after: the bytes that it leaves; ``None`` unless all of it would be applied.
     :ivar edits: what it changes of the text.
+    :ivar removes: whether it would be applied, and leaves no file.
     """
 
     result: FileResult
     after: bytes | None = None
     edits: tuple[Edit, ...] = ()
+    removes: bool = False
 
 
 class Texts:
@@ -84,6 +88,12 @@ class Texts:
         """
         return self.syntax.scopes(data, self.source(data).lines)
 
+    def _scopes_with(self, scope: str, data: bytes) -> Scopes:
+        """The scopes of a file in which one is looked for; a data file is one scope."""
+        if scope == FILE_SCOPE:
+            return {FILE_SCOPE: [range(len(self.source(data).lines))]}
+        return self.scopes(data)
+
     def scopes_after(self, after: bytes, before: bytes, edits: Sequence[Edit]) -> Scopes:
         """The scopes of what edits make of a file whose scopes are known.
 
@@ -98,12 +108,15 @@ class Texts:
 
     def match(self, hunk: Hunk, data: bytes | None) -> HunkResult:
         """The state of a hunk in these bytes; ``drifted`` where they cannot be read."""
+        if hunk.whole is not None:
+            return match_whole(hunk.whole, data)
         if data is None:
             return HunkResult(hunk.scope, State.MISSING)
         try:
             source = self.source(data)
             evidence = self.places(data, hunk.scope)
-            return match(hunk, source.lines, self.scopes(data), source.final_newline, evidence)
+            scopes = self._scopes_with(hunk.scope, data)
+            return match(hunk, source.lines, scopes, source.final_newline, evidence)
         except (TextError, UnparsableError) as error:
             reason = Reason(f"the file cannot be read: {error}")
             return HunkResult(hunk.scope, State.DRIFTED, reason=reason)
@@ -131,13 +144,16 @@ class Texts:
         """
         key = data, scope
         if key not in self._places:
-            self._places[key] = places_of(scope, self.source(data).lines, self.scopes(data))
+            self._places[key] = places_of(
+                scope, self.source(data).lines, self._scopes_with(scope, data)
+            )
         return self._places[key]
 
     def misplaced(self, hunk: Hunk, data: bytes) -> bool:
         """Whether the pre-image of a hunk is in these bytes, but outside its scope."""
         try:
-            return misplaced(hunk, self.source(data).lines, self.scopes(data))
+            scopes = self._scopes_with(hunk.scope, data)
+            return misplaced(hunk, self.source(data).lines, scopes)
         except (TextError, UnparsableError):
             return False
 
@@ -155,13 +171,16 @@ def attempt(
     :param judge: the state of a hunk in ``data``; default: ``texts.match``.
     :param missing_step: what to do where there is no file.
     """
-    if data is None:
+    if data is None and not removed_by(patch.hunks):
         reason = Reason(f"expected the file {patch.path}, found none", missing_step)
         hunks = tuple(HunkResult(h.scope, State.MISSING, reason=reason) for h in patch.hunks)
         return Attempt(FileResult(patch.path, State.MISSING, patch.name, hunks, reason))
     judged = [
         judge(hunk, data) if judge else Judged(texts.match(hunk, data)) for hunk in patch.hunks
     ]
+    if patch.hunks and patch.hunks[0].whole is not None:
+        return _attempt_whole(patch, patch.hunks[0].whole, judged[0].result)
+    assert data is not None
     landings = [_landing(hunk, each) for hunk, each in zip(patch.hunks, judged, strict=True)]
     results = [each.result for each in judged]
     _refuse_overlaps(patch.hunks, landings, results)
@@ -207,6 +226,14 @@ def _landing(hunk: Hunk, judged: Judged) -> _Landing:
     return _Landing(lines, edits(hunk, at), final_newline_after(hunk), None)
 
 
+def _attempt_whole(patch: Patch, whole: WholeFile, result: HunkResult) -> Attempt:
+    """The change of a whole file, judged."""
+    file = FileResult(patch.path, result.state, patch.name, (result,))
+    if result.state is not State.PRISTINE:
+        return Attempt(file)
+    return Attempt(file, whole.after, removes=whole.after is None)
+
+
 def _apply(
     patch: Patch,
     landings: Sequence[_Landing],
@@ -218,7 +245,8 @@ def _apply(
     ending = next((each.ending for each in landings if each.ending is not None), None)
     try:
         after = texts.keep(texts.source(data).splice(changes, ending))
-        texts.scopes_after(after, data, changes)
+        if is_module(patch.path):
+            texts.scopes_after(after, data, changes)
     except TextError as error:
         return None, Reason(f"the patched file cannot be written: {error}")
     except UnparsableError as error:

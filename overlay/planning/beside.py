@@ -11,6 +11,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from overlay._features.model import Hunk
+from overlay.package import is_module
 from overlay.planning.attempt import Judged
 from overlay.planning.matching import edits, final_newline_after
 from overlay.planning.patched_tree import PatchedTree
@@ -87,7 +88,8 @@ def _landing(
     try:
         source = texts.source(place.data)
         after = texts.keep(source.splice(place.own, final_newline_after(hunk)))
-        texts.scopes_after(after, place.data, place.own)
+        if is_module(path):
+            texts.scopes_after(after, place.data, place.own)
     except (TextError, UnparsableError):
         return None
     at = (place.result.line or 1) - 1
@@ -100,7 +102,7 @@ def _twins(hunk: Hunk, path: str, absent: Collection[int], tree: PatchedTree) ->
     """The left-out feature that brings all that a hunk adds: code is never put in twice."""
     for layer in tree.layers[path]:
         if layer.feature in absent:
-            places = tree.texts.places(layer.after, hunk.scope)
+            places = tree.texts.places(layer.after or b"", hunk.scope)
             if present(hunk, places).share == 1.0:
                 return (layer.feature,)
     return ()

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from overlay._features.model import Feature
-from overlay.package import ReadOnce, Tree
+from overlay.package import ReadOnce, Tree, is_module
 from overlay.planning.attempt import Texts
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.telling import Place
@@ -19,16 +19,19 @@ from overlay.results import Reason
 
 
 class Layer(NamedTuple):
-    """One patch or added module of the plan: which it is, and what it left of its file.
+    """One patch or added file of the plan: which it is, and what it left of its file.
 
-    :ivar edits: what it changed of the text before it; an added module has none.
+    :ivar after: ``None`` where it removed the file.
+    :ivar edits: what it changed of the text before it; an added file has none.
+    :ivar whole: whether it put other bytes in the place of all that was there, or none.
     """
 
     feature: int
     file: int
     label: str
-    after: bytes
+    after: bytes | None
     edits: tuple[Edit, ...] = ()
+    whole: bool = False
 
 
 #: A layer that a hunk meets on its lines, and why neither is applied.
@@ -75,6 +78,14 @@ class PatchedTree:
         layers = self.layers.get(path)
         return layers[-1].after if layers else self.pristine(path)
 
+    def drop(self, feature: int) -> None:
+        """Take out the layers of the feature that was planned last."""
+        kept_layers = {
+            path: [layer for layer in layers if layer.feature != feature]
+            for path, layers in self.layers.items()
+        }
+        self.layers = {path: layers for path, layers in kept_layers.items() if layers}
+
     def weave(self, path: str) -> Weave:
         """The lines of a file that has layers, with the features that brought and took them.
 
@@ -102,12 +113,13 @@ class PatchedTree:
         source = self.texts.source(origin)
         finished = before = source.final_newline
         for layer in self.layers[path]:
-            after = self.texts.source(layer.after).final_newline
+            after = self.texts.source(layer.after or b"").final_newline
             if after is not before and layer.feature not in absent:
                 finished = after
             before = after
         data = self.texts.keep(source.splice(edits, finished))
-        self.texts.scopes_after(data, origin, edits)
+        if is_module(path):
+            self.texts.scopes_after(data, origin, edits)
         return data
 
     def untouched(self, path: str, lines: range) -> bool:
@@ -129,7 +141,7 @@ class PatchedTree:
     def _origin(self, path: str) -> bytes:
         """What the edits of a file begin from: its own text, or that of the module it is."""
         own = self.pristine(path)
-        return self.layers[path][0].after if own is None else own
+        return (self.layers[path][0].after or b"") if own is None else own
 
     def place(self, layer: Layer, feature: Feature, path: str, lines: range) -> str:
         """What to call a layer of a feature: the hunk of it that touches some lines, if one does.

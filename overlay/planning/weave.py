@@ -152,6 +152,24 @@ class Weave:
             return Carriage(met=tuple(dict.fromkeys(met)))
         return Carriage(tuple(carried))
 
+    def needed_by(self, edits: Sequence[Edit]) -> frozenset[int]:
+        """The features that edits of the text with all of them are not apart from, with theirs."""
+        return self._with_supports(self.near(edits))
+
+    def taken_back(self, edits: Sequence[Edit], absent: Collection[int]) -> tuple[Edit, ...]:
+        """Edits of the text with all features, in the text without some: the way back of ``carry``.
+
+        :param absent: features that the edits are apart from.
+        """
+        whole, part = self._visible(frozenset()), self._visible(frozenset(absent))
+        starts = [
+            bisect_left(part, whole[edit.start - 1]) + 1 if edit.start else 0 for edit in edits
+        ]
+        return tuple(
+            Edit(start, start + edit.stop - edit.start, edit.lines)
+            for edit, start in zip(edits, starts, strict=True)
+        )
+
     def sets_without_which(self, image: Sequence[str], own: int) -> list[frozenset[int]]:
         """The sets of features without which an image stands in the text, the smallest first.
 

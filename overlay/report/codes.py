@@ -43,6 +43,7 @@ class Code(str, Enum):
     LOGGED = "logged"
     CAN_BE_PRUNED = "can-be-pruned"
     PRUNED = "pruned"
+    EXPORTED = "exported"
     NOTHING_TO_PRUNE = "nothing-to-prune"
     RUNNING = "running"
     NOT_RUNNING = "not-running"

@@ -114,3 +114,29 @@ def test_regions_that_meet_are_shown_as_one() -> None:
         "line 1:",
         "line 28:",
     ]
+
+
+def test_views_are_bounded_around_the_hunk() -> None:
+    """However much upstream changed: what is nearest to the hunk is shown."""
+    body = [f"    line{number} = {number}" for number in range(1000)]
+    text = "\n".join(["def first(value):", *body, "    return value", ""]).encode()
+    mine = text.replace(b"line500 = 500", b"line500 = 5")
+    (hunk,) = compose(text, mine)
+    upstream = text
+    for number in range(0, 1000, 40):
+        upstream = upstream.replace(b"line%d = %d\n" % (number, number), b"line%d = -1\n" % number)
+    files = {
+        "feature.toml": b'id = "change"\ntitle = "t"\nwhy = "w"\nreleases = "0.20.0..0.20.0"\n',
+        "10-a/0.20.0..0.20.0.patch": render_patch(HEADERS, PATH, (hunk,)).encode(),
+    }
+    variant = check_files("change", files).topics[0].variants[0]
+    topic = TopicPort("10-a", variant, "0.20.0", (), origin=text, before=upstream)
+    view = upstream_view(topic, hunk)
+    assert len(view) < 50
+    assert "+    line480 = -1" in view
+    assert "+    line0 = -1" not in view
+    assert view[-1].endswith("other changes lie further away in first)")
+    whole = text.replace(b" = ", b" =  ")
+    assert len(upstream_view(replace(topic, before=whole), hunk)) < 50
+    conflict = b"a = 1\n<<<<<<< yours\n" + b"b = 1\n" * 500 + b"=======\n>>>>>>> theirs\n"
+    assert len(merge_view(conflict)) < 50

@@ -221,3 +221,30 @@ def test_a_merge_is_noted_though_upstream_rewrote_the_lines_later(tmp_path: Path
     ]
     assert proposed(base, merged, base) == []
     assert proposed(base, rewritten, rewritten) == []
+
+
+def test_a_variant_whose_base_is_not_served_gets_another_base(tmp_path: Path) -> None:
+    """What one variant was made on keeps no other variant that no release needs."""
+    world = World(((0, 0, 0, 0, 0, 0),), (None,), ((((0, 0, True), (1, 4, True)), False),), 2)
+    world.write(tmp_path)
+    made = proposals(world, tmp_path)
+    assert [p.text for p in made] == [
+        "remove 1 variant (0.20.0..0.20.0), and begin its range at 0.22.0"
+    ]
+    carry_out(made, tmp_path)
+    (place,) = (tmp_path / "f0/10-a").iterdir()
+    assert place.name == "0.22.0..0.24.0.patch"
+    assert "Base: 0.22.0" in place.read_text()
+
+
+def test_the_variant_is_named_that_keeps_what_no_release_needs(tmp_path: Path) -> None:
+    world = World(((0, 0, 1, 1, 1, 1),), (None,), ((((0, 0, True), (1, 4, True)), False),), 2)
+    world.write(tmp_path)
+    texts = ReleaseTexts(NAMES, lambda name: Tree(world, name))
+    served = [ServedFeature(feature, files(tmp_path, feature)) for feature in load([tmp_path])]
+    pruner = Pruner(texts, NAMES[2:])
+    assert pruner.propose(served) == ()
+    assert pruner.holds == {
+        "f0": "10-a/0.21.0..0.24.0.patch is made on 0.21.0, and its hunks do not land by "
+        "themselves on a release of 0.22.0..0.24.0"
+    }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
+from pathlib import Path
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
 from overlay._features.model import Feature
@@ -328,3 +331,41 @@ def test_a_hunk_that_lands_beside_another_names_its_line_there() -> None:
     after = plan.changes[0].after
     assert after is not None
     assert after.decode().splitlines()[at - 1] in lines
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(neighbours())
+def test_what_git_merges_is_applied_with_the_same_bytes(
+    world: tuple[SourceText, list[Change]],
+) -> None:
+    """``git merge-file`` of each feature's own text, one after the other, in every order.
+
+    But for a change that two of them make: it belongs to one of them, and git makes it once.
+    """
+    text, changes = world
+    base = text.to_bytes()
+    every = [edit for each in changes for edit in each.edits]
+    assume(len(set(every)) == len(every))
+    for order in permutations(changes):
+        expected: bytes | None = base
+        for each in order:
+            theirs = text.splice(each.edits).to_bytes()
+            expected = None if expected is None else merged(expected, base, theirs)
+        event("a conflict" if expected is None else "clean")
+        if expected is not None:
+            plan = planned(*(each.feature for each in order), files={A: base})
+            assert plan.state in (State.PRISTINE, State.INAPPLICABLE), reasons(plan)
+            assert [change.after for change in plan.changes] == [expected] * bool(changes)
+
+
+def merged(ours: bytes, base: bytes, theirs: bytes) -> bytes | None:
+    """The merge of two texts by git; ``None`` at a conflict."""
+    with tempfile.TemporaryDirectory() as folder:
+        names = [Path(folder) / name for name in ("ours", "base", "theirs")]
+        for name, data in zip(names, (ours, base, theirs), strict=True):
+            name.write_bytes(data)
+        answer = subprocess.run(
+            ["git", "merge-file", "-p", *map(str, names)], capture_output=True, check=False
+        )
+    return answer.stdout if answer.returncode == 0 else None

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import traceback
 from functools import partial
 from pathlib import Path
 
+from overlay.report import progress
 from tests.recording import lives, processes, releases, states
 from tests.recording.recorder import Recorder, warm
 
@@ -37,6 +39,7 @@ def is_released(part: str) -> bool:
 def main(place: Path, kept: Path, names: list[str]) -> int:
     """Record some parts, one after the other; 1 where one could not be."""
     warm()
+    progress.PATIENCE = progress.STILL = threading.TIMEOUT_MAX  # what is slow must not show
     known, failed = parts(), 0
     for name in names:
         if (child := os.fork()) == 0:

@@ -35,7 +35,7 @@ from overlay.authoring.triage import FileFate
 from overlay.authoring.writing import check_folder, write_folder
 from overlay.commands.request import Request
 from overlay.errors import PackageIndexError, UsageError
-from overlay.package import VLLM, Package, package_named, package_problem, path_problem
+from overlay.package import VLLM, Package, file_problem, package_named, package_problem
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
 from overlay.planning.upstream import remembers
@@ -214,7 +214,7 @@ def _expect_paths(paths: Sequence[str], package: Package) -> None:
     :raises UsageError: naming the first.
     """
     for path in paths:
-        if (problem := path_problem(path, package)) is not None:
+        if (problem := file_problem(path, package)) is not None:
             raise UsageError(f"--file: {problem}")
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar
+
+from packaging.version import Version
 
 from overlay._features.folder import load
 from overlay._features.model import Feature, of_package, paths_of
@@ -20,7 +23,7 @@ from overlay.authoring.git import Checkout
 from overlay.authoring.importing import prepare
 from overlay.authoring.incoming import Commit
 from overlay.authoring.landing import ContextKept, Summary, landings, moved_lines, on_disk_only
-from overlay.authoring.locating import ReleaseTexts
+from overlay.authoring.locating import OWN_BASE, Files, Origin, ReleaseTexts, release_before
 from overlay.authoring.paths import BY_RELEASES, PathRule, packages_in, path_of, place
 from overlay.authoring.reports.ported import PortReport
 from overlay.authoring.sources import ChangeSource, read_source
@@ -28,7 +31,7 @@ from overlay.authoring.triage import FileFate
 from overlay.authoring.writing import check_folder, write_folder
 from overlay.commands.request import Request
 from overlay.errors import UsageError, told_once, without_secrets
-from overlay.package import VLLM, Package, distribution_name
+from overlay.package import VLLM, Package, distribution_name, is_module
 from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax
 from overlay.report.base import Report, by_fields, plain
@@ -38,6 +41,7 @@ from overlay.report.progress import doing
 from overlay.report.words import count, enumeration
 from overlay.results import Fate, Outcome
 from overlay.results.invocation import Invocation, absolute, command
+from overlay.targets.resolution import release_named
 from overlay.targets.target import Progress
 
 #: The most letters of a subject that an id of ``--each`` takes.
@@ -82,20 +86,15 @@ def import_change(
         expect_id(id_, "--id")
     else:
         require_free(patches, id_, update=update, option="--id")
-    if checkout is not None and not checkout.is_dir():
-        raise UsageError(
-            f"--base {checkout}: expected a checkout of the package, found no such folder"
-        )
     read = []
     for source in sources:
         with doing(request.progress, f"reading {without_secrets(source)}"):
             read.append(read_source(source, each=each))
     parts = _parts(read, releases, paths, request.progress)
-    if checkout is not None:
-        _expect_checkout(checkout, parts[0].package)
+    base = None if checkout is None else _origin(checkout, parts[0].package, request.progress)
     if onto is not None:
-        return _placed_onto(parts, id_, onto, patches, checkout, partial=partial, update=update)
-    imports = _Imports(Memo(), checkout, partial, patches, update, context, request.progress)
+        return _placed_onto(parts, id_, onto, patches, base, partial=partial, update=update)
+    imports = _Imports(Memo(), base, partial, patches, update, context, request.progress)
     if each or len(parts) > 1:
         return _series(imports, parts, id_, each=each)
     (part,) = parts
@@ -111,7 +110,7 @@ def _placed_onto(
     id_: str,
     onto: str,
     patches: Path,
-    checkout: Path | None,
+    checkout: Origin | None,
     *,
     partial: bool,
     update: bool,
@@ -126,8 +125,6 @@ def _placed_onto(
     (part,) = parts
     release = release_of(onto, part.package)
     texts = part.texts.with_name(release)
-    if checkout is not None:
-        _expect_checkout(checkout, part.package)
     return open_onto(
         part.sources,
         id_,
@@ -141,20 +138,31 @@ def _placed_onto(
     )
 
 
-def _expect_checkout(folder: Path, package: Package) -> None:
-    """Refuse a base from which no text could ever be read.
+def _origin(place: Path, package: Package, progress: Progress | None) -> Origin:
+    """What `--base` names: a checkout or unpacked sources, one file of them, or a release.
 
-    :raises UsageError: if neither the package nor a history of git is there.
+    :raises UsageError: if it is none of these, or no text could ever be read from it.
+    :raises OverlayError: if the release cannot be read.
     """
-    if (folder / package.name).is_dir():
-        return
+    if not os.path.lexists(place) and release_named(str(place), package) is not None:
+        _, names = package_releases.names_in(str(place), package)
+        if len(names) == 1:
+            return package_releases.tree_of(names[0], package, progress)
+    if place.is_file() or (place / package.name).is_dir():
+        return place
+    if not place.is_dir():
+        raise UsageError(
+            f"--base {place}: expected a checkout of the package, one file of it or a release, "
+            "found no such folder"
+        )
     try:
-        Checkout(folder)
+        Checkout(place)
     except UsageError as error:
         raise UsageError(
-            f"--base {folder}: expected a checkout of {package.title} or its unpacked sources, "
+            f"--base {place}: expected a checkout of {package.title} or its unpacked sources, "
             f"found no folder {package.name} there, and no history of git"
         ) from error
+    return place
 
 
 @dataclass(frozen=True)
@@ -233,7 +241,7 @@ class _Imports:
     """The arguments that every feature of an import shares."""
 
     syntax: Syntax
-    checkout: Path | None
+    checkout: Origin | None
     partial: bool
     patches: Path
     update: bool
@@ -248,6 +256,8 @@ class _Imports:
         :returns: the feature, and the ids of those on whose text it was made.
         """
         prepared = self.prepare(part, sources, id_, part.texts)
+        if prepared.folder is None and not prepared.summary.problems and self.checkout is not None:
+            return self._on_build(self.checkout, part, sources, id_) or prepared, ()
         if not prepared.summary.problems or not self.patches.is_dir():
             return prepared, ()
         paths = {fate.path for fate in prepared.summary.problems}
@@ -264,6 +274,42 @@ class _Imports:
         if stacked.summary.problems:
             return prepared, ()
         return stacked, tuple(feature.id for feature in touching)
+
+    def _on_build(
+        self, origin: Origin, part: _Part, sources: Sequence[ChangeSource], id_: str
+    ) -> Prepared | None:
+        """The feature for a build between releases, whose text is that of `--base`.
+
+        A range holds releases alone, so it is what follows the last one before the build: there is
+        no such release, and on a build the feature is judged by its lines.
+
+        :returns: ``None`` where the change is not of that text either.
+        """
+        texts, paths = part.texts, [file.path for commit in part.commits for file in commit.files]
+        before = release_before(origin, paths, texts, part.package)
+        if before is None:
+            return None
+        release = f"{Version(before).base_version}.post1"
+        build = ReleaseTexts(
+            sorted((*texts.names, release), key=Version),
+            lambda name: Files(origin) if name == release else texts.open(name),
+        )
+        prepared = self.prepare(part, sources, id_, build)
+        span = prepared.summary.releases
+        if prepared.folder is None or span is None or Version(release) not in span:
+            return None
+        note = (
+            "no release has the text that it was made on: it is for builds behind "
+            f"{before}, on which `overlay check` judges it by its lines and `overlay apply "
+            "--untested` applies it; `overlay port` carries it to a release"
+        )
+        summary = prepared.summary
+        outcomes = {name: summary.outcomes[name] for name in texts.names}
+        summary = replace(summary, outcomes=outcomes, warnings=(*summary.warnings, note))
+        own = {path: Files(origin).read(path) for path in prepared.hunks}
+        texts_of_it = {f"{OWN_BASE}/{path}": data for path, data in own.items() if data is not None}
+        folder = replace(prepared.folder, files={**prepared.folder.files, **texts_of_it})
+        return replace(prepared, summary=summary, folder=folder)
 
     def prepare(
         self, part: _Part, sources: Sequence[ChangeSource], id_: str, texts: ReleaseTexts
@@ -475,7 +521,7 @@ class ImportReport(Report):
         for entry in self.carried:
             if entry.problem is not None:
                 continue  # told as the report's error
-            what = "added module"
+            what = "added module" if is_module(entry.path) else "added file"
             if entry.fate is Fate.EDITED:
                 base = entry.base or "a text that only --base has"
                 what = f"{count(entry.hunks, 'hunk')}, made on {base}"
@@ -486,7 +532,11 @@ class ImportReport(Report):
         yield from moved_lines(self.moved, self.feature if self.folder else "")
         if self.context is not None:
             yield self.context.line
-        edited = [entry.path for entry in self.files if entry.fate is Fate.EDITED]
+        edited = [
+            entry.path
+            for entry in self.carried
+            if entry.fate is Fate.EDITED or not is_module(entry.path)
+        ]
         yield from on_disk_only(edited, self.releases)
         for warning in self.warnings:
             yield labelled(0, "warning:  ", warning)

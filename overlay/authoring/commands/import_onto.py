@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -14,12 +15,13 @@ from overlay.authoring.commands.port import (
     session_folder,
 )
 from overlay.authoring.importing import words_of
-from overlay.authoring.locating import ReleaseTexts
+from overlay.authoring.locating import Origin, ReleaseTexts
 from overlay.authoring.onto import (
+    Placeable,
     TextsOf,
     feature_at,
     own_feature,
-    text_before,
+    placeable,
     topics_of,
     with_own_text,
     write_once,
@@ -55,7 +57,7 @@ def open_onto(
     patches: Path,
     package: Package,
     *,
-    checkout: Path | None,
+    checkout: Origin | None,
     partial: bool,
     update: bool,
 ) -> PortReport:
@@ -70,27 +72,29 @@ def open_onto(
     expect_no_session(place)
     commits = [commit for source in sources for commit in source.commits]
     edits, added, _ = sort_files(commits, partial, package)
-    bases, problems = [], []
+    files: list[Placeable] = []
+    problems: list[tuple[str, str]] = []
     for path, parts in edits.items():
-        base = text_before(path, parts, texts, release, checkout)
-        if base is None:
+        file = placeable(path, parts, texts, release, checkout)
+        if file is None:
             why = (
-                f"{parts[0].place}: expected {path} in a release, with places for all its hunks, "
-                "found none: give the text that it was made on with --base, or leave it out of the "
-                "diff"
+                f"{parts[0].place}: expected {path} in a release, as Python, found none: give the "
+                "text that it was made on with --base, or leave it out of the diff"
             )
             problems.append((path, why))
         else:
-            bases.append(base)
+            files.append(file)
     if problems:
         raise UsageError("\n".join(told_once(problems)))
+    bases = [file.base for file in files]
+    stuck = {file.base.path: file.text for file in files if file.text is not None}
     today = datetime.now().astimezone().date().isoformat()
     pages = list(dict.fromkeys(source.upstream for source in sources if source.upstream))
     page = pages[0] if len(pages) == 1 else ""
     words = words_of(commits, id_, sources[0].name, today, page, package)
     contents = {path: added_content(file) for path, file in added.items()}
     verbatim = b"".join(source.data for source in sources)
-    folder = own_feature(tuple(topics_of(bases)), contents, words, verbatim)
+    folder = own_feature(topics_of(bases), contents, words, verbatim)
     notes = {
         "origin": words.origin,
         "author": words.author,
@@ -106,15 +110,20 @@ def open_onto(
             f"Nothing was written: {release} has {id_} already ({port.evidence or port.obsolete})."
         )
         return PortReport(Verdict(Code.NOT_IMPORTED, text), (port,))
+    why = "no merge can place all of its hunks: they stand between markers"
+    topics = (replace(t, problem=why) if t.path in stuck else t for t in port.topics)
+    port = replace(port, topics=tuple(topics))
     if not (port.conflicts or port.review):
         prepared = feature_at(port, notes, texts, verbatim, syntax)
         if prepared.folder is not None:
             written = write_once(prepared.folder, notes)
             return PortReport(placed(written, prepared.summary.releases, None), (port,))
+    notes |= {f"stuck {path}": "yes" for path in stuck}
     change = ForeignChange(
         notes,
         {f"{IMPORT}/{id_}/{name}": data for name, data in folder.all_files().items()},
         {base.path: base.before for base in bases},
+        stuck,
     )
     folders = [str(patches)] if patches.is_dir() else []
     session = create(place, release, [port], folders, package, change)

@@ -26,9 +26,9 @@ from overlay.commands.request import Request
 from overlay.commands.scene import resolve
 from overlay.errors import PackageIndexError, UsageError
 from overlay.on_disk import ledger as ledgers
-from overlay.on_disk.beside import Beside, beside
+from overlay.on_disk.beside import Beside, beside, by_folder
 from overlay.on_disk.disk_state import conditions, void
-from overlay.on_disk.edits import FileEdit, PristineFiles, find, unhashed
+from overlay.on_disk.edits import FileEdit, PristineFiles, data_edits, find, unhashed
 from overlay.on_disk.journal import reading
 from overlay.on_disk.ledger import Ledger
 from overlay.package import VLLM, Package, Tree, path_problem
@@ -221,8 +221,12 @@ def survey(request: Request, target: Target, root: Path) -> Workshop:
         with doing(request.progress, f"looking for edits in {target.name}"):
             edits = find(pristine)
         record = target.record
+        changed_beside: tuple[Beside, ...] | None = None
         bare = (path for path in unhashed(record) if path_problem(path, package) is not None)
-        changed_beside = None if record is None or any(bare) else beside(root, record, package)
+        if record is not None and not any(bare):
+            of_data, rest = data_edits(pristine, beside(root, record, package))
+            edits = tuple(sorted((*edits, *of_data), key=lambda edit: edit.path))
+            changed_beside = by_folder(rest, record)
     # The folder that is written to comes last, and may not be there yet.
     if request.patches and not os.path.lexists(request.folders[-1]):
         request = request._replace(patches=request.patches[:-1])

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from packaging.version import Version
@@ -33,6 +34,7 @@ from overlay.errors import OverlayError, UsageError
 from overlay.package import VLLM, Package
 from overlay.planning.scope_cache import Memo
 from overlay.report.progress import counting
+from overlay.results import Outcome
 from overlay.results.invocation import absolute, command
 from overlay.settings import in_home
 from overlay.targets.target import Progress
@@ -69,9 +71,12 @@ def port(
     for name in set(targets) - set(package_releases.names_of(package)):
         porter.texts.open(name)  # memory would answer for a release that nobody has
     ports: list[FeaturePort] = []
+    forms = list(features)  # of the features before, as they will be
     with counting(request.progress, "carried", len(own), "feature") as step:
         for feature in own:
-            ports += _carried(porter, feature, features, with_gaps(feature, targets, names))
+            at = features.index(feature)
+            ports += _carried(porter, feature, forms[:at], with_gaps(feature, targets, names))
+            forms[at] = _serving(feature, [port for port in ports if port.feature is feature])
             step()
     ready = [port for port in ports if not port.conflicts and (accept_merged or not port.review)]
     written = write_ports(porter, features, ready, names) if write else frozenset()
@@ -137,11 +142,21 @@ def _notable(
     )
 
 
+def _serving(feature: Feature, ports: Sequence[FeaturePort]) -> Feature:
+    """A feature with the releases in its range on which it lands exactly: others stand on it."""
+    exact = [Version(port.release) for port in ports if port.outcome is Outcome.EXACT]
+    span = feature.releases
+    ends = min([span.first, *exact]), max([span.last, *exact])
+    return replace(feature, releases=span._replace(first=ends[0], last=ends[1]))
+
+
 def _carried(
-    porter: Porter, feature: Feature, features: Sequence[Feature], releases: Sequence[str]
+    porter: Porter, feature: Feature, earlier: Sequence[Feature], releases: Sequence[str]
 ) -> Iterator[FeaturePort]:
-    """A feature carried to releases, oldest first; what one of them has, the later ones have."""
-    earlier = features[: features.index(feature)]
+    """A feature carried to releases, oldest first; what one of them has, the later ones have.
+
+    :param earlier: the features before it.
+    """
     current = feature
     for release in releases:
         port = porter.port(current, release, earlier)
@@ -309,11 +324,13 @@ class ForeignChange(NamedTuple):
 
     :ivar notes: what becomes of it; :ivar files: below the session's folder -> bytes.
     :ivar base: path -> the text that it was made on.
+    :ivar texts: path -> the file to edit, where that is not what a merge makes.
     """
 
     notes: Mapping[str, str]
     files: Mapping[str, bytes]
     base: Mapping[str, bytes]
+    texts: Mapping[str, bytes] = MappingProxyType({})
 
 
 def create(
@@ -335,19 +352,21 @@ def create(
     """
     texts_to_edit: dict[str, bytes] = {}
     waiting: list[Waiting] = []
+    notes, files, base, own = change or ForeignChange({}, {}, {})
     for port in ports:
         id_, digest = port.feature.id, port.feature.digest
         for topic in port.topics:
-            if not topic.covered and (topic.conflicts or topic.review):
+            waits = topic.conflicts or topic.review or topic.path in own
+            if not topic.covered and waits:
                 texts = conflict(topic, release)
-                text = "" if texts is None else sha256(texts.merged)
+                data = None if texts is None else own.get(topic.path, texts.merged)
+                text = "" if data is None else sha256(data)
                 waiting.append(Waiting(id_, digest, topic.topic, topic.path, topic.base, text))
-                if texts is not None:
-                    texts_to_edit[waiting[-1].name] = texts.merged
+                if data is not None:
+                    texts_to_edit[waiting[-1].name] = data
         if port.problem is not None:
             waiting.append(Waiting(id_, digest, "files", port.feature.added[0].path, "", ""))
     features, places = features_of(waiting), tuple(Path(p).absolute() for p in patches)
-    notes, files, base = change or ForeignChange({}, {}, {})
     session = Session(folder, SessionKind.PORT, features, release, places, package=package)
     session = replace(session, waiting=tuple(waiting), notes=notes)
     return begin(session, {**texts_to_edit, **files}, base).folder

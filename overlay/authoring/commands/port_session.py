@@ -184,9 +184,15 @@ class Resolving:
         """
         disk.write_below(self.session.folder, entry.name, data)
 
+    def is_by_hand(self, entry: Waiting) -> bool:
+        """Whether only a person can place a file's change, since no merge knows all of it."""
+        return f"stuck {entry.path}" in self.session.notes
+
     def place(self, entry: Waiting) -> bool:
         """Put the added lines before upstream's; whether there is a file for that."""
         topic = self.topic(entry)
+        if self.is_by_hand(entry):
+            return False
         data = None if topic is None else placed_before(topic, self.session.release)
         if data is not None:
             self.write(entry, data)
@@ -206,7 +212,7 @@ class Resolving:
         :raises UsageError: if what it gives cannot be a resolution.
         """
         texts = self.texts(entry)
-        if texts is None:
+        if texts is None or self.is_by_hand(entry):
             return False
         if command is None:
             data = merge_tool(texts, entry.path)
@@ -356,23 +362,29 @@ def abort(folder: str | None) -> PortReport:
 def ask(
     request: Request,
     report: PortReport,
-    question: Callable[[OpenFile], Key],
+    question: Callable[[OpenFile, str], Key],
+    tell: Callable[[str], None],
 ) -> PortReport:
     """Ask about each file of a session, and write what the answers make, once nothing is left.
 
-    :param question: shows a file and gives a key.
+    :param question: shows a file, and which of how many it is, and gives a key.
+    :param tell: says what a key has done.
     :returns: ``report`` itself where it has no session.
     """
     if report.session is None:
         return report
     folder = str(report.session)
     resolving = Resolving(request, folder)
-    for entry in resolving.session.waiting:
+    entries = resolving.session.waiting
+    for number, entry in enumerate(entries, 1):
         if entry.feature not in resolving.session.features:
             continue
-        key = question(resolving.open_file(entry))
+        place = f"{number} of {len(entries)}"
+        key = question(resolving.open_file(entry), place)
         while not _settled(resolving, entry, key):
-            key = question(resolving.open_file(entry))
+            tell(_answer(resolving, entry, key, settled=False))
+            key = question(resolving.open_file(entry), place)
+        tell(_answer(resolving, entry, key, settled=True))
         if key is Key.STOP:
             return resolving.report()
         if key in (Key.RETIRE, Key.SKIP):
@@ -382,6 +394,26 @@ def ask(
                 return remainder
             resolving = Resolving(request, folder)
     return proceed(request, folder)
+
+
+def _answer(resolving: Resolving, entry: Waiting, key: Key, *, settled: bool) -> str:
+    """What a key has done, and where that is written."""
+    file = resolving.session.folder / entry.name
+    markers = resolving.open_file(entry).markers
+    release = resolving.session.release
+    if key in (Key.PLACE, Key.TOOL):
+        rest = f"; line {markers[0]} still has a marker" if markers else ""
+        return f"wrote a proposal to {file}{rest}: look at it; `k` takes it"
+    if not settled:
+        if markers:
+            return f"{file}:{markers[0]} has a marker of a conflict: nothing was taken"
+        return f"the release has no {entry.path}: nothing was written"
+    return {
+        Key.UPSTREAM: f"wrote the release's own text to {file}: {release} gets nothing of this",
+        Key.RETIRE: f"upstream has {entry.feature} in {release}: noted in its feature.toml",
+        Key.SKIP: f"left {entry.feature} as it was; it does not serve {release}",
+        Key.STOP: f"nothing more was written; the session stays in {resolving.session.folder}",
+    }.get(key, f"took {file} as it is; it goes into the patches once nothing waits")
 
 
 def _settled(resolving: Resolving, entry: Waiting, key: Key) -> bool:

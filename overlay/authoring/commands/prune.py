@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -54,6 +54,7 @@ def prune(
     own = [feature for feature in features if _lies_in(feature, folder)]
     spans = _served(oldest, packages_of(own) or (VLLM,))
     proposals: list[Proposal] = []
+    holds: dict[str, str] = {}
     for package, names in spans.items():
         served = [_with_files(feature, folder) for feature in of_package(features, package)]
         texts = package_releases.texts_of(
@@ -61,7 +62,9 @@ def prune(
         )
         number = sum(entry.files is not None for entry in served)
         with counting(request.progress, "examined", number, "feature") as step:
-            proposals += Pruner(texts, names, Memo()).propose(served, step)
+            pruner = Pruner(texts, names, Memo())
+            proposals += pruner.propose(served, step)
+            holds |= pruner.holds
     if write and proposals:
         if [feature.source for feature in request.load()] != [each.source for each in features]:
             raise OverlayError(f"{folder}: it was changed meanwhile; run the command again")
@@ -72,6 +75,7 @@ def prune(
         releases=", ".join(_span(package, names) for package, names in spans.items()),
         written=write and bool(proposals),
         proposals=tuple(proposals),
+        holds=holds,
     )
 
 
@@ -159,6 +163,7 @@ class PruneReport(Report):
 
     :ivar folder: the folder of patches; :ivar releases: the range that is still served.
     :ivar written: whether it was carried out.
+    :ivar holds: feature -> why variants stay that no release needs.
     """
 
     _command: ClassVar[str] = "prune"
@@ -167,6 +172,7 @@ class PruneReport(Report):
     releases: str
     written: bool
     proposals: tuple[Proposal, ...]
+    holds: Mapping[str, str]
 
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
         """The text of the report."""
@@ -174,6 +180,8 @@ class PruneReport(Report):
         for entry in self.proposals:
             yield Line((Span(f"{entry.feature}  ", "heading"),), (Span(entry.text),))
             yield labelled(2, "evidence: ", entry.evidence)
+        for id_, why in self.holds.items():
+            yield labelled(0, "stays:    ", f"{id_}, with variants that no release needs: {why}")
 
 
 def concluded(

@@ -12,6 +12,7 @@ from overlay._features.model import Hunk
 from overlay.authoring.landing import ContextKept, landings, moved_lines, on_disk_only
 from overlay.authoring.triage import FileFate
 from overlay.on_disk.beside import Beside
+from overlay.package import is_module
 from overlay.report.base import Report, by_fields
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import Line, Span, labelled
@@ -85,7 +86,7 @@ class NewReport(_Authored):
 
     :ivar target: what the user named.
     :ivar outcomes: release -> how the whole change lands there, oldest first.
-    :ivar beside: what was changed and is no module, which no feature carries.
+    :ivar beside: what was changed and no feature carries.
     :ivar context: how much context its hunks keep, where that was chosen.
     :ivar moved: path -> release -> the file to which upstream moved what is changed in it.
     """
@@ -104,7 +105,9 @@ class NewReport(_Authored):
         yield from moved_lines(self.moved, self.feature if self.folder else "")
         if self.context is not None:
             yield self.context.line
-        paths = [file.path for file in self.files if file.fate is Fate.EDITED]
+        paths = [
+            file.path for file in self.files if file.fate is Fate.EDITED or not is_module(file.path)
+        ]
         yield from on_disk_only(paths, self.releases)
 
     def plain(self) -> dict[str, Any]:
@@ -194,7 +197,7 @@ def made_new(
 ) -> Verdict:
     """The verdict of ``new --from-edits``.
 
-    :param beside: the files that are not modules.
+    :param beside: the files that no feature carries.
     """
     problems = sum(file.problem is not None for file in files)
     if problems:
@@ -212,13 +215,13 @@ def made_new(
     step = f"{command('revert', '--keep-as', feature)} takes them out"
     text = f"Wrote {folder} for {releases}; the edits stay in place: {step}."
     if beside:
-        text = f"{text[:-1]}; not in it, since a feature carries modules: {not_carried(beside)}."
+        text = f"{text[:-1]}; not in it, since no feature carries it: {not_carried(beside)}."
         return Verdict(Code.KEPT_IN_PART, text)
     return Verdict(Code.MADE, text)
 
 
 def not_carried(beside: Sequence[Beside]) -> str:
-    """Which changed files are not modules, in a sentence."""
+    """Which changed files no feature carries, in a sentence."""
     return enumeration(list(map(str, beside)))
 
 

@@ -129,6 +129,61 @@ def test_what_lands_after_all_is_written_at_once(cli: Cli, tmp_path: Path) -> No
     assert "has it already" in " ".join(there.out.split()) or "has already" in there.out
 
 
+def test_what_no_merge_can_place_waits_between_markers(cli: Cli, tmp_path: Path) -> None:
+    """The hunk's lines are of a text that is no Python where the release has its likest ones."""
+    before = TEXT.replace(
+        b"        return sizes\n", b"        return (\n            sizes\n        )\n"
+    )
+    after = before.replace(b"            sizes\n        )", b"            [*sizes]\n        )")
+    data = diff(world.PATH, before, after, ids=False).decode().split("@@ -")
+    lines = data[1].splitlines(keepends=True)
+    first = next(n for n, line in enumerate(lines) if line.startswith("-"))
+    hunk = "".join(
+        ["@@ -12,2 +12,2 @@\n", *lines[first : first + 2], *lines[first + 2 : first + 3]]
+    )
+    file = tmp_path / "half.diff"
+    file.write_text(data[0] + hunk)
+    ours = tmp_path / "ours"
+    result = cli("import", file, "--id", "half", "--patches", ours, "--onto", RELEASE)
+    assert result.exit == 1, result.err
+    place = Path(f"port-{RELEASE}/half/01-runner", world.PATH)
+    assert b"[*sizes]" in place.read_bytes()
+    assert b"<<<<<<< yours" in place.read_bytes()
+    laid = place.read_bytes()
+    keys = iter([Key.PLACE, Key.STOP])
+    ask(Request(), show(Request(), None), lambda _: next(keys))
+    assert place.read_bytes() == laid  # no merge knows all of it
+    assert "no markers" in cli("port", "--continue").err
+    place.write_bytes(TEXT.replace(b"return sizes", b"return [*sizes]"))
+    assert cli("port", "--continue").exit == 0
+    (feature,) = load([ours])
+    (made,) = plan([feature], world.Tree(RELEASE), feature.releases.first).changes
+    assert made.after == TEXT.replace(b"return sizes", b"return [*sizes]")
+
+
+@pytest.mark.parametrize(
+    ("text", "instead"),
+    [
+        ("patches =", "patchez ="),
+        ("[notes]", "[note]"),
+        ('origin" = "', 'origin" = 7  # "'),
+        (".import", ""),
+    ],
+)
+def test_a_damaged_session_is_told(cli: Cli, change: Path, text: str, instead: str) -> None:
+    opened(cli, change)
+    document = Path(f"port-{RELEASE}/session.toml")
+    if instead:
+        document.write_text(document.read_text().replace(text, instead))
+    else:
+        Path(f"port-{RELEASE}", text).rename("elsewhere")
+    for option in ("--show", "--continue"):
+        refused = cli("port", option)
+        assert refused.exit == 2
+        assert "error: " in refused.err
+    assert not (change.parent / "ours").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [

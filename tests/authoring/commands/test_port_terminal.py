@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -48,7 +50,8 @@ def state(ours: Path) -> State:
 
 def test_the_conflict_is_shown_with_the_keys(ours: Path) -> None:
     terminal = port(ours)
-    for text in ("Runner.capture", "stream=None", "replay_graph", "<<<<<<<", "[u] upstream's side"):
+    texts = ("Runner.capture", "stream=None", "replay_graph", "<<<<<<<")
+    for text in (*texts, "[u] not needed in", "1 of 1:"):
         assert text in terminal.screen
     terminal.type("q\r")
     assert terminal.end() == 1
@@ -61,8 +64,10 @@ def test_mine_is_placed_and_kept(ours: Path) -> None:
     terminal = port(ours)
     terminal.type("p\r")
     terminal.wait_for(PROMPT)  # it is a proposal, shown without markers
+    assert "wrote a proposal to port-0.24.0/replay" in terminal.screen
     terminal.type("k\r")
     assert terminal.end() == 1  # 0.23.0 in between waits for a review
+    assert "as it is; it goes into the patches" in terminal.screen
     assert "0.23.0" in terminal.screen
     assert not SESSION.exists()
     assert state(ours) is State.PRISTINE
@@ -74,6 +79,7 @@ def test_a_conflict_cannot_be_kept_and_other_keys_are_refused(ours: Path) -> Non
     terminal.wait_for("'x' is not one of")
     terminal.wait_for(PROMPT)
     terminal.type("k\r")  # the markers are in it still
+    terminal.wait_for("has a marker of a conflict: nothing was taken")
     terminal.wait_for("<<<<<<<")
     terminal.wait_for(PROMPT)
     terminal.type("u\r")
@@ -107,6 +113,22 @@ def test_leaving_at_the_question_loses_nothing(ours: Path, key: str) -> None:
     assert f"--continue{SESSION.resolve()}" in "".join(terminal.screen.split())  # wraps
     assert (SESSION / "replay/10-runner" / world.PATH).read_bytes() == laid
     assert state(ours) is State.DRIFTED
+
+
+def test_a_pager_that_dies_is_said_and_nothing_is_lost(
+    ours: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((80, 12)))
+
+    def die(lines: Iterator[str]) -> None:
+        next(lines)
+
+    monkeypatch.setattr("click.echo_via_pager", die)
+    terminal = port(ours)
+    assert "the pager ended before the last" in terminal.screen
+    terminal.type("q\r")
+    assert terminal.end() == 1
+    assert (SESSION / "replay/10-runner" / world.PATH).is_file()
 
 
 def test_skipping_leaves_the_feature_as_it_was(ours: Path) -> None:

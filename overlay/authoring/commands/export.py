@@ -1,0 +1,166 @@
+"""``overlay export``: features as a mailbox that ``git am`` takes, for one release."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+from typing import Any, ClassVar, NamedTuple
+
+from packaging.version import Version
+
+from overlay._features.model import Feature, packages_of
+from overlay.authoring import releases as package_releases
+from overlay.authoring.mailbox import mail
+from overlay.commands.output import write_output
+from overlay.commands.request import Request
+from overlay.errors import UsageError
+from overlay.package import Package, Tree
+from overlay.planning.planner import plan
+from overlay.planning.scope_cache import Memo
+from overlay.report.base import Report, plain
+from overlay.report.codes import Code, Verdict
+from overlay.report.lines import Line, labelled
+from overlay.report.progress import counting
+from overlay.report.words import count, enumeration
+from overlay.results import Change, State
+from overlay.results.invocation import command
+
+
+class ExportedMail(NamedTuple):
+    """A feature that was written as a mail; :ivar files: how many files it changes."""
+
+    feature: str
+    title: str
+    files: int
+
+
+@dataclass(frozen=True)
+class ExportReport(Report):
+    """Features as mails.
+
+    :ivar release: on whose text the changes are; :ivar mails: in the order of the series.
+    :ivar output: the file that was written; ``None``: standard output, or nothing was.
+    :ivar mailbox: what goes to standard output.
+    """
+
+    _command: ClassVar[str] = "export"
+    _key: ClassVar[str] = "export"
+    release: str
+    mails: tuple[ExportedMail, ...] = ()
+    output: Path | None = None
+    mailbox: bytes = b""
+
+    @property
+    def body(self) -> bytes | None:
+        """The mails, where they go to standard output."""
+        return self.mailbox if self.mails and self.output is None else None
+
+    def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
+        """A line for each mail."""
+        for each in self.mails:
+            yield labelled(0, "mail:  ", f"{each.feature}, {count(each.files, 'file')}")
+
+    def plain(self) -> dict[str, Any]:
+        """The fields of the JSON; the mails themselves where they go to standard output."""
+        return {
+            "release": self.release,
+            "mails": plain(self.mails),
+            "output": None if self.output is None else str(self.output),
+            "mailbox": None if self.body is None else self.body.decode("utf-8", "backslashreplace"),
+        }
+
+
+def export(
+    request: Request, ids: Sequence[str], *, release: str | None = None, output: Path | None = None
+) -> ExportReport:
+    """Features as a mailbox, one mail each, on each other in their order.
+
+    :param ids: the features; :param release: default: the newest known one that all of them serve.
+    :param output: the file to write; default: standard output.
+    :raises UsageError: if there is no such feature, they are for several packages, or no release is
+        served by all of them.
+    :raises OverlayError: if the release cannot be read or the file not be written.
+    """
+    request = request._replace(features=tuple(ids), named_as="ID")
+    features = request.select(request.at_hand())
+    packages = packages_of(features)
+    if len(packages) > 1:
+        titles = enumeration([each.title for each in packages])
+        raise UsageError(f"expected features for one package, found some for {titles}")
+    name = _release(release, features, packages[0])
+    tree = package_releases.tree_of(name, packages[0], request.progress)
+    mails: list[bytes] = []
+    entries: list[ExportedMail] = []
+    before: dict[str, Change] = {}
+    with counting(request.progress, "wrote", len(features), "mail") as step:
+        for number, feature in enumerate(features, 1):
+            after, problem = _changes(features[:number], tree, name)
+            if problem is not None:
+                return ExportReport(problem, name)
+            changes = [
+                Change(path, before[path].after if path in before else each.before, each.after)
+                for path, each in after.items()
+            ]
+            own = [each for each in changes if each.before != each.after]
+            mails.append(mail(feature, Version(name), own, number, len(features)))
+            entries.append(ExportedMail(feature.id, feature.title, len(own)))
+            before = after
+            step()
+    mailbox = b"".join(mails)
+    if output is not None:
+        write_output("-o", output, mailbox)
+    return ExportReport(
+        _exported(entries, f"{packages[0].title} {name}", output),
+        name,
+        tuple(entries),
+        output,
+        mailbox,
+    )
+
+
+def _release(text: str | None, features: Sequence[Feature], package: Package) -> str:
+    """The release on which features are written.
+
+    :raises UsageError: if none is served by all of them.
+    """
+    if text is not None:
+        return package_releases.version_of(text, package).public
+    names = [
+        name
+        for name in package_releases.names_of(package)
+        if all(Version(name) in feature.releases for feature in features)
+    ]
+    if not names:
+        spans = enumeration([f"{feature.id} {feature.releases}" for feature in features])
+        raise UsageError(
+            f"expected a release that each of them serves, found {spans}: name one with --release, "
+            "or export them one by one"
+        )
+    return names[-1]
+
+
+def _changes(
+    features: Sequence[Feature], tree: Tree, release: str
+) -> tuple[dict[str, Change], Verdict | None]:
+    """What features make of a release, by path; or the verdict that the last one does nothing."""
+    record = getattr(tree, "record", None)
+    result = plan(features, tree, Version(release), record, Memo())
+    last = result.features[-1]
+    if all(each.state is State.PRISTINE for each in result.features):
+        return {change.path: change for change in result.changes}, None
+    needy = next(each for each in reversed(result.features) if each.state is not State.PRISTINE)
+    state = needy.state.value
+    step = command("check", release, "--feature", needy.feature)
+    beside = f" on top of {features[-2].id}" if len(features) > 1 and needy is last else ""
+    text = f"Nothing was written: {needy.feature} is {state}{beside} on {release}; {step} says why."
+    return {}, Verdict(Code.NEEDS_ATTENTION, text)
+
+
+def _exported(mails: Sequence[ExportedMail], where: str, output: Path | None) -> Verdict:
+    """The verdict of ``export``, with the command that makes commits of the mails."""
+    name = "FILE" if output is None else quote(str(output.absolute()))
+    step = f"`git -C CHECKOUT am --keep-non-patch {name}`"
+    text = f"Wrote {count(len(mails), 'mail')} for {where}: {step} makes commits of them."
+    return Verdict(Code.EXPORTED, text)
