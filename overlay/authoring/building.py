@@ -23,7 +23,7 @@ from overlay.authoring.composing import (
     contexts_from,
     whole_file,
 )
-from overlay.authoring.context import Kept, needed
+from overlay.authoring.context import FittedHunks, needed
 from overlay.authoring.following import Moved, follow
 from overlay.authoring.landing import Summary, modules_on, names_from, names_taken, taken_back
 from overlay.authoring.locating import Base, ReleaseTexts, ReleaseTree
@@ -321,9 +321,9 @@ def _patches(
     return files, expected
 
 
-def _contexts(change: FeatureChange, texts: ReleaseTexts, syntax: Syntax) -> dict[str, Kept]:
+def _contexts(change: FeatureChange, texts: ReleaseTexts, syntax: Syntax) -> dict[str, FittedHunks]:
     """By path the hunks of each edited file with the context that they keep."""
-    contexts: dict[str, Kept] = {}
+    contexts: dict[str, FittedHunks] = {}
     for topic in change.topics:
         base = topic.base
         of_text = is_module(base.path) and not any(hunk.whole for hunk in topic.hunks)
@@ -331,7 +331,7 @@ def _contexts(change: FeatureChange, texts: ReleaseTexts, syntax: Syntax) -> dic
             files = {name: texts.read(name, base.path) for name in texts.names}
             contexts[base.path] = needed(base.before, topic.hunks, files, syntax)
         else:
-            contexts[base.path] = Kept(topic.hunks)
+            contexts[base.path] = FittedHunks(topic.hunks)
     return contexts
 
 

@@ -3,13 +3,14 @@
 The scope and uniqueness guard the place of a hunk; each further line of context is one that
 upstream may change.  A hunk may keep less than it has where it cannot land elsewhere by that: on
 every text that is asked it stands once in its scope, and all of its lines stand where a diff of
-both scopes puts them.  Of those forms the one is chosen that lands on most releases; of equal ones
+both scopes puts them.  Of those forms the one is taken that lands on most releases; of equal ones
 that with a line on each side, which ``git apply`` and ``patch`` take too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from overlay._features.model import Hunk
@@ -31,7 +32,7 @@ _SIDES = ((1, 1), (2, 2), (3, 3))
 _BARE = ((0, 1), (1, 0), (0, 0))
 
 
-class Kept(NamedTuple):
+class FittedHunks(NamedTuple):
     """The hunks of a file with the context that they keep.
 
     :ivar sides: the fewest and the most lines of context at a side of a hunk; ``None`` where
@@ -49,35 +50,37 @@ def needed(
     hunks: Sequence[Hunk],
     texts: Mapping[str, bytes | None],
     syntax: Syntax,
-) -> Kept:
+) -> FittedHunks:
     """The hunks with the context by which they land, at the right place, on the most releases.
 
     :param before: the text that they were made on; each of them lands there.
     :param texts: release -> the file; ``None`` where it has none.
     """
-    others = [data for data in dict.fromkeys(texts.values()) if data is not None and data != before]
+    texts_beside = [
+        data for data in dict.fromkeys(texts.values()) if data is not None and data != before
+    ]
     forms = Forms(before, hunks, syntax)
-    names = {data: [name for name in texts if texts[name] == data] for data in others}
+    names = {data: [name for name in texts if texts[name] == data] for data in texts_beside}
     total = sum(map(len, names.values()))
-    chosen: list[Hunk] = []
-    usual, now = set(others), set(others)
+    choices: list[Hunk] = []
+    usual, now = set(texts_beside), set(texts_beside)
     for hunk in hunks:
-        former = forms.reached(hunk, hunk, others) or Reached(set(), set())
+        former = forms.reached(hunk, hunk, texts_beside) or Reached(set(), set())
         best, reached, most = hunk, former, -1
         for form in forms.of(hunk):
-            served = forms.reached(form, hunk, others)
+            served = forms.reached(form, hunk, texts_beside)
             number = sum(len(names[data]) for data in served.lands | served.has) if served else -1
             if served is not None and number > most:
                 best, reached, most = form, served, number
             if most == total:
                 break
-        chosen.append(best)
+        choices.append(best)
         usual &= former.lands
         now &= reached.lands
-    more = [name for data in others if data in now - usual for name in names[data]]
-    sides = [side for hunk in chosen for side in context_of(hunk)] or [0]
+    more = [name for data in texts_beside if data in now - usual for name in names[data]]
+    sides = [side for hunk in choices for side in context_of(hunk)] or [0]
     in_order = tuple(name for name in texts if name in more)
-    return Kept(tuple(chosen), (min(sides), max(sides)), in_order)
+    return FittedHunks(tuple(choices), (min(sides), max(sides)), in_order)
 
 
 def with_sides(before: bytes, hunks: Sequence[Hunk], number: int, syntax: Syntax) -> list[Hunk]:
@@ -106,7 +109,7 @@ class Reached(NamedTuple):
     has: set[bytes]
 
 
-class _Text(NamedTuple):
+class _ScopedLines(NamedTuple):
     """A text that is asked about."""
 
     lines: Sequence[str]
@@ -127,7 +130,7 @@ class Forms:
 
     def __init__(self, before: bytes, hunks: Sequence[Hunk], syntax: Syntax) -> None:
         self._syntax, self._hunks, self._texts = syntax, tuple(hunks), Texts(syntax)
-        self._read: dict[bytes, _Text | None] = {}
+        self._read: dict[bytes, _ScopedLines | None] = {}
         self._states: dict[tuple[Hunk, bytes], HunkResult] = {}
         self._bases: dict[Hunk, Hunk] = {}
         source = SourceText.from_bytes(before)
@@ -164,12 +167,25 @@ class Forms:
         at = self._origin.match(hunk).line
         if at is None or self._after is None:
             return False
-        if _stands(form.post, self._origin.lines):
+        if _stands(form.post, self._origin.lines) or not self._ends_tell(form):
             return False
         placed, again = self._origin.match(form), self._after.match(form)
         first = at + form.source_line - hunk.source_line
         lands = placed.state is State.PRISTINE and placed.line == first
         return lands and again.state is State.UPSTREAMED
+
+    def _ends_tell(self, form: Hunk) -> bool:
+        """Whether a new line that ends a form, without context behind it, is nowhere in its scope.
+
+        An equal one beside it could be taken for it, where a release has the rest of the change.
+        """
+        new = new_lines(self._based(form))
+        for lines in (form.lines, form.lines[::-1]):
+            edge = takewhile(lambda line: line[0] != " ", lines)
+            end = next((text for op, text in edge if op == "+"), None)
+            if end is not None and end.strip() not in new:
+                return False
+        return True
 
     def widened(self, hunk: Hunk, number: int) -> Hunk:
         """A hunk with so many lines of context, as far as its scope and its neighbours go."""
@@ -178,15 +194,21 @@ class Forms:
             return hunk
         above, below = context_of(hunk)
         start, stop = at - 1, at - 1 + len(hunk.pre)
-        others = [
+        texts_beside = [
             (line - 1, line - 1 + len(other.pre))
             for other in self._hunks
             if other != hunk and (line := self._origin.match(other).line) is not None
         ]
         first = max(
-            [home.start, start - max(number - above, 0), *(e for _, e in others if e <= start)]
+            [
+                home.start,
+                start - max(number - above, 0),
+                *(e for _, e in texts_beside if e <= start),
+            ]
         )
-        last = min([home.stop, stop + max(number - below, 0), *(b for b, _ in others if b >= stop)])
+        last = min(
+            [home.stop, stop + max(number - below, 0), *(b for b, _ in texts_beside if b >= stop)]
+        )
         lines = self._origin.lines
         return hunk._replace(
             lines=(
@@ -277,12 +299,12 @@ class Forms:
             if line.strip()
         )
 
-    def _text(self, data: bytes) -> _Text | None:
+    def _text(self, data: bytes) -> _ScopedLines | None:
         """The text of some bytes; ``None`` where they are not Python that can be read."""
         if data not in self._read:
             try:
                 lines = self._texts.source(data).lines
-                self._read[data] = _Text(lines, self._texts.scopes(data), frozenset(lines))
+                self._read[data] = _ScopedLines(lines, self._texts.scopes(data), frozenset(lines))
             except (TextError, UnparsableError):
                 self._read[data] = None
         return self._read[data]

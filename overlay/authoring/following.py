@@ -146,19 +146,19 @@ def _share(moved: Moved, data: bytes, syntax: Syntax, *, whole: bool) -> float |
         return share
     shares: list[float] = []
     for name in {hunk.scope for hunk in moved.hunks}:
-        places, others = own_scopes.get(name, ()), scopes.get(name, ())
-        if name == MODULE_SCOPE or len(places) != 1 or len(others) != 1:
+        places, other_places = own_scopes.get(name, ()), scopes.get(name, ())
+        if name == MODULE_SCOPE or len(places) != 1 or len(other_places) != 1:
             return None
-        (place,), (other,) = places, others
+        (place,), (other,) = places, other_places
         shares.append(
             _alike(own.lines[place.start : place.stop], there.lines[other.start : other.stop])
         )
     return min(shares) if shares and min(shares) >= MOVED else None
 
 
-def _alike(lines: Sequence[str], others: Sequence[str]) -> float:
+def _alike(lines: Sequence[str], there: Sequence[str]) -> float:
     """The share of lines that two texts have in common, blank ones aside, from 0 to 1."""
     own = Counter(line.strip() for line in lines if line.strip())
-    other = Counter(line.strip() for line in others if line.strip())
+    other = Counter(line.strip() for line in there if line.strip())
     total = own.total() + other.total()
     return 2 * (own & other).total() / total if total else 0.0

@@ -12,7 +12,7 @@ from packaging.version import Version
 from overlay._features.early_modules import early_among, why_on_disk
 from overlay._features.model import AddedFile
 from overlay.authoring.composing import CONTEXT
-from overlay.authoring.context import Kept
+from overlay.authoring.context import FittedHunks
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.triage import FileFate
 from overlay.package import ReleaseRange, hiding, is_module
@@ -68,17 +68,17 @@ class Summary:
     review: tuple[str, ...] = ()
     holders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-    contexts: Mapping[str, Kept] = field(default_factory=dict)
+    contexts: Mapping[str, FittedHunks] = field(default_factory=dict)
     moved: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def context(self) -> ContextKept | None:
         """How much context its hunks keep; ``None`` where it has none, or was told how much."""
-        sides = [kept.sides for kept in self.contexts.values() if kept.sides is not None]
+        sides = [fitted.sides for fitted in self.contexts.values() if fitted.sides is not None]
         if not sides:
             return None
         lands = [name for name, outcome in self.outcomes.items() if outcome is Outcome.EXACT]
-        more = {name for kept in self.contexts.values() for name in kept.more}
+        more = {name for fitted in self.contexts.values() for name in fitted.more}
         fewest, most = min(low for low, _ in sides), max(high for _, high in sides)
         return ContextKept(fewest, most, tuple(name for name in lands if name in more))
 
