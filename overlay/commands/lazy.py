@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from overlay.commands.report_ import report as report
     from overlay.commands.revert import Keep as Keep
     from overlay.commands.revert import revert as revert
+    from overlay.commands.since import since as since
     from overlay.commands.status import status as status
 
 #: Name -> the module that defines it, below ``overlay.commands``.
@@ -38,6 +39,7 @@ _HOMES = {
     "of_this_vllm": "live",
     "report": "report_",
     "revert": "revert",
+    "since": "since",
     "status": "status",
 }
 

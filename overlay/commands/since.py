@@ -12,7 +12,7 @@ from overlay._features.model import Feature
 from overlay._features.patch_headers import author, last_update
 from overlay.errors import UsageError, described
 from overlay.report.model import TargetReport
-from overlay.report.since import Carrier, Difference, SinceReport, Turn, changed_since
+from overlay.report.since import SinceReport, StateChange, Turn, Upkeep, changed_since
 from overlay.report.targets import CheckReport
 from overlay.results import FeatureResult, Reason, State
 from overlay.results.invocation import command
@@ -47,21 +47,21 @@ def since(
     """
     before = _earlier(earlier)
     now = dict(_cells(report.checked))
-    asked = {target.target for target in report.checked}
-    carriers = {feature.id: carrier(feature) for feature in features}
+    targets_now = {target.target for target in report.checked}
+    upkeeps = {feature.id: upkeep(feature) for feature in features}
     differences = []
     for key in dict.fromkeys((*now, *before)):
         turn = _turn(before.get(key), now.get(key))
-        if turn is not None and not (key not in now and key[0] not in asked):
+        if turn is not None and not (key not in now and key[0] not in targets_now):
             old, new = before.get(key), now.get(key)
             differences.append(
-                Difference(
+                StateChange(
                     *key,
                     None if old is None else old.state,
                     None if new is None else new.state,
                     turn,
                     None if new is None else new.reason,
-                    carriers.get(key[2], Carrier()),
+                    upkeeps.get(key[2], Upkeep()),
                 )
             )
     own = {each.name: getattr(report, each.name) for each in fields(report)}
@@ -77,7 +77,7 @@ def since(
     )
 
 
-def carrier(feature: Feature) -> Carrier:
+def upkeep(feature: Feature) -> Upkeep:
     """Whose a feature is and since when, by the headers of its patches."""
     patches = [
         variant.patch
@@ -86,7 +86,7 @@ def carrier(feature: Feature) -> Carrier:
     ]
     days = sorted(filter(None, (last_update(patch.headers) for patch in patches)))
     owners = [name for patch in patches if (name := author(patch.headers))]
-    return Carrier(owners[-1] if owners else "", days[0] if days else "")
+    return Upkeep(owners[-1] if owners else "", days[0] if days else "")
 
 
 def _turn(before: _Cell | None, now: _Cell | None) -> Turn | None:

@@ -26,7 +26,7 @@ class Turn(Enum):
     OTHER = "other"
 
 
-class Carrier(NamedTuple):
+class Upkeep(NamedTuple):
     """Whose a feature is, and since when it is carried.
 
     :ivar owner: the author of its newest patch; empty where none says.
@@ -47,7 +47,11 @@ class Carrier(NamedTuple):
         return ", ".join(text for text in (self.owner, days) if text)
 
 
-class Difference(NamedTuple):
+#: Of a feature that says neither.
+NOBODY = Upkeep()
+
+
+class StateChange(NamedTuple):
     """A feature on a target whose state is another one than it was.
 
     :ivar target: as the user named it; :ivar package: whose release it is.
@@ -64,7 +68,7 @@ class Difference(NamedTuple):
     now: str | None
     turn: Turn
     reason: Reason | None = None
-    carrier: Carrier = Carrier()
+    upkeep: Upkeep = NOBODY
 
     @property
     def words(self) -> str:
@@ -82,9 +86,9 @@ class Difference(NamedTuple):
             "turn": self.turn.value,
             "reason": None if self.reason is None else self.reason.text,
             "next": None if self.reason is None else self.reason.next_step,
-            "owner": self.carrier.owner or None,
-            "since": self.carrier.since or None,
-            "days": self.carrier.age(today),
+            "owner": self.upkeep.owner or None,
+            "since": self.upkeep.since or None,
+            "days": self.upkeep.age(today),
         }
 
 
@@ -97,7 +101,7 @@ class SinceReport(CheckReport):
     """
 
     earlier: str = ""
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[StateChange, ...] = ()
     today: date = date.min
     form: str = "text"
 
@@ -126,7 +130,7 @@ class SinceReport(CheckReport):
                     yield labelled(2, "why:   ", each.reason.text)
                     if each.reason.next_step is not None:
                         yield labelled(2, "next:  ", each.reason.next_step)
-                if words := each.carrier.words(self.today):
+                if words := each.upkeep.words(self.today):
                     yield labelled(2, "owner: ", words)
         if self.differences:
             yield Line(())
@@ -136,7 +140,7 @@ class SinceReport(CheckReport):
         changes = [each.data(self.today) for each in self.differences]
         return {"since": {"report": self.earlier, "changes": plain(changes)}}
 
-    def _of(self, turn: Turn) -> list[Difference]:
+    def _of(self, turn: Turn) -> list[StateChange]:
         return [each for each in self.differences if each.turn is turn]
 
     def _markdown(self) -> str:
@@ -149,7 +153,7 @@ class SinceReport(CheckReport):
             for each in rows:
                 why = "" if each.reason is None else str(each.reason)
                 cells = [each.target, each.feature or each.package, each.words, why]
-                cells.append(each.carrier.words(self.today))
+                cells.append(each.upkeep.words(self.today))
                 text += f"| {' | '.join(map(_cell, cells))} |\n"
         return text
 
@@ -176,7 +180,7 @@ class SinceReport(CheckReport):
                     yield _case(f"{target.package} {target.target}", name)
                 continue
             why = "" if each.reason is None else str(each.reason)
-            text = f"{each.words}: {why} ({each.carrier.words(self.today)})"
+            text = f"{each.words}: {why} ({each.upkeep.words(self.today)})"
             yield _case(f"{target.package} {target.target}", name or "target", "failure", text)
 
 
@@ -205,7 +209,7 @@ def _xml(text: str) -> str:
     return escaped
 
 
-def changed_since(differences: Sequence[Difference], checked: Verdict, earlier: str) -> Verdict:
+def changed_since(differences: Sequence[StateChange], checked: Verdict, earlier: str) -> Verdict:
     """The verdict of ``check --since``.
 
     :param checked: that of the check alone, which stands where a target could not be read.

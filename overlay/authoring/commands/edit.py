@@ -69,8 +69,8 @@ def begin(
     :raises OverlayError: if the features or the release cannot be read.
     """
     features = request._replace(features=(id_,)).load()
-    feature = _find_feature(features, id_)
-    patches, package = _writable(feature), feature.package
+    feature = find_feature(features, id_)
+    patches, package = writable(feature), feature.package
     name = _release(release, package, feature)
     _expect_paths(more, package)
     features = of_package(features, package)
@@ -171,7 +171,7 @@ def _report(
     return EditReport(verdict, id_, session.release, action=action, session=session.folder, **more)
 
 
-def _find_feature(features: Sequence[Feature], id_: str) -> Feature:
+def find_feature(features: Sequence[Feature], id_: str) -> Feature:
     """The feature with an id.
 
     :raises UsageError: if there is none.
@@ -186,7 +186,7 @@ def _find_feature(features: Sequence[Feature], id_: str) -> Feature:
     return feature
 
 
-def _writable(feature: Feature) -> Path:
+def writable(feature: Feature) -> Path:
     """The folder of patches that a feature is in.
 
     :raises UsageError: if the feature came with an installed overlay.
@@ -285,7 +285,7 @@ def commit(request: Request, folder: Path) -> EditReport:
     request = request._replace(patches=(*request.patches, *folders))
     if source:
         features = request.authored(session.package)
-        feature: Feature | None = _find_feature(features, id_)
+        feature: Feature | None = find_feature(features, id_)
         if session.untouched():
             _expect_same(session, features)
             return _report(session, EditAction.UNCHANGED)

@@ -58,8 +58,8 @@ def matrix(request: Request, span: str | None = None) -> MatrixReport:
         [name for name, column in zip(names, columns, strict=True) if column[at] in _CARRIED]
         for at in range(len(features))
     ]
-    asked = list(zip(features, carried, strict=True))
-    outcomes = _each(carrying.outcomes, asked, request, "carried", "feature")
+    questions = list(zip(features, carried, strict=True))
+    outcomes = _each(carrying.outcomes, questions, request, "carried", "feature")
     rows = tuple(
         MatrixRow(
             feature.id,
@@ -106,18 +106,18 @@ def _states(features: tuple[Feature, ...], release: str) -> list[State]:
 
 @dataclass(frozen=True)
 class _Carrying:
-    """Tells how ports would land; asked feature by feature, since releases share most texts."""
+    """Tells how ports would land; questions feature by feature, since releases share most texts."""
 
     texts: ReleaseTexts
     syntax: Syntax
 
-    def outcomes(self, asked: tuple[Feature, Sequence[str]]) -> dict[str, Outcome | None]:
+    def outcomes(self, question: tuple[Feature, Sequence[str]]) -> dict[str, Outcome | None]:
         """How ports of a feature to releases would land.
 
-        :param asked: the feature, and the releases.
+        :param question: the feature, and the releases.
         :raises OverlayError: if a release cannot be read.
         """
-        feature, names = asked
+        feature, names = question
         carried: dict[tuple[str, bytes], Outcome] = {}
         return {name: self._outcome(feature, name, carried) for name in names}
 
