@@ -12,7 +12,7 @@ from overlay._features.model import Feature
 from overlay._features.patch_headers import author, last_update
 from overlay.errors import UsageError, described
 from overlay.report.model import TargetReport
-from overlay.report.since import SinceReport, StateChange, Turn, Upkeep, changed_since
+from overlay.report.since import SinceReport, StateChange, Turn, Ownership, changed_since
 from overlay.report.targets import CheckReport
 from overlay.results import FeatureResult, Reason, State
 from overlay.results.invocation import command
@@ -61,7 +61,7 @@ def since(
                     None if new is None else new.state,
                     turn,
                     None if new is None else new.reason,
-                    upkeeps.get(key[2], Upkeep()),
+                    upkeeps.get(key[2], Ownership()),
                 )
             )
     own = {each.name: getattr(report, each.name) for each in fields(report)}
@@ -77,7 +77,7 @@ def since(
     )
 
 
-def upkeep(feature: Feature) -> Upkeep:
+def upkeep(feature: Feature) -> Ownership:
     """Whose a feature is and since when, by the headers of its patches."""
     patches = [
         variant.patch
@@ -86,7 +86,7 @@ def upkeep(feature: Feature) -> Upkeep:
     ]
     days = sorted(filter(None, (last_update(patch.headers) for patch in patches)))
     owners = [name for patch in patches if (name := author(patch.headers))]
-    return Upkeep(owners[-1] if owners else "", days[0] if days else "")
+    return Ownership(owners[-1] if owners else "", days[0] if days else "")
 
 
 def _turn(before: _Cell | None, now: _Cell | None) -> Turn | None:

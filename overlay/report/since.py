@@ -26,7 +26,7 @@ class Turn(Enum):
     OTHER = "other"
 
 
-class Upkeep(NamedTuple):
+class Ownership(NamedTuple):
     """Whose a feature is, and since when it is carried.
 
     :ivar owner: the author of its newest patch; empty where none says.
@@ -48,7 +48,7 @@ class Upkeep(NamedTuple):
 
 
 #: Of a feature that says neither.
-NOBODY = Upkeep()
+NOBODY = Ownership()
 
 
 class StateChange(NamedTuple):
@@ -68,7 +68,7 @@ class StateChange(NamedTuple):
     now: str | None
     turn: Turn
     reason: Reason | None = None
-    upkeep: Upkeep = NOBODY
+    upkeep: Ownership = NOBODY
 
     @property
     def words(self) -> str:

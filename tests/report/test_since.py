@@ -17,7 +17,7 @@ from overlay.errors import UsageError
 from overlay.report.as_json import as_json
 from overlay.report.codes import Code, Exit
 from overlay.report.model import Obstacle, TargetFailure, TargetReport
-from overlay.report.since import SinceReport, Turn, Upkeep
+from overlay.report.since import SinceReport, Turn, Ownership
 from overlay.report.targets import CheckReport
 from overlay.report.wording import checked
 from overlay.results import FeatureResult, Reason, State
@@ -175,7 +175,7 @@ def test_a_report_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 def test_owner_and_age_in_words() -> None:
-    upkeep = Upkeep("Ada <ada@example.org>", "2026-11-01")
+    upkeep = Ownership("Ada <ada@example.org>", "2026-11-01")
     words = upkeep.words(date(2026, 11, 26))
     assert words == "Ada <ada@example.org>, since 2026-11-01, 25 days"
-    assert Upkeep().words(date(2026, 11, 26)) == ""
+    assert Ownership().words(date(2026, 11, 26)) == ""

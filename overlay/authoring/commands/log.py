@@ -28,7 +28,7 @@ from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, MARK, Line, Span, aligned, causes, labelled
 from overlay.report.model import TargetFailure, TargetReport
 from overlay.report.problems import word
-from overlay.report.since import NOBODY, Upkeep
+from overlay.report.since import NOBODY, Ownership
 from overlay.report.words import count, enumeration
 from overlay.results import ANY_MORE, FeatureResult, Reason, State
 from overlay.targets.resolution import releases
@@ -380,7 +380,7 @@ class LogReport(Report):
     edits: tuple[LogEntry, ...] = ()
     merge: UpstreamMerge | None = None
     not_found: int | None = None
-    upkeep: Upkeep = NOBODY
+    upkeep: Ownership = NOBODY
     variants: tuple[VariantView, ...] = ()
 
     def plain(self) -> dict[str, Any]:
