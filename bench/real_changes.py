@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from overlay._features.model import Hunk
+from overlay._features.model import Hunk, blob_id
 from overlay.authoring.composing import NotComposable, compose
-from overlay.authoring.locating import ReleaseTexts, blob_id
+from overlay.authoring.locating import ReleaseTexts
 from overlay.package import KNOWN_RELEASES
 from overlay.planning.scopes import UnparsableError
 from overlay.planning.text import TextError

@@ -355,11 +355,43 @@ def length_problem(path: str) -> str | None:
     return f"'{path[:40]}...' is longer than any path of a module ({len(path)} characters)"
 
 
-def path_problem(path: str, package: Package) -> str | None:
-    """Why a path may not be patched or added, or ``None`` if it may.
+#: Files of a package that no patch may reach: code that is loaded without a line that anybody could
+#: read, what Python and installers write themselves, and the names of the overlay's own staging.
+_NO_DATA = re.compile(
+    r"\.(?:so(?:\.[0-9.]+)?|pyd|dll|dylib|pyc|pyo|pth)$|\.overlay-(?:old|new)$", re.IGNORECASE
+)
+_NO_FOLDER = re.compile(r"(?:^|/)(?:__pycache__|[^/]+\.(?:dist|egg)-info)/", re.IGNORECASE)
 
-    A patch reaches Python modules inside the folder of its package and nothing else.
+
+def path_problem(path: str, package: Package) -> str | None:
+    """Why a path is not that of a module that may be patched or added, or ``None`` if it is."""
+    if (problem := _place_problem(path, package)) is not None:
+        return problem
+    return None if is_module(path) else f"{path!r} is not a Python module (.py)"
+
+
+def file_problem(path: str, package: Package) -> str | None:
+    """Why a path may not be changed by a patch, or ``None`` if it may.
+
+    A patch reaches the modules and the data files of its package, and nothing else.
     """
+    if (problem := _place_problem(path, package)) is not None:
+        return problem
+    if _NO_DATA.search(path) or _NO_FOLDER.search(path):
+        return (
+            f"{path!r} is neither a module nor a data file: compiled code, bytecode and what an "
+            "installer writes are not patched"
+        )
+    return None
+
+
+def is_module(path: str) -> bool:
+    """Whether a file is a Python module by its name; any other file of a package is data."""
+    return path.endswith(".py")
+
+
+def _place_problem(path: str, package: Package) -> str | None:
+    """Why a path is not plainly inside the folder of a package, or ``None`` if it is."""
     if (problem := length_problem(path)) is not None:
         return problem
     parts, name = path.split("/"), package.name
@@ -371,8 +403,6 @@ def path_problem(path: str, package: Package) -> str | None:
         return f"{path!r} has a backslash or a control character in it"
     if parts[0] != name or len(parts) < 2:
         return f"{path!r} lies outside {name}/"
-    if not path.endswith(".py"):
-        return f"{path!r} is not a Python module (.py)"
     return None
 
 

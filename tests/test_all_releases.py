@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Container
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pytest
 from overlay._features.folder import load
 from overlay._features.model import of_package, paths_of
 from overlay._features.sources import shipped_folder
+from overlay.cli.run import run
 from overlay.package import KNOWN_RELEASES, VLLM
 from overlay.targets.releases import CachedRelease
 from overlay.targets.resolution import resolve
@@ -29,26 +31,39 @@ pytestmark = [pytest.mark.network, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def overlay(*arguments: str | Path) -> str:
-    """Call the command; it must end with 0."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "overlay", *map(str, arguments)],
-        cwd=ROOT,
-        text=True,
-        capture_output=True,
-        check=False,
-        timeout=600,
-    )
-    assert ended.returncode == 0, f"overlay {arguments}:\n{ended.stdout}{ended.stderr}"
-    return ended.stdout
+@dataclass(frozen=True)
+class Command:
+    """The command line, whose commands must end with 0.
 
+    :ivar alone: whether each has a process of its own, as a user's has; else they share the
+        imports and the features of this one.
+    """
 
-def answer(*arguments: str | Path) -> dict[str, Any]:
-    """The command's JSON, of one target."""
-    report = json.loads(overlay(*arguments, "--json"))
-    assert report["exit"] == 0
-    (target,) = report["targets"]
-    return dict(target)
+    capsys: pytest.CaptureFixture[str]
+    alone: bool
+
+    def __call__(self, *arguments: str | Path) -> str:
+        """What a command prints."""
+        words = list(map(str, arguments))
+        if self.alone:
+            command = [sys.executable, "-m", "overlay", *words]
+            ended = subprocess.run(
+                command, cwd=ROOT, text=True, capture_output=True, check=False, timeout=600
+            )
+            status, output, errors = ended.returncode, ended.stdout, ended.stderr
+        else:
+            self.capsys.readouterr()
+            status = run(words)
+            output, errors = self.capsys.readouterr()
+        assert status == 0, f"overlay {arguments}:\n{output}{errors}"
+        return output
+
+    def answer(self, *arguments: str | Path) -> dict[str, Any]:
+        """The command's JSON, of one target."""
+        report = json.loads(self(*arguments, "--json"))
+        assert report["exit"] == 0
+        (target,) = report["targets"]
+        return dict(target)
 
 
 def states(target: dict[str, Any]) -> dict[str, str]:
@@ -77,12 +92,14 @@ def of_patches() -> set[str]:
 
 def hashes(folder: Path) -> dict[str, str]:
     """sha256 of each file, and every folder."""
-    return {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        if path.is_file()
-        else "folder"
-        for path in folder.rglob("*")
-    }
+    # By paths as texts: there are thousands, six times for each release.
+    start, digests = len(f"{folder}/"), dict[str, str]()
+    for place, folders, files in os.walk(folder):
+        digests.update((f"{place}/{name}"[start:], "folder") for name in folders)
+        for name in files:
+            with open(f"{place}/{name}", "rb", buffering=0) as file:
+                digests[f"{place}/{name}"[start:]] = hashlib.sha256(file.read()).hexdigest()
+    return digests
 
 
 def written(folder: Path) -> dict[str, tuple[int, int, int]]:
@@ -105,7 +122,11 @@ def git_apply(diff: str, folder: Path, *options: str) -> None:
 
 
 @pytest.mark.parametrize("release", KNOWN_RELEASES)
-def test_a_release_from_check_to_revert(release: str, tmp_path: Path) -> None:
+def test_a_release_from_check_to_revert(
+    release: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overlay = Command(capsys, alone=release == KNOWN_RELEASES[-1])
+    answer = overlay.answer
     tree = unpack(release, tmp_path / "tree")
     pristine = hashes(tree)
     assert len(pristine) > 1000

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
-from overlay.package import KNOWN_RELEASES, VLLM, ReleaseRange
+from overlay.package import KNOWN_RELEASES, VLLM, ReleaseRange, is_module
 
 if TYPE_CHECKING:
     from overlay._features.model import Feature
@@ -54,7 +54,7 @@ def early_modules(release: Version | None) -> frozenset[str]:
 
 def early_among(paths: Iterable[str], release: Version | None) -> tuple[str, ...]:
     """Those modules of patched files that a release of vLLM imports too early, sorted."""
-    ours = [path for path in paths if path.startswith(f"{VLLM.name}/")]
+    ours = [path for path in paths if path.startswith(f"{VLLM.name}/") and is_module(path)]
     early = early_modules(release) if ours else frozenset()
     return tuple(sorted({module for path in ours if (module := module_of(path)) in early}))
 
@@ -67,6 +67,39 @@ def why_on_disk(modules: Sequence[str]) -> str:
     *first, last = modules
     names = f"{', '.join(first)} and {last}" if first else last
     return f"vLLM imports {names} before it loads plugins; apply it on disk"
+
+
+def on_disk_reason(feature: Feature) -> str | None:
+    """Why a feature can be applied on disk only, on any release; ``None`` where memory will do."""
+    paths = feature.changes_on_disk_only
+    if not paths:
+        return None
+    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    return (
+        f"it changes {paths[0]}{more}, which no import of a module brings; apply it on disk "
+        "(data files, and files that go, are changed there only)"
+    )
+
+
+def not_in_memory(
+    results: Iterable[FeatureResult],
+    features: Iterable[Feature],
+    release: Version | None,
+    package: str,
+) -> dict[str, str]:
+    """The features that cannot be patched in memory -> the reason.
+
+    :param results: their state in a target of this release; :param package: its import name.
+    """
+    results, features = tuple(results), tuple(features)
+    ids = {result.feature for result in results}
+    reasons = {
+        each.id: why for each in features if each.id in ids and (why := on_disk_reason(each))
+    }
+    if package == VLLM.name:
+        late = too_early(results, features, release)
+        reasons = {name: why_on_disk(modules) for name, modules in late.items()} | reasons
+    return reasons
 
 
 def too_early(

@@ -26,7 +26,7 @@ from overlay._features.sources import (
     stray,
 )
 from overlay.errors import PatchFormatError, PatchFormatErrors
-from overlay.package import VLLM, Package, ReleaseRange, path_problem
+from overlay.package import VLLM, Package, ReleaseRange, file_problem
 from overlay.results import RUNNER_FILES, Notice
 
 _TOPIC = re.compile(r"^\d\d-[a-z0-9]+(-[a-z0-9]+)*$")
@@ -172,9 +172,9 @@ def _read_added(
                 pending.append(path)
                 continue
             name = path.relative_to(folder).as_posix()
-            problem = path_problem(name, package)
+            problem = file_problem(name, package)
             if problem:
-                problem = f"an added module's path {problem}"
+                problem = f"an added file's path {problem}"
                 errors.append(PatchFormatError(str(path), None, problem))
                 continue
             content = read_bytes(path, errors)
@@ -231,6 +231,7 @@ def _check_variants(
 ) -> None:
     """Check variants against each other, the feature's range and its added modules."""
     added_paths = {file.path for file in added}
+    _expect_apart(folder, added_paths | {v.patch.path for t in topics for v in t.variants}, errors)
     for topic in topics:
         for variant in topic.variants:
             path = str(folder.parent / variant.patch.name)
@@ -248,6 +249,16 @@ def _check_variants(
                     "a topic"
                 )
                 errors.append(PatchFormatError(path, None, problem))
+
+
+def _expect_apart(folder: Path, paths: Iterable[str], errors: list[PatchFormatError]) -> None:
+    """Refuse paths that are one file where names have no case."""
+    spellings: dict[str, str] = {}
+    for path in sorted(paths):
+        other = spellings.setdefault(path.casefold(), path)
+        if other != path:
+            problem = f"{other} and {path} are one file where file names have no case"
+            errors.append(PatchFormatError(str(folder), None, problem))
 
 
 def _digest(feature: Feature) -> str:
@@ -294,6 +305,9 @@ def _plain(test: UpstreamTest) -> dict[str, object]:
 
 def essence(hunk: Hunk) -> list[object]:
     """What decides where a hunk lands and what it leaves."""
+    if hunk.whole is not None:
+        before, after = hunk.whole
+        return [hunk.scope, before, None if after is None else hashlib.sha256(after).hexdigest()]
     return [hunk.scope, hunk.lines, hunk.pre_unfinished, hunk.post_unfinished, hunk.base_has]
 
 

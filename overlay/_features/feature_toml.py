@@ -10,7 +10,15 @@ from typing import Any, NamedTuple, TypeVar
 from packaging.version import Version
 
 from overlay._features.documents import MalformedToml, parse_toml
-from overlay._features.model import MODULE_SCOPE, Build, Feature, UpstreamPlan, UpstreamTest
+from overlay._features.model import (
+    MODULE_SCOPE,
+    Build,
+    Fault,
+    Feature,
+    Group,
+    UpstreamPlan,
+    UpstreamTest,
+)
 from overlay._features.sources import read_text, unread
 from overlay._features.switches import read_model_runner, read_situational, read_switches
 from overlay.errors import MAX_ERRORS, PatchFormatError
@@ -46,10 +54,13 @@ _KEYS = (
         "switches",
         "model_runner",
         "situational",
+        "group",
+        "fault",
     ),
 )
 
 _TEST_KEYS = ("path", "scope", "contains", "lines", "share", "topic")
+_FAULT_KEYS = ("symptom", "affects", "evidence", "reports", "page")
 _BUILD_KEYS = ("name", "path", "scope", "contains", "text")
 
 
@@ -138,6 +149,8 @@ def read_fields(document: Document) -> Feature:
         package=package,
         obsolete_without=_obsolete_without(document, package, model_runner),
         shared=_shared(document, package),
+        group=_parsed(document, "group", _group, None),
+        fault=_fault(document),
     )
 
 
@@ -169,6 +182,42 @@ def _plan(text: str) -> UpstreamPlan:
     if text not in plans:
         raise ValueError(f"expected one of {', '.join(plans)}, found {text!r}")
     return UpstreamPlan(text)
+
+
+def _group(text: str) -> Group:
+    groups = [group.value for group in Group]
+    if text not in groups:
+        raise ValueError(f"expected one of {', '.join(groups)}, found {text!r}")
+    return Group(text)
+
+
+def _fault(document: Document) -> Fault | None:
+    """The table of what the feature mends; ``None`` without one, or after an error."""
+    table = document.table.get("fault")
+    if table is None:
+        return None
+    if not isinstance(table, dict):
+        document.error("fault", "fault: expected a table, written [fault]")
+        return None
+    for key in (key for key in table if key not in _FAULT_KEYS):
+        names = ", ".join(_FAULT_KEYS)
+        document.error(key, f"unknown key {key!r} in [fault]; known are {names}")
+    texts = {key: table.get(key) for key in ("symptom", "affects", "evidence")}
+    texts["page"] = table.get("page", "-")
+    reports = table.get("reports", [])
+    for key, value in texts.items():
+        if not isinstance(value, str) or not value.strip():
+            document.error(key, f"[fault] needs a text as {key}, found {value!r}")
+            return None
+    if not isinstance(reports, list) or not all(_is_url(report) for report in reports):
+        document.error("reports", "reports: expected a list of URLs")
+        return None
+    symptom, affects, evidence, page = (" ".join(str(value).split()) for value in texts.values())
+    return Fault(symptom, affects, evidence, tuple(reports), "" if page == "-" else page)
+
+
+def _is_url(value: object) -> bool:
+    return isinstance(value, str) and re.match(r"^https?://\S+$", value) is not None
 
 
 def _package(document: Document) -> Package:

@@ -5,6 +5,7 @@ Paths are POSIX paths relative to the folder that holds the package (``vllm/``).
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -14,11 +15,14 @@ from packaging.version import Version
 
 from overlay._features.sources import SHARED
 from overlay._features.switches import Switch
-from overlay.package import VLLM, Package, ReleaseRange
+from overlay.package import VLLM, Package, ReleaseRange, is_module
 from overlay.results import ModelRunner, Notice
 
 #: The scope that matches anywhere in the file.
 MODULE_SCOPE = "<module>"
+
+#: The scope of a data file, which has no scopes of its own, and of a change of a whole file.
+FILE_SCOPE = "<file>"
 
 #: The origin of the features that come with the overlay.
 SHIPPED = "shipped"
@@ -30,6 +34,51 @@ class UpstreamPlan(str, Enum):
     WAITING = "waiting"
     LOCAL = "local"
     NEVER = "never"
+
+
+class WholeFile(NamedTuple):
+    """A change of a whole file: other bytes in its place, or none.
+
+    :ivar before: git's id of the only bytes that it is for (sha1, 40 hexadecimal digits).
+    :ivar after: the new bytes; ``None`` where the file is removed.
+    """
+
+    before: str
+    after: bytes | None
+
+    @classmethod
+    def of(cls, before: bytes, after: bytes | None) -> WholeFile:
+        """The change that makes ``after`` of ``before``."""
+        return cls(blob_id(before), after)
+
+
+def blob_id(data: bytes) -> str:
+    """Git's id of a file with these bytes (sha1, hexadecimal)."""
+    return hashlib.sha1(b"blob %d\0%s" % (len(data), data), usedforsecurity=False).hexdigest()
+
+
+class Group(str, Enum):
+    """What a feature is good for, as `list` groups them."""
+
+    FASTER = "faster"
+    MENDED = "mended"
+
+
+class Fault(NamedTuple):
+    """What is wrong without a feature that mends it.
+
+    :ivar symptom: what a user sees, with the error's own words where there is one.
+    :ivar affects: which settings have it.
+    :ivar reports: addresses of upstream's reports.
+    :ivar evidence: how it was shown, on stock and mended.
+    :ivar page: address or path of a page about it; empty where there is none.
+    """
+
+    symptom: str
+    affects: str
+    evidence: str
+    reports: tuple[str, ...] = ()
+    page: str = ""
 
 
 class Hunk(NamedTuple):
@@ -44,6 +93,7 @@ class Hunk(NamedTuple):
     :ivar base_has: added lines that its scope held already in the text that it was made on, so
         that finding them does not show that the hunk was applied; ``None`` where the text that it
         was made on is not known.
+    :ivar whole: the change of the whole file, in the place of ``lines``; its scope is ``<file>``.
     """
 
     scope: str
@@ -53,6 +103,7 @@ class Hunk(NamedTuple):
     pre_unfinished: bool = False
     post_unfinished: bool = False
     base_has: tuple[str, ...] | None = None
+    whole: WholeFile | None = None
 
     @property
     def pre(self) -> tuple[str, ...]:
@@ -70,7 +121,7 @@ class Hunk(NamedTuple):
 
         A hunk that speaks of the final newline shows that instead.
         """
-        if self.pre_unfinished or self.post_unfinished:
+        if self.pre_unfinished or self.post_unfinished or self.whole is not None:
             return False
         pre, post = self.pre, self.post
         size = len(post)
@@ -84,6 +135,7 @@ class PortedWay(Enum):
     MOVED = "moved"
     BY_HAND = "by-hand"
     UPSTREAM = "upstream"
+    NOT_NEEDED = "not-needed"
 
 
 class Patch(NamedTuple):
@@ -101,11 +153,11 @@ class Patch(NamedTuple):
 
     @property
     def retired(self) -> bool:
-        """Whether upstream has its hunks in all of the variant's releases, so that none is applied.
+        """Whether none of its hunks is applied to the variant's releases.
 
-        Its hunks say what it was that upstream took.
+        Upstream has them there, or a person said that they are not needed; they say what that was.
         """
-        return self.ported is PortedWay.UPSTREAM
+        return self.ported in (PortedWay.UPSTREAM, PortedWay.NOT_NEEDED)
 
 
 class Variant(NamedTuple):
@@ -116,7 +168,7 @@ class Variant(NamedTuple):
 
 
 class AddedFile(NamedTuple):
-    """A module that a feature adds to its package."""
+    """A module or data file that a feature adds to its package."""
 
     path: str
     content: bytes
@@ -192,6 +244,8 @@ class Feature:
     :ivar shared: paths of the modules among ``added`` that lie in ``shared/`` of its patches
         folder, for every feature there that names them.
     :ivar malformed: why its folder cannot be used, where the feature only stands for that.
+    :ivar group: what it is good for; ``None`` where its ``feature.toml`` does not say.
+    :ivar fault: what it mends; ``None`` where it mends nothing, or does not say what.
     """
 
     id: str
@@ -217,11 +271,23 @@ class Feature:
     obsolete_without: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     malformed: tuple[str, ...] = ()
+    group: Group | None = None
+    fault: Fault | None = None
 
     @property
     def shipped(self) -> bool:
         """Whether it comes with the overlay; other features are the user's own."""
         return self.origin == SHIPPED
+
+    @property
+    def changes_on_disk_only(self) -> tuple[str, ...]:
+        """The data files that it changes and the files that it removes, which no import brings."""
+        changed = {file.path for file in self.added if not is_module(file.path)}
+        for topic in self.topics:
+            for _, patch in topic.variants:
+                if not is_module(patch.path) or any(hunk.whole for hunk in patch.hunks):
+                    changed.add(patch.path)
+        return tuple(sorted(changed))
 
     def shared_modules(self) -> dict[str, bytes]:
         """Path -> bytes of the modules that it shares with other features."""

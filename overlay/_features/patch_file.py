@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from overlay._features.model import Patch
+from typing import NamedTuple
+
+from overlay._features.model import FILE_SCOPE, Hunk, Patch
 from overlay._features.patch_headers import read_headers, way
 from overlay._features.patch_hunks import read_hunks
-from overlay._features.patch_source import FORBIDDEN, Source
+from overlay._features.patch_source import FORBIDDEN, WHOLE, Source
+from overlay._features.whole_files import expect_end, read_binary_file, read_removed_text
 from overlay.errors import PatchFormatErrors
-from overlay.package import VLLM, Package, path_problem
+from overlay.package import VLLM, Package, file_problem, is_module
 
 
 def parse_patch(text: str, name: str, package: Package = VLLM) -> Patch:
@@ -20,48 +23,130 @@ def parse_patch(text: str, name: str, package: Package = VLLM) -> Patch:
     """
     source = Source.of(text, name)
     headers = read_headers(source)
-    path = _read_file_header(source, package)
-    hunks = read_hunks(source) if path is not None else ()
+    header = _read_file_header(source, package)
+    hunks = () if header is None else _read_change(source, header)
     if "Base" in headers:
         stated_lines = (headers.get(name, "").split("\n") for name in ("Base-Has", "Tells-Nothing"))
         base_has = tuple(dict.fromkeys(line for lines in stated_lines for line in lines if line))
         hunks = tuple(hunk._replace(base_has=base_has) for hunk in hunks)
     if source.errors:
         raise PatchFormatErrors(sorted(source.errors, key=lambda error: error.line or 0))
-    assert path is not None  # no path is an error
-    return Patch(name, path, headers, hunks, way(headers.get("Ported-From")))
+    assert header is not None  # no path is an error
+    return Patch(name, header.path, headers, hunks, way(headers.get("Ported-From")))
 
 
-def _read_file_header(source: Source, package: Package) -> str | None:
-    """The path that the patch is for; ``None`` if it cannot be told."""
+class _FileHeader(NamedTuple):
+    """What the lines before the hunks say.
+
+    :ivar ids: the line with git's ids, and its number; :ivar removes: whether the file goes.
+    :ivar binary: whether its bytes are said in git's form for whole files.
+    """
+
+    path: str
+    ids: tuple[int, str]
+    removes: bool
+    binary: bool
+
+
+def _read_change(source: Source, header: _FileHeader) -> tuple[Hunk, ...]:
+    """The hunks behind a header, or the one that stands for a whole file."""
+    if not (header.binary or header.removes):
+        hunks = read_hunks(source)
+        _expect_scopes(source, header.path, hunks)
+        return hunks
+    read = read_binary_file if header.binary else read_removed_text
+    change = read(source, header.ids, removes=header.removes)
+    expect_end(source)
+    return () if change is None else (change,)
+
+
+def _expect_scopes(source: Source, path: str, hunks: tuple[Hunk, ...]) -> None:
+    """Refuse names of scopes in a data file, and hunks of a module that name none."""
+    what, scope = "a module", "a name, or <module>,"
+    if not is_module(path):
+        what, scope = "a data file, which has no scopes", FILE_SCOPE
+    for hunk in hunks:
+        if (hunk.scope == FILE_SCOPE) is is_module(path):
+            source.error(
+                hunk.patch_line,
+                f"{path} is {what}: expected {scope} behind the second @@, found {hunk.scope!r}",
+            )
+
+
+def _read_file_header(source: Source, package: Package) -> _FileHeader | None:
+    """The path that the patch is for, and what becomes of the file; ``None`` after an error."""
     git_line: tuple[int, str] | None = None
+    ids, removes, binary = (source.at + 1, ""), False, False
     first = f"expected '--- a/{package.name}/...'"
-    while not source.ended and not source.line.startswith(("--- ", "+++ ", "@@ ")):
+    while not (source.ended or binary) and not source.line.startswith(("--- ", "+++ ", "@@ ")):
         line, number = source.take()
         forbidden = next((why for start, why in FORBIDDEN if line.startswith(start)), None)
         if forbidden is not None:
-            source.error(number, f"a patch only edits one file, and {forbidden}")
+            source.error(number, f"a patch only edits or removes one file, and {forbidden}")
         elif line.startswith("diff --git ") and git_line is None:
             git_line = (number, line)
-        elif not line.startswith("index ") and (line.strip() or git_line is not None):
+        elif line.startswith("index "):
+            ids = (number, line)
+        elif line.startswith(WHOLE) and git_line is not None:
+            removes, binary = removes or line.startswith(WHOLE[0]), line == WHOLE[1]
+        elif line.strip() or git_line is not None:
             # Behind "diff --git" git takes an empty line for the end of an empty diff.
             source.error(number, f"{first}, found {line!r}")
     if source.ended:
         if not source.errors:
             source.error(None, f"it holds no diff: {first} after the headers")
         return None
+    if binary:
+        path = _binary_path(source, git_line, package)
+    else:
+        path = _read_sides(source, package, removes=removes)
+    if path is None:
+        return None
+    _expect_path(source, path, git_line, package)
+    return _FileHeader(path, ids, removes, binary)
+
+
+def _expect_path(
+    source: Source, path: str, git_line: tuple[int, str] | None, package: Package
+) -> None:
+    """Refuse a path that git's line does not name, or that no patch may reach."""
+    if git_line is not None and git_line[1] != f"diff --git a/{path} b/{path}":
+        source.error(git_line[0], f"{git_line[1]!r} does not name a/{path} and b/{path}")
+    problem = file_problem(path, package)
+    if problem is not None:
+        source.error(source.at, f"the path {problem}")
+
+
+def _binary_path(source: Source, git_line: tuple[int, str] | None, package: Package) -> str | None:
+    """The path of a file that is replaced as a whole, which stands in git's line alone."""
+    number, line = git_line or (source.at, "")
+    both = line.removeprefix("diff --git ")
+    half = len(both) // 2
+    if both[:2] == "a/" and both[half:] == f" b/{both[2:half]}":
+        return both[2:half]
+    source.error(number, f"expected 'diff --git a/{package.name}/... b/...' of one path")
+    return None
+
+
+def _read_sides(source: Source, package: Package, *, removes: bool) -> str | None:
+    """The path behind ``---`` and ``+++``; ``None`` after an error."""
     before = _read_side(source, "---", "a/", package)
+    if removes and before is not None and not source.ended and source.line == "+++ /dev/null":
+        source.at += 1
+        return before
     after = _read_side(source, "+++", "b/", package)
     if before is None or after is None:
         return None
-    if before != after:
-        source.error(source.at, f"it renames {before} to {after}; a patch edits one file in place")
+    if removes:
+        source.error(source.at, f"it deletes {before}: expected '+++ /dev/null'")
         return None
-    if git_line is not None and git_line[1] != f"diff --git a/{before} b/{before}":
-        source.error(git_line[0], f"{git_line[1]!r} does not name a/{before} and b/{before}")
-    problem = path_problem(before, package)
-    if problem is not None:
-        source.error(source.at, f"the path {problem}")
+    if before != after:
+        source.error(
+            source.at,
+            f"it renames {before} to {after}; remove the old one (deleted file mode) and put the "
+            "new one under files/",
+        )
+        return None
     return before
 
 
@@ -76,8 +161,12 @@ def _read_side(source: Source, sign: str, prefix: str, package: Package) -> str 
     source.at += 1
     path = line[4:].split("\t")[0].rstrip()
     if path == "/dev/null":
-        what = "creates a file; put the module under files/" if sign == "---" else "deletes one"
-        source.error(number, f"a patch only edits one file, and this one {what}")
+        what = (
+            "creates a file; put the module under files/"
+            if sign == "---"
+            else "deletes one without git's line 'deleted file mode 100644'"
+        )
+        source.error(number, f"a patch only edits or removes one file, and this one {what}")
     elif not path.startswith(prefix):
         source.error(number, f"expected {expected}, found {line!r}: the prefix {prefix} is missing")
     else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from overlay._features.model import MODULE_SCOPE, Hunk
+from overlay._features.model import FILE_SCOPE, MODULE_SCOPE, Hunk
 from overlay._features.patch_source import Source
 
 #: No file has a line of ten digits, and Python refuses numbers of more than 4,300.
@@ -107,7 +107,7 @@ def _skip_hunk(source: Source) -> None:
 
 
 def _check_scope(source: Source, body: _Body) -> None:
-    if body.scope == MODULE_SCOPE or _SCOPE.match(body.scope):
+    if body.scope in (MODULE_SCOPE, FILE_SCOPE) or _SCOPE.match(body.scope):
         return
     actual = f"found {body.scope!r}" if body.scope else "found nothing"
     source.error(

@@ -8,17 +8,24 @@ from overlay.errors import MAX_ERRORS, PatchFormatError
 
 #: Beginnings of lines of git that no patch may have -> why.
 FORBIDDEN = (
-    ("rename ", "it renames a file"),
+    (
+        "rename ",
+        "it renames a file; remove the old one (deleted file mode), put the new one under files/",
+    ),
     ("copy ", "it copies a file"),
     ("similarity index", "it renames or copies a file"),
     ("dissimilarity index", "it rewrites a file"),
     ("old mode", "it changes a file's mode"),
     ("new mode", "it changes a file's mode"),
     ("new file mode", "it creates a file; put the module under files/ instead"),
-    ("deleted file mode", "it deletes a file"),
-    ("GIT binary patch", "it is binary"),
-    ("Binary files ", "it is binary"),
+    (
+        "Binary files ",
+        "it lacks the bytes of a binary file: make it with git diff --binary",
+    ),
 )
+
+#: Beginnings of lines of git that say what becomes of a whole file.
+WHOLE = ("deleted file mode", "GIT binary patch")
 
 
 @dataclass
@@ -81,6 +88,6 @@ class Source:
 
 def diff_begins(line: str) -> bool:
     """Whether a line belongs to the diff, so that the headers have ended."""
-    return line.startswith(("diff --git ", "--- ", "+++ ", "@@ ")) or any(
+    return line.startswith(("diff --git ", "--- ", "+++ ", "@@ ", *WHOLE)) or any(
         line.startswith(start) for start, _ in FORBIDDEN
     )

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
+from itertools import pairwise
 from typing import NamedTuple
 
 from overlay._features.model import Hunk
 from overlay.authoring.incoming import IncomingFile
 from overlay.authoring.locating import ReleaseTexts, having, replay, vague_hunk
+from overlay.errors import OverlayError
 from overlay.planning.text import SourceText, TextError
+from overlay.results.invocation import command
 from overlay.untrusted import printable
 
 #: The share of a hunk's lines that a text must have to be called near.
@@ -24,6 +28,7 @@ class _Misfit(NamedTuple):
 
     :ivar alike: how many lines of its pre-image are there; :ivar line: 1-based, in the text, the
         first that differs; :ivar expected: what the hunk has there; :ivar present: what is there.
+    :ivar around: whether all that differs are lines around the change.
     """
 
     hunk: Hunk
@@ -31,6 +36,7 @@ class _Misfit(NamedTuple):
     line: int
     expected: str
     present: str
+    around: bool
 
 
 def why(
@@ -53,6 +59,12 @@ def why(
             f"changes in {path} is not at one place alone in a release: make the diff with "
             "context, or with the ids of blobs (`git diff --full-index`)"
         )
+    if (pair := _overlapping(file.hunks)) is not None:
+        return (
+            f"the hunk at line {pair[1].patch_line} is of lines that the hunk at line "
+            f"{pair[0].patch_line} changes too, by their numbers in {path}, and their own lines "
+            "do not tell one place for each: correct the numbers, or make two changes of them"
+        )
     if having_it := having(file, texts, following):
         return (
             f"each release in which its lines of {path} are found ({', '.join(having_it)}) has its "
@@ -63,37 +75,123 @@ def why(
     span = "..".join(dict.fromkeys((texts.names[0], texts.names[-1])))
     present = {name: data for name in texts.names if (data := texts.read(name, path)) is not None}
     beside = ", nor in the checkout" if checkout else ""
+    older = _older(file, texts)
+    elsewhere = f"if it was made on a release before {texts.names[0]}, name that with --releases"
+    if older is not None:
+        return (
+            f"{path} is not in {span} as the change has it, and {older} has it so: name that "
+            f"release, --releases {older}"
+        )
     if not present:
         return (
             f"{path} is not in {span}{beside}: if the change adds it, write `--- /dev/null` in the "
-            "place of its old name; if an earlier change does, import both in one command; if it "
-            "was made on another release, name that with --releases"
+            "place of its old name; if an earlier change does, import both in one command; "
+            f"{elsewhere}"
         )
-    elsewhere = "if it was made on another release, name that with --releases"
+    if (text := _with_it(file, present)) is not None:
+        return text
+    if (text := _spelt_otherwise(file, present)) is not None:
+        return text
     if file.old_blob is not None and not checkout:
-        elsewhere += (
-            "; if it was made between releases, give upstream's text with --base, a checkout that "
-            "has the commit"
-        )
-    if (release := _with_it(file, present)) is not None:
-        return (
-            f"{path} of {release} reads as this change leaves it: the release has the change, or "
-            f"the diff is the wrong way round; {elsewhere}"
+        elsewhere = (
+            "the text that it names by its id is in no release, so that it was made between two: "
+            "give upstream's text with --base, a checkout that has the commit"
         )
     near = _nearest(file, present)
     if near is None:
-        return f"the lines that it changes in {path} are not in {span}{beside}: {elsewhere}"
+        step = _onto(file, next(reversed(present)))
+        return f"the lines that it changes in {path} are not in {span}{beside}: {elsewhere}; {step}"
     release, misfit = near
+    around = (
+        ", a line around the change, which `patch` passes over as fuzz" if misfit.around else ""
+    )
     return (
         f"the hunk at line {misfit.hunk.patch_line} does not fit {path} in {span}{beside}; "
         f"the nearest text is that of {release}, whose line {misfit.line} is "
-        f"{_quote(misfit.present)} and not {_quote(misfit.expected)}: correct the diff, or "
-        f"edit a copy of the release and run `overlay new ID --from-edits`; {elsewhere}"
+        f"{_quote(misfit.present)} and not {_quote(misfit.expected)}{around}: correct the diff, or "
+        f"{_onto(file, release)}; {elsewhere}"
+    )
+
+
+def _onto(file: IncomingFile, release: str) -> str:
+    """The command that opens a session for a change that does not fit."""
+    step = command("import", file.source, "--id", "ID", "--onto", release)
+    return f"place it by hand: {step}"
+
+
+def _older(file: IncomingFile, texts: ReleaseTexts) -> str | None:
+    """The newest release in the cache, of those that were not asked, that takes a change."""
+    for name in reversed(texts.beside()):
+        try:
+            data = texts.read(name, file.path)
+        except OverlayError:
+            continue  # nobody asked for it
+        if data is not None and replay(data, file.hunks) is not None:
+            return name
+    return None
+
+
+def _spelt_otherwise(file: IncomingFile, present: dict[str, bytes]) -> str | None:
+    """Why a change fits no text although its words do: white space, or another encoding."""
+    for sense, form in (
+        ("only by its white space", _words),
+        ("only by its letters outside of ASCII", _ascii),
+    ):
+        release = next(
+            (name for name in reversed(present) if _alike(file, present[name], form)), None
+        )
+        if release is None:
+            continue
+        lines = SourceText.from_bytes(present[release]).lines
+        expected = next(text for hunk in file.hunks for text in hunk.pre if text not in lines)
+        there = next(text for text in lines if form(text) == form(expected))
+        how = (
+            "its tabs or blanks were changed on the way: get it again as a file"
+            if form is _words
+            else "it was saved in another encoding: save it as UTF-8, or get the mail itself"
+        )
+        return (
+            f"{file.path} of {release} differs from the diff {sense}: it has {_quote(there)} where "
+            f"the diff has {_quote(expected)}; {how}"
+        )
+    return None
+
+
+def _words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _ascii(text: str) -> str:
+    return re.sub(r"[^\x00-\x7f]+", "?", text)
+
+
+def _alike(file: IncomingFile, data: bytes, form: Callable[[str], str]) -> bool:
+    """Whether a text has the lines of every hunk, read in some form."""
+    try:
+        lines = [form(text) for text in SourceText.from_bytes(data).lines]
+    except TextError:
+        return False
+    images = [[form(text) for text in hunk.pre] for hunk in file.hunks]
+    return all(
+        any(lines[at : at + len(image)] == image for at in range(len(lines) - len(image) + 1))
+        for image in images
+    )
+
+
+def _overlapping(hunks: Sequence[Hunk]) -> tuple[Hunk, Hunk] | None:
+    """Two hunks that change the same lines by their numbers; ``None`` where there are none."""
+    return next(
+        (
+            (before, hunk)
+            for before, hunk in pairwise(hunks)
+            if before.source_line <= hunk.source_line < before.source_line + len(before.pre)
+        ),
+        None,
     )
 
 
 def _with_it(file: IncomingFile, present: dict[str, bytes]) -> str | None:
-    """The first release that has the text after the change; ``None`` where none has."""
+    """Why a change fits no text although some have what it makes; ``None`` where none has."""
     if not all(hunk.post for hunk in file.hunks):
         return None  # what is nowhere would be everywhere
     undone = [
@@ -104,7 +202,23 @@ def _with_it(file: IncomingFile, present: dict[str, bytes]) -> str | None:
         )
         for hunk in file.hunks
     ]
-    return next((name for name, data in present.items() if replay(data, undone) is not None), None)
+    names = list(present)
+    having_it = [name for name in names if replay(present[name], undone) is not None]
+    if not having_it:
+        return None
+    if having_it[0] != names[0]:
+        return (
+            f"{file.path} of {having_it[0]} reads as this change leaves it, and no release before "
+            "as it was: upstream has the change since then; to carry it to a release before that, "
+            "give the text that it was made on with --base, a checkout, or "
+            f"{_onto(file, names[names.index(having_it[0]) - 1])}"
+        )
+    by_id = "; or give the text that it names by its id with --base" if file.old_blob else ""
+    return (
+        f"{file.path} of {having_it[0]} reads as this change leaves it: the release has the "
+        "change, or the diff is the wrong way round; to take the change back, turn the diff round "
+        f"(`git diff -R`, `interdiff`){by_id}"
+    )
 
 
 def _nearest(file: IncomingFile, present: dict[str, bytes]) -> tuple[str, _Misfit] | None:
@@ -147,7 +261,12 @@ def _misfit(hunk: Hunk, lines: Sequence[str]) -> _Misfit | None:
         if nearest is None or alike > nearest.alike:
             first = next(n for n, text in enumerate(pre) if window[n : n + 1] != [text])
             there = window[first] if first < len(window) else "the end of the file"
-            nearest = _Misfit(hunk, alike, at + first + 1, pre[first], there)
+            ops = [op for op, _ in hunk.lines if op != "+"]
+            around = all(
+                op == " " or window[n : n + 1] == [text]
+                for n, (op, text) in enumerate(zip(ops, pre, strict=True))
+            )
+            nearest = _Misfit(hunk, alike, at + first + 1, pre[first], there, around)
     return nearest
 
 

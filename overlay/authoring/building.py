@@ -7,7 +7,7 @@ change lands on each release.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import NamedTuple
@@ -16,9 +16,17 @@ from packaging.version import Version
 
 from overlay._features.model import Feature, Hunk
 from overlay.authoring.carry import Carried, carry
-from overlay.authoring.composing import NotComposable, compose, compose_file
+from overlay.authoring.composing import (
+    NotComposable,
+    compose,
+    compose_file,
+    contexts_from,
+    whole_file,
+)
+from overlay.authoring.context import Kept, needed
+from overlay.authoring.following import Moved, follow
 from overlay.authoring.landing import Summary, modules_on, names_from, names_taken, taken_back
-from overlay.authoring.locating import Base, ReleaseTexts
+from overlay.authoring.locating import Base, ReleaseTexts, ReleaseTree
 from overlay.authoring.scoped import scopes_in
 from overlay.authoring.triage import FileFate, added_problem, uncompilable
 from overlay.authoring.variants import base_has
@@ -29,13 +37,16 @@ from overlay.authoring.writing import (
     FeatureText,
     render_patch,
 )
-from overlay.package import VLLM, Package, ReleaseRange, Tree
-from overlay.planning.planner import plan
-from overlay.planning.scopes import Syntax
+from overlay.package import VLLM, Package, ReleaseRange, is_module
+from overlay.planning.matching import edits
+from overlay.planning.patched_tree import PatchedTree
+from overlay.planning.planner import Stack, lay
+from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.telling import SHARE, new_lines
-from overlay.planning.text import SourceText
+from overlay.planning.text import Edit, SourceText, TextError
+from overlay.planning.whole import removed_by
 from overlay.report.progress import Progress, counting
-from overlay.results import Change, Fate, Outcome, whole_outcome
+from overlay.results import Fate, Outcome, whole_outcome
 
 
 @dataclass(frozen=True)
@@ -53,29 +64,48 @@ class Prepared:
     unread: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class _Patched:
-    """A release's files with changes."""
+def texts_with(features: Sequence[Feature], texts: ReleaseTexts, syntax: Syntax) -> ReleaseTexts:
+    """The files of releases with features applied, as a check has them: those that fit."""
+    return StackedTexts(features, texts, syntax)
 
-    texts: ReleaseTexts
-    release: str
-    changes: Mapping[str, Change]
+
+class StackedTexts(ReleaseTexts):
+    """The files of releases with features on them.
+
+    :ivar own: the releases' own files.
+    """
+
+    def __init__(self, features: Sequence[Feature], texts: ReleaseTexts, syntax: Syntax) -> None:
+        super().__init__(texts.names, lambda release: _StackTree(self.stack(release).tree))
+        self.own = texts
+        self._features, self._syntax = features, syntax
+        self._stacks: dict[str, Stack] = {}
+
+    def with_only(self, ids: Collection[str]) -> ReleaseTexts:
+        """The same with some of the features alone."""
+        fewer = [feature for feature in self._features if feature.id in ids]
+        return StackedTexts(fewer, self.own, self._syntax) if fewer else self.own
+
+    def stack(self, release: str) -> Stack:
+        """The features on a release.
+
+        :raises OverlayError: if it cannot be read.
+        """
+        if release not in self._stacks:
+            tree, record = ReleaseTree(self.own, release), self.own.record(release)
+            version = Version(release)
+            self._stacks[release] = lay(self._features, tree, version, record, self._syntax)
+        return self._stacks[release]
+
+
+@dataclass(frozen=True)
+class _StackTree:
+    """The files of a release with features on it; satisfies ``Tree``."""
+
+    tree: PatchedTree
 
     def read(self, path: str) -> bytes | None:
-        """The bytes of a file; see ``Tree``."""
-        change = self.changes.get(path)
-        return self.texts.read(self.release, path) if change is None else change.after
-
-
-def texts_with(features: Sequence[Feature], texts: ReleaseTexts, syntax: Syntax) -> ReleaseTexts:
-    """The files of releases with features applied; as they are where the features do not fit."""
-
-    def tree(release: str) -> Tree:
-        own = _Patched(texts, release, {})
-        feature_plan = plan(features, own, Version(release), syntax=syntax)
-        return _Patched(texts, release, {change.path: change for change in feature_plan.changes})
-
-    return ReleaseTexts(texts.names, tree)
+        return self.tree.current(path)
 
 
 @dataclass(frozen=True)
@@ -85,6 +115,11 @@ class EditedFile:
     base: Base
     hunks: tuple[Hunk, ...]
 
+    @property
+    def removes(self) -> bool:
+        """Whether the change removes the file."""
+        return removed_by(self.hunks)
+
 
 @dataclass(frozen=True)
 class FeatureChange:
@@ -92,12 +127,14 @@ class FeatureChange:
 
     :ivar added: path -> bytes; :ivar fates: what became of each file of the change.
     :ivar commits: how many commits it was.
+    :ivar context: how many lines of context its hunks keep; ``None``: as many as they need.
     """
 
     topics: tuple[EditedFile, ...]
     added: Mapping[str, bytes]
     fates: tuple[FileFate, ...]
     commits: int = 1
+    context: int | None = None
 
 
 @dataclass(frozen=True)
@@ -141,13 +178,19 @@ def build(
     :param texts: the releases that it may serve.
     :param beside: further files of the folder; :param syntax: as for ``prepare``.
     """
-    topics = tuple(map(_with_base_lines, change.topics))
-    summary = Summary(words.id, words.title, change.commits, change.fates)
+    change, texts = _on_what_it_needs(change, texts)
+    syntax = syntax or Syntax()
+    contexts = _contexts(change, texts, syntax)
+    topics = tuple(
+        _with_base_lines(replace(topic, hunks=contexts[topic.base.path].hunks))
+        for topic in change.topics
+    )
+    summary = Summary(words.id, words.title, change.commits, change.fates, contexts=contexts)
     hunks = {topic.base.path: topic.hunks for topic in topics}
     if summary.problems or not (topics or change.added):
         return Prepared(summary, None, hunks)
     with counting(progress, "tried", len(texts.names), "release") as step:
-        carried = _carried(topics, texts, syntax or Syntax(), step)
+        carried = _carried(topics, texts, syntax, step)
     modules = modules_on(change.added, texts)
     outcomes = {
         name: whole_outcome((*(r.outcome for r in results), *modules[name].values()))
@@ -167,6 +210,7 @@ def build(
         merged=merged,
         review=run.review,
         holders=names_taken(modules),
+        moved=_moved(topics, carried),
         warnings=warnings,
     )
     if run.span is None:
@@ -183,10 +227,67 @@ def build(
     )
     headers = {**words.headers(), "Base": run.base}
     afters = [result.after for result in carried[run.base]]
-    files, expected = _patches(topics, run, afters, texts, headers)
-    files |= {f"files/{path}": data for path, data in change.added.items()}
+    try:
+        files, expected = _patches(topics, run, afters, texts, headers)
+    except NotComposable:  # a merged text
+        return Prepared(replace(summary, releases=None, review=()), None, hunks)
+    lacking = [path for path in change.added if modules[run.base][path] is not Outcome.UPSTREAM]
+    files |= {f"files/{path}": change.added[path] for path in lacking}
     folder = FeatureFolder(text, {**files, **beside}, expected)
     return Prepared(summary, folder, hunks)
+
+
+def _on_what_it_needs(
+    change: FeatureChange, texts: ReleaseTexts
+) -> tuple[FeatureChange, ReleaseTexts]:
+    """A change made on features, on only those that it is not apart from; on none, most often.
+
+    So it lands where another one is left out, and its hunks show nothing of what that one did.
+    """
+    if not isinstance(texts, StackedTexts):
+        return change, texts
+    edited: list[tuple[EditedFile, Stack, tuple[Edit, ...]]] = []
+    ids: set[str] = set()
+    for topic in change.topics:
+        path, release = topic.base.path, topic.base.release
+        if release is None:
+            return change, texts
+        stack = texts.stack(release)
+        own_edits = tuple(
+            edit for hunk in topic.hunks for edit in edits(hunk, hunk.source_line - 1)
+        )
+        edited.append((topic, stack, own_edits))
+        ids |= stack.ids_near(path, own_edits)
+    fewer = texts.with_only(ids)
+    try:
+        topics = tuple(_loosened(*each, ids) for each in edited)
+        same = all(fewer.read(str(t.base.release), t.base.path) == t.base.before for t in topics)
+    except (NotComposable, TextError, UnparsableError):
+        return change, texts
+    return (replace(change, topics=topics), fewer) if same else (change, texts)
+
+
+def _loosened(
+    topic: EditedFile, stack: Stack, own_edits: Sequence[Edit], ids: Collection[str]
+) -> EditedFile:
+    """An edited file made on the features of some ids alone.
+
+    :raises NotComposable, TextError, UnparsableError: if it cannot be said on that text.
+    """
+    path = topic.base.path
+    if path not in stack.tree.layers:
+        return topic
+    weave = stack.tree.weave(path)
+    absent = {owner for owner in weave.owners if stack.features[owner].id not in ids}
+    before = stack.tree.without(path, absent)
+    ends = [
+        SourceText.from_bytes(text).final_newline for text in (topic.base.before, topic.base.after)
+    ]
+    source = SourceText.from_bytes(before)
+    finished = source.final_newline if ends[0] is ends[1] else ends[1]
+    after = source.splice(weave.taken_back(own_edits, absent), finished).to_bytes()
+    base = replace(topic.base, before=before, after=after)
+    return EditedFile(base, compose(before, after))
 
 
 def _patches(
@@ -205,14 +306,31 @@ def _patches(
     for number, (topic, after) in enumerate(
         sorted(zip(topics, afters, strict=True), key=lambda each: each[0].base.path), 1
     ):
+        if run.review and after == texts.read(run.base, topic.base.path):
+            continue  # the release has all of it
         name = topic_name(number * (10 if len(topics) <= 9 else 1), topic.base.path)
         files[f"{name}/{run.span}.patch"] = _patch(topic, run, after, texts, headers)
         before = texts.read(run.base, topic.base.path)
         # On the text that the change was made on, its own result; elsewhere that of the merge.
         result = topic.base.after if before == topic.base.before else after
-        if before is not None and result is not None:
+        if before is not None and topic.removes:
+            expected.append(Expected(name, run.base, before, None))
+        elif before is not None and result is not None:
             expected.append(Expected(name, run.base, before, result))
     return files, expected
+
+
+def _contexts(change: FeatureChange, texts: ReleaseTexts, syntax: Syntax) -> dict[str, Kept]:
+    """By path the hunks of each edited file with the context that they keep."""
+    contexts: dict[str, Kept] = {}
+    for topic in change.topics:
+        base = topic.base
+        if change.context is None:
+            files = {name: texts.read(name, base.path) for name in texts.names}
+            contexts[base.path] = needed(base.before, topic.hunks, files, syntax)
+        else:
+            contexts[base.path] = Kept(topic.hunks)
+    return contexts
 
 
 def _with_base_lines(topic: EditedFile) -> EditedFile:
@@ -261,10 +379,39 @@ def _carried(
             key = (number, texts.read(release, topic.base.path))
             if key not in answers:
                 answers[key] = carry(topic.base.before, topic.hunks, key[1], syntax)
-            results.append(answers[key])
+            results.append(_followed(topic, answers[key], release, texts, syntax))
         carried[release] = results
         step()
     return carried
+
+
+def _moved(
+    topics: Sequence[EditedFile], carried: Mapping[str, Sequence[Carried]]
+) -> dict[str, dict[str, str]]:
+    """For each file by release the file to which upstream moved what is changed in it."""
+    moved: dict[str, dict[str, str]] = {}
+    for release, results in carried.items():
+        for topic, result in zip(topics, results, strict=True):
+            if result.moved_to is not None:
+                moved.setdefault(topic.base.path, {})[release] = result.moved_to
+    return moved
+
+
+def _followed(
+    topic: EditedFile, carried: Carried, release: str, texts: ReleaseTexts, syntax: Syntax
+) -> Carried:
+    """What a release has of a topic whose file or scope it has moved: all of it, or where it is."""
+    base = topic.base
+    lost = all(hunk.outcome is Outcome.MISSING for hunk in carried.hunks)
+    if base.release is None or not carried.hunks or not lost:
+        return carried
+    moved = Moved(base.path, base.release, base.before, topic.hunks)
+    place = follow(moved, release, texts, syntax)
+    if place is None:
+        return carried
+    if place.carried.outcome is Outcome.UPSTREAM:
+        return replace(place.carried, after=None)
+    return replace(carried, moved_to=place.path)
 
 
 @dataclass(frozen=True)
@@ -284,7 +431,8 @@ def _run(
 ) -> _Run:
     """The longest run of releases around the base on which every hunk lands exactly.
 
-    Where there is none, the newest release on which a merge is clean, for review.
+    Where there is none, the newest release on which a merge is clean, for review; or else the
+    newest that has a part of it and takes the rest.
     """
     bases = {topic.base.release for topic in topics} - {None}
     grouped = groupby(names, key=lambda name: outcomes[name] is Outcome.EXACT)
@@ -302,6 +450,10 @@ def _run(
         span = ReleaseRange(Version(best[0]), Version(best[-1]))
         return _Run(span, base_names[-1] if base_names else best[-1])
     clean = [name for name in names if outcomes[name].wants_review]
+    having_it = [at for at, name in enumerate(names) if outcomes[name] is Outcome.UPSTREAM]
+    clean = clean or [
+        name for name in names[: min(having_it, default=None)] if outcomes[name] is Outcome.PARTLY
+    ]
     if not clean:
         return _Run(None)
     newest = clean[-1]
@@ -317,7 +469,7 @@ def _hunks_for(
     """
     if not run.review or text is None or after is None:
         return topic.hunks
-    return compose(text, after)
+    return compose(text, after, is_data=not is_module(topic.base.path))
 
 
 def _first_with_it(
@@ -345,6 +497,8 @@ def derived_tests(
     """
     lines_by_scope: dict[tuple[str, str], list[str]] = {}
     for before, path, hunks in parts:
+        if not is_module(path) or any(hunk.whole is not None for hunk in hunks):
+            continue  # their lines are told by the hunks themselves, and a whole file by its id
         source = SourceText.from_bytes(before)
         scopes = scopes_in(source.lines)
         for hunk in hunks:
@@ -384,11 +538,14 @@ class TwoTexts(NamedTuple):
     now: bytes | None
 
 
-def change_of(files: Iterable[TwoTexts], release: str, syntax: Syntax) -> FeatureChange:
+def change_of(
+    files: Iterable[TwoTexts], release: str, syntax: Syntax, context: int | None = None
+) -> FeatureChange:
     """The change that edits make; the fate of a file that cannot be carried says why.
 
     :param release: the release on whose text, perhaps with features below, the edits were made.
     :param syntax: answers about texts.
+    :param context: how many lines of context its hunks keep; default: as many as they need.
     """
     topics: list[EditedFile] = []
     fates: list[FileFate] = []
@@ -398,21 +555,23 @@ def change_of(files: Iterable[TwoTexts], release: str, syntax: Syntax) -> Featur
             added[path] = now
             fates.append(FileFate(path, Fate.ADDED, problem=added_problem(path, now, syntax)))
         elif before is not None and now is not None:
-            fate, topic = _edited(path, before, now, release, syntax)
+            fate, topic = _edited(path, before, now, release, syntax, context)
             fates.append(fate)
             topics += [] if topic is None else [topic]
         elif before is not None:
-            problem = f"{path} was removed; a feature never removes a file of a release"
-            fates.append(FileFate(path, Fate.EDITED, release, problem=problem))
-    return FeatureChange(tuple(topics), added, tuple(fates))
+            base = Base(path, release, before, b"", by_id=True)
+            removal = EditedFile(base, (whole_file(before, None),))
+            fates.append(FileFate(path, Fate.EDITED, release, True, 1))
+            topics.append(removal)
+    return FeatureChange(tuple(topics), added, tuple(fates), context=context)
 
 
 def _edited(
-    path: str, before: bytes, now: bytes, release: str, syntax: Syntax
+    path: str, before: bytes, now: bytes, release: str, syntax: Syntax, context: int | None
 ) -> tuple[FileFate, EditedFile | None]:
     """An edited file in hunks, or why it cannot be said in them."""
     try:
-        hunks = compose_file(path, before, now)
+        hunks = compose_file(path, before, now, contexts_from(context))
     except NotComposable as error:
         return FileFate(path, Fate.EDITED, release, problem=str(error)), None
     broken = uncompilable(path, now, syntax)

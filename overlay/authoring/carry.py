@@ -8,14 +8,15 @@ whoever calls has it reviewed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import partial
 
-from overlay._features.model import MODULE_SCOPE, Hunk
+from overlay._features.model import FILE_SCOPE, MODULE_SCOPE, Hunk, WholeFile
+from overlay.authoring.context import Forms
 from overlay.authoring.merge import Merge, merge
-from overlay.authoring.scoped import ScopedText, scopes_in
+from overlay.authoring.scoped import ScopedText, scopes_in, with_base
 from overlay.authoring.statements import merge_statements
 from overlay.planning.diff import common_ends
 from overlay.planning.matching import edits, final_newline_after
@@ -23,6 +24,7 @@ from overlay.planning.rescope import rescope
 from overlay.planning.scopes import Scopes, Syntax, UnparsableError
 from overlay.planning.text import Edit, SourceText, TextError
 from overlay.planning.upstream import hunk_is_upstream
+from overlay.planning.whole import match_whole
 from overlay.results import Outcome, State, whole_outcome
 
 #: A scope that shares at least this much of its text with the base's scope is that scope, moved.
@@ -37,6 +39,8 @@ class CarriedHunk:
     :ivar line: 1-based first line of that scope, or of the hunk where it landed exactly.
     :ivar merge: the three-way merge of the scope, where one was made.
     :ivar by_statement: whether the lines of that conflict, and its statements do not.
+    :ivar beside: whether they conflict, and the hunk lands with less context, which upstream
+        changed beside it.
     """
 
     hunk: Hunk
@@ -45,6 +49,7 @@ class CarriedHunk:
     line: int | None = None
     merge: Merge | None = None
     by_statement: bool = False
+    beside: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,11 +58,13 @@ class Carried:
 
     :ivar after: the text with every hunk that could be carried; ``None`` where there is no file.
     :ivar problem: why the result cannot be used although each hunk was carried.
+    :ivar moved_to: the file that has what is missing in this one.
     """
 
     hunks: tuple[CarriedHunk, ...]
     after: bytes | None
     problem: str | None = None
+    moved_to: str | None = None
 
     @property
     def outcome(self) -> Outcome:
@@ -68,16 +75,25 @@ class Carried:
 
 
 def carry(
-    base: bytes, hunks: Sequence[Hunk], target: bytes | None, syntax: Syntax | None = None
+    base: bytes,
+    hunks: Sequence[Hunk],
+    target: bytes | None,
+    syntax: Syntax | None = None,
+    *,
+    less: bool = False,
 ) -> Carried:
     """Carry the hunks that were made on ``base`` to ``target``.
 
     :param syntax: answers about texts, if they are remembered from elsewhere.
+    :param less: let a hunk that conflicts land with less context than it has, for review, at the
+        place that a diff of both scopes gives it; the result then has it in that form.
     :raises TextError, UnparsableError: if ``base`` is not readable or not Python.
     """
+    if hunks and hunks[0].whole is not None:
+        return _carry_whole(hunks[0], hunks[0].whole, target)
     if target is None:
         return Carried(tuple(CarriedHunk(h, Outcome.MISSING, h.scope) for h in hunks), None)
-    syntax = syntax or Syntax()
+    syntax = _OfData() if hunks and hunks[0].scope == FILE_SCOPE else syntax or Syntax()
     origin = SourceText.from_bytes(base)
     scopes = syntax.scopes(base, origin.lines)
     try:
@@ -99,12 +115,16 @@ def carry(
             now = syntax.scopes(text.to_bytes(), text.lines, derive)
     except (TextError, UnparsableError):  # they exclude each other: none of them lands
         exact = [answer if answer is not None and not answer.edits else None for answer in exact]
+    forms = Forms(base, hunks, syntax) if less and None in exact else None
     results: list[CarriedHunk] = []
     for hunk, answer in zip(hunks, exact, strict=True):
         if answer is not None:
             results.append(answer.result)
             continue
-        result, changed = _merged(hunk, origin_text, ScopedText(text, now))
+        here = ScopedText(text, now)
+        result, changed = _merged(hunk, origin_text, here)
+        if forms is not None and result.outcome is Outcome.CONFLICT:
+            result, changed = _with_less(hunk, forms, here, result) or (result, changed)
         if changed is not None:
             try:
                 now, text = _scopes_after(text.lines, now, changed.lines), changed
@@ -118,11 +138,42 @@ def carry(
 def _scopes_after(before: Sequence[str], scopes: Scopes, after: tuple[str, ...]) -> Scopes:
     """The scopes of a text after one merge; only what the merge changed is parsed, where it can be.
 
-    :raises UnparsableError: if the text is not Python.
+    :raises UnparsableError: if the text is not Python, and no data file.
     """
+    if FILE_SCOPE in scopes:
+        return {FILE_SCOPE: [range(len(after))]}
     head, tail = common_ends(before, after)
     edit = Edit(head, len(before) - tail, after[head : len(after) - tail])
     return rescope(before, scopes, [edit], after) or scopes_in(after)
+
+
+class _OfData(Syntax):
+    """The answers about data files: all of one is its scope, and it need not compile."""
+
+    def scopes(
+        self,
+        data: bytes,  # noqa: ARG002 - as the base
+        lines: Sequence[str],
+        derive: Callable[[], Scopes | None] | None = None,  # noqa: ARG002
+    ) -> Scopes:
+        """The one scope of a file."""
+        return {FILE_SCOPE: [range(len(lines))]}
+
+    def compile_error(self, data: bytes, path: str) -> str | None:  # noqa: ARG002 - as the base
+        """Nothing: it is not compiled."""
+        return None
+
+
+def _carry_whole(hunk: Hunk, whole: WholeFile, target: bytes | None) -> Carried:
+    """Carry the change of a whole file, which is for one text alone."""
+    outcomes = {
+        State.UPSTREAMED: Outcome.UPSTREAM,
+        State.PRISTINE: Outcome.EXACT,
+        State.MISSING: Outcome.MISSING,
+    }
+    outcome = outcomes.get(match_whole(whole, target).state, Outcome.CONFLICT)
+    after = whole.after if outcome is Outcome.EXACT else target
+    return Carried((CarriedHunk(hunk, outcome, hunk.scope),), after)
 
 
 @dataclass(frozen=True)
@@ -131,15 +182,6 @@ class _Settled:
 
     result: CarriedHunk
     edits: tuple[Edit, ...] = ()
-
-
-def with_base(hunk: Hunk, origin: ScopedText) -> Hunk:
-    """A hunk whose base is known: what its scope in the base had of its lines tells nothing."""
-    if hunk.base_has is not None:
-        return hunk
-    home = origin.home(hunk)
-    there = () if home is None else origin.source.lines[home.start : home.stop]
-    return hunk._replace(base_has=tuple(dict.fromkeys(line.strip() for line in there)))
 
 
 def _settled(
@@ -183,7 +225,10 @@ def _merged(
     mine = ours[home.start : home.stop + grown]
     merged = merge(base_lines, mine, theirs)
     result = CarriedHunk(hunk, outcome, scope, place.start + 1, merged, bool(merged.conflicts))
-    lines = merge_statements(base_lines, mine, theirs) if merged.conflicts else merged.lines
+    lines: tuple[str, ...] | None = merged.lines
+    if merged.conflicts:  # the statements of a data file are not Python's
+        by_statement = hunk.scope != FILE_SCOPE
+        lines = merge_statements(base_lines, mine, theirs) if by_statement else None
     if lines is None:
         return replace(result, outcome=Outcome.CONFLICT, by_statement=False), None
     if lines == theirs:
@@ -193,6 +238,24 @@ def _merged(
         return result, target.source.splice([edit], final_newline_after(hunk))
     except TextError:
         return replace(result, outcome=Outcome.CONFLICT), None
+
+
+def _with_less(
+    hunk: Hunk, forms: Forms, target: ScopedText, merged: CarriedHunk
+) -> tuple[CarriedHunk, SourceText] | None:
+    """A hunk that conflicts and lands with less context, for review, and the text that it leaves.
+
+    :param merged: what the merge makes of it.
+    """
+    placed = forms.less(hunk, target.source.to_bytes())
+    if placed is None:
+        return None
+    form, line = placed
+    try:
+        changed = target.source.splice(edits(form, line - 1), final_newline_after(form))
+    except TextError:
+        return None
+    return replace(merged, hunk=form, outcome=Outcome.MERGED, beside=True), changed
 
 
 def _moved(base_lines: Sequence[str], scope: str, target: ScopedText) -> tuple[str, range | None]:

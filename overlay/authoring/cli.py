@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from overlay.authoring.cli_port import asked
 from overlay.authoring.commands import edit as sessions
 from overlay.authoring.commands import reshape as reshaping
 from overlay.authoring.commands.edit import begin_new
+from overlay.authoring.commands.edit_context import keep_context
 from overlay.authoring.commands.import_ import import_change
 from overlay.authoring.commands.new import new_from_edits
+from overlay.authoring.paths import PathRule
+from overlay.authoring.reports.ported import PortReport
 from overlay.cli.group import cli
 from overlay.cli.options import (
     WRITABLE_HELP,
@@ -29,6 +33,15 @@ if TYPE_CHECKING:
     from overlay.report.base import Report
 
 
+#: How many lines of context the hunks of a feature keep.
+_CONTEXT = click.option(
+    "--context",
+    type=click.IntRange(0, 1000),
+    metavar="N",
+    help="Keep N lines of context around each change (default: as many as its place needs).",
+)
+
+
 @cli.command("import")
 @click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
 @click.option("--id", "id_", metavar="ID", required=True, help="The new feature's id.")
@@ -39,10 +52,31 @@ if TYPE_CHECKING:
 )
 @releases_option("Only these releases may be served, by default all")
 @click.option(
-    "--partial", is_flag=True, help="Leave out what is not a Python module of vLLM; do not refuse."
+    "--partial",
+    is_flag=True,
+    help="Leave out what lies outside the package, and modes; do not refuse.",
 )
 @click.option("--each", is_flag=True, help="Make a feature of each commit; --id begins their ids.")
 @click.option("--update", is_flag=True, help="Replace the feature of that id.")
+@_CONTEXT
+@click.option(
+    "--strip",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Cut N folders off each path, as patch -pN does, where they cannot be told.",
+)
+@click.option(
+    "--directory",
+    metavar="DIR",
+    default="",
+    help="The folder that the paths are relative to, such as vllm/v1.",
+)
+@click.option(
+    "--onto",
+    metavar="RELEASE",
+    help="Place it on this release by hand, in ./port-RELEASE, where it lands on none.",
+    shell_complete=complete_releases,
+)
 @asks
 def import_(
     request: Request,
@@ -53,6 +87,10 @@ def import_(
     partial: bool,
     each: bool,
     update: bool,
+    context: int | None,
+    strip: int | None,
+    directory: str,
+    onto: str | None,
 ) -> Report:
     """Make a feature of a change that was made elsewhere.
 
@@ -68,7 +106,7 @@ def import_(
       overlay import https://github.com/vllm-project/vllm/pull/49391 --id stops --patches ours
       overlay import ~/src/vllm@main..fix --id our-fix --base ~/src/vllm --patches ours
     """
-    return import_change(
+    report = import_change(
         request,
         sources,
         id_,
@@ -78,7 +116,11 @@ def import_(
         partial=partial,
         each=each,
         update=update,
+        context=context,
+        paths=PathRule(strip, directory),
+        onto=onto,
     )
+    return asked(request, report) if isinstance(report, PortReport) else report
 
 
 @cli.command(epilog=WRITABLE_HELP)
@@ -105,6 +147,7 @@ def import_(
 @click.option("--title", default="", help="What the change does, in a line.")
 @releases_option("With --from-edits: only these releases may be served, by default all")
 @click.option("--update", is_flag=True, help="With --from-edits: replace the feature of that id.")
+@_CONTEXT
 @asks
 def new(request: Request, /, id_: str, **options: Any) -> Report:
     """Make a feature: of a release's files that you edit, or of what was edited already.
@@ -132,6 +175,7 @@ def new(request: Request, /, id_: str, **options: Any) -> Report:
             options["files"],
             release=options["release"],
             title=options["title"],
+            context=options["context"],
         )
     return new_from_edits(
         request,
@@ -140,6 +184,7 @@ def new(request: Request, /, id_: str, **options: Any) -> Report:
         title=options["title"],
         releases=options["releases"],
         update=options["update"],
+        context=options["context"],
     )
 
 
@@ -188,6 +233,12 @@ def _expect_one_way(id_: str, target: str | None, options: Mapping[str, Any]) ->
     "--split", metavar="TOPIC", multiple=True, help="With --into: take this topic out of it."
 )
 @click.option("--into", metavar="NEW", help="With --split: the id of the feature that gets them.")
+@click.option(
+    "--context",
+    type=click.IntRange(0, 1000),
+    metavar="N",
+    help="Begin no session: give the hunks N lines of context, where so many tell the place.",
+)
 @asks
 def edit(
     request: Request,
@@ -197,6 +248,7 @@ def edit(
     files: tuple[str, ...],
     commit: str | None,
     abort: str | None,
+    context: int | None,
     **form: Any,
 ) -> Report:
     """Edit a feature as files of vLLM instead of as diffs.
@@ -213,9 +265,10 @@ def edit(
       overlay edit --abort ./stop-fix@0.28.0
       overlay edit stop-fix --rename 10-stop-fix   # features are ordered by their ids
       overlay edit stop-fix --split 20-utils --into utils-fix
+      overlay edit stop-fix --context 1                # a hunk drifted by a line beside its change
     """
     if any(form.values()):
-        _expect_one_form(id_, (release, *files, commit, abort), form)
+        _expect_one_form(id_, (release, *files, commit, abort, context), form)
         if form["rename"] is not None:
             return reshaping.rename(request, str(id_), form["rename"])
         if form["fold"] is not None:
@@ -225,6 +278,10 @@ def edit(
         raise click.UsageError("give one of: ID, --commit FOLDER, --abort FOLDER.")
     if id_ is None and (release is not None or files):
         raise click.UsageError("--release and --file begin a session: name the feature's ID.")
+    if context is not None:
+        if id_ is None or release is not None or files:
+            raise click.UsageError("--context goes with the feature's ID alone.")
+        return keep_context(request, id_, context, request.progress)
     if id_ is not None:
         return sessions.begin(request, id_, release, files)
     if commit is not None:
@@ -232,9 +289,7 @@ def edit(
     return sessions.abort(in_home(abort or ""))
 
 
-def _expect_one_form(
-    id_: str | None, session: tuple[str | None, ...], form: Mapping[str, Any]
-) -> None:
+def _expect_one_form(id_: str | None, session: tuple[object, ...], form: Mapping[str, Any]) -> None:
     """Refuse arguments that do not say, in one way, what is to become of a feature.
 
     :raises click.UsageError: with the ways that there are.
@@ -242,7 +297,7 @@ def _expect_one_form(
     ways = [name for name in ("rename", "fold", "split") if form[name]]
     if (
         id_ is None
-        or any(session)
+        or any(each is not None for each in session)
         or len(ways) != 1
         or bool(form["split"]) is not bool(form["into"])
     ):

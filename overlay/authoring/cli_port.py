@@ -87,8 +87,13 @@ def port(request: Request, /, words: tuple[str, ...], **options: Any) -> PortRep
             write=options["write"],
             accept_merged=options["accept"] is not None,
         )
-    if not wants_json() and not options["show"] and sys.stdin.isatty() and sys.stdout.isatty():
-        report = sessions.ask(request, report, _ask, lambda text: click.echo(text, err=True))
+    return report if options["show"] else asked(request, report)
+
+
+def asked(request: Request, report: PortReport) -> PortReport:
+    """A report after the person at the terminal was asked about each file that waits."""
+    if not wants_json() and sys.stdin.isatty() and sys.stdout.isatty():
+        return sessions.ask(request, report, _ask, lambda text: click.echo(text, err=True))
     return report
 
 

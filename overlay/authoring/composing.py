@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from overlay._features.model import MODULE_SCOPE, Hunk
+from overlay._features.model import FILE_SCOPE, MODULE_SCOPE, Hunk, WholeFile
 from overlay.authoring.merge import matches
 from overlay.authoring.scoped import ScopedText
+from overlay.package import is_module
 from overlay.planning.matching import holding_scopes
 from overlay.planning.scopes import UnparsableError
 from overlay.planning.text import TextError
@@ -21,6 +22,16 @@ from overlay.results import State
 
 #: Lines of context around a change, from the usual number to all there are.
 CONTEXT = (3, 5, 8, 13, 21, 34, 1_000_000)
+
+
+def contexts_from(context: int | None) -> tuple[int, ...]:
+    """The numbers of lines of context to try, from the one that was asked for on.
+
+    :param context: ``None`` for the usual number.
+    """
+    if context is None:
+        return CONTEXT
+    return context, *(number for number in CONTEXT if number > context)
 
 
 class NotComposable(ValueError):
@@ -35,33 +46,53 @@ def compose_file(
     :raises NotComposable: whatever is wrong, with the path in a sentence.
     """
     try:
-        return compose(before, after, contexts)
+        if is_module(path):
+            return compose(before, after, contexts)
+        return _of_data(before, after, contexts)
     except NotComposable as error:
         raise NotComposable(f"{path} cannot be said in hunks: {error}") from error
     except (TextError, UnparsableError) as error:
         raise NotComposable(f"{path} is not Python that can be read: {error}") from error
 
 
+def whole_file(before: bytes, after: bytes | None) -> Hunk:
+    """The change of a whole file as a hunk; ``None``: it is removed."""
+    return Hunk(FILE_SCOPE, (), 1, 1, whole=WholeFile.of(before, after))
+
+
+def _of_data(before: bytes, after: bytes, contexts: Sequence[int]) -> tuple[Hunk, ...]:
+    """The hunks of a data file, or its new bytes where it is no text or no hunk says the change."""
+    if b"\0" not in before + after:
+        try:
+            return compose(before, after, contexts, is_data=True)
+        except (NotComposable, TextError):
+            pass
+    return (whole_file(before, after),)
+
+
 @dataclass(frozen=True)
-class _Block:
+class Block:
     """A changed run of lines: 0-based, half open, in the text before and in the one after."""
 
     old: range
     new: range
 
 
-def compose(before: bytes, after: bytes, contexts: Sequence[int] = CONTEXT) -> tuple[Hunk, ...]:
+def compose(
+    before: bytes, after: bytes, contexts: Sequence[int] = CONTEXT, *, is_data: bool = False
+) -> tuple[Hunk, ...]:
     """The hunks that make ``after`` of ``before``, in the order of the file.
 
     :param contexts: numbers of lines of context to try, in this order.
+    :param is_data: the file is no module.
     :raises TextError, UnparsableError: if one of the texts is not readable, or not Python.
     :raises NotComposable: if no amount of context makes a hunk unambiguous, or the change is one of
         line ends, encoding or a byte-order mark alone.
     """
-    old, new = ScopedText.read(before), ScopedText.read(after)
+    old, new = (ScopedText.read(data, is_data=is_data) for data in (before, after))
     if old.source.encoding != new.source.encoding or old.source.bom != new.source.bom:
         raise NotComposable("it changes the encoding of the file or its byte-order mark")
-    groups = _close_together(list(_blocks(old, new)), old, new)
+    groups = close_together(list(blocks_of(old, new)), old, new)
     if not groups and before != after:
         raise NotComposable("it changes line ends alone, which a hunk does not speak of")
     hunks: list[Hunk] = []
@@ -97,13 +128,11 @@ def _end(hunk: Hunk) -> int:
     return hunk.source_line + len(hunk.pre) - 1
 
 
-def _close_together(
-    blocks: Sequence[_Block], old: ScopedText, new: ScopedText
-) -> list[list[_Block]]:
+def close_together(every: Sequence[Block], old: ScopedText, new: ScopedText) -> list[list[Block]]:
     """The blocks in groups: those in one scope between which few lines stay are one hunk."""
-    groups: list[list[_Block]] = []
+    groups: list[list[Block]] = []
     scope = None
-    for block in blocks:
+    for block in every:
         innermost = next(iter(_scopes_around([block], old, new)), None)
         near = groups and block.old.start - groups[-1][-1].old.stop <= 2 * CONTEXT[0]
         if near and innermost == scope:
@@ -114,7 +143,7 @@ def _close_together(
     return groups
 
 
-def _blocks(old: ScopedText, new: ScopedText) -> Iterator[_Block]:
+def blocks_of(old: ScopedText, new: ScopedText) -> Iterator[Block]:
     """What differs; a final newline that comes or goes belongs to the last line of each text.
 
     So neither last line is context: as such it would have to end alike before and after.
@@ -126,11 +155,11 @@ def _blocks(old: ScopedText, new: ScopedText) -> Iterator[_Block]:
     ends = [(-1, -1), *sorted(pairs.items()), (len(old.lines), len(new.lines))]
     for (a, b), (next_a, next_b) in pairwise(ends):
         if next_a - a > 1 or next_b - b > 1:
-            yield _Block(range(a + 1, next_a), range(b + 1, next_b))
+            yield Block(range(a + 1, next_a), range(b + 1, next_b))
 
 
 def _hunk(
-    group: Sequence[_Block],
+    group: Sequence[Block],
     room: range,
     old: ScopedText,
     new: ScopedText,
@@ -151,7 +180,7 @@ def _hunk(
 
 
 def _scopes_around(
-    group: Sequence[_Block], old: ScopedText, new: ScopedText
+    group: Sequence[Block], old: ScopedText, new: ScopedText
 ) -> Iterator[tuple[str, range]]:
     """The scopes that hold the blocks before and after, innermost first, with their old place."""
     before = range(group[0].old.start, group[-1].old.stop)
@@ -168,7 +197,7 @@ def _scopes_around(
 
 
 def _cut(
-    group: Sequence[_Block], place: range, scope: str, old: ScopedText, new: ScopedText
+    group: Sequence[Block], place: range, scope: str, old: ScopedText, new: ScopedText
 ) -> Hunk:
     lines: list[tuple[str, str]] = []
     at = place.start

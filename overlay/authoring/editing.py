@@ -14,24 +14,24 @@ from packaging.version import Version
 
 from overlay._features.model import Feature, Hunk, Patch, Variant
 from overlay.authoring.building import derived_tests, topic_name
-from overlay.authoring.composing import CONTEXT, NotComposable, compose_file
+from overlay.authoring.composing import CONTEXT, NotComposable, compose_file, whole_file
 from overlay.authoring.layout import not_its_own, not_there, variants
 from overlay.authoring.scoped import ScopedText
 from overlay.authoring.variants import with_base_has
 from overlay.authoring.writing import DerivedTest, check_files, render_patch, with_tests
 from overlay.errors import UsageError
-from overlay.package import ReleaseRange, path_problem
+from overlay.package import ReleaseRange, file_problem, is_module
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.planner import plan
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
 from overlay.results import State
 
-#: Lines of context to try: the usual number first, then one, where that reaches more releases.
-_CONTEXTS = (CONTEXT, (1, *CONTEXT))
+#: Lines of context to try: as few as tell the place, then the usual number, where it reaches more.
+_CONTEXTS = ((1, 2, *CONTEXT), CONTEXT)
 
-#: An edited file's texts: without the feature, and as it was edited.
-_Texts = tuple[bytes, bytes]
+#: An edited file's texts: without the feature, and as it was edited; ``None``: it was removed.
+_Texts = tuple[bytes, "bytes | None"]
 
 
 @dataclass(frozen=True)
@@ -153,6 +153,8 @@ def _tests(feature: Feature, edited: Edited) -> tuple[DerivedTest, ...]:
     parts: list[tuple[bytes, str, Sequence[Hunk]]] = []
     for _, variant in variants(feature, edited.release):
         patch = variant.patch
+        if patch.path not in now:
+            continue  # it removes that file, which no session holds
         before = now[patch.path]
         parts.append((before, patch.path, patch.hunks))
         now[patch.path] = attempt(patch, before, texts).after or before
@@ -170,15 +172,13 @@ def _sorted(feature: Feature, edited: Edited) -> tuple[dict[str, bytes | None], 
     added = {each.path for each in feature.added}
     for path in edited.changed:
         base, now = edited.base.get(path), edited.now[path]
-        if (problem := path_problem(path, feature.package)) is not None:
+        if (problem := file_problem(path, feature.package)) is not None:
             folder = feature.package.name
-            problems.append(f"{problem}; a feature carries Python modules of {folder}/")
+            problems.append(f"{problem}; a feature carries modules and data files of {folder}/")
         elif path in feature.shared:
             problems.append(not_its_own(feature, path))
         elif path in added or base is None:
             modules[path] = now
-        elif now is None:
-            problems.append(f"{path} was removed; a feature never removes a file of a release")
         else:
             texts[path] = (base, now)
     if problems:
@@ -204,8 +204,12 @@ def _topics(
         ]
         try:
             before = _before_last(base, [variant.patch for _, variant in own])
-            composed = compose_file(path, before, now, contexts)
-            hunks = _as_they_were(composed, own[-1][1].patch if own else None, before)
+            if now is None:
+                composed: tuple[Hunk, ...] = (whole_file(before, None),)
+            else:
+                composed = compose_file(path, before, now, contexts)
+            old = own[-1][1].patch if own and now is not None and is_module(path) else None
+            hunks = _as_they_were(composed, old, before)
         except NotComposable as error:
             problems.append(str(error))
         except (TextError, UnparsableError) as error:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from overlay.authoring.baseless import why as why_no_base
 from overlay.authoring.building import EditedFile, FeatureChange, Prepared, Words, build
-from overlay.authoring.composing import NotComposable, compose_file
-from overlay.authoring.incoming import Commit, IncomingFile
-from overlay.authoring.locating import ReleaseTexts, locate, replay
+from overlay.authoring.composing import NotComposable, compose_file, contexts_from, whole_file
+from overlay.authoring.incoming import ChangeKind, Commit, IncomingFile
+from overlay.authoring.locating import Origin, ReleaseTexts, following_bytes, locate
 from overlay.authoring.mailbox import described
 from overlay.authoring.triage import (
     FileFate,
@@ -41,11 +40,12 @@ def prepare(
     source: str,
     verbatim: bytes,
     today: str,
-    checkout: Path | None = None,
+    checkout: Origin | None = None,
     partial: bool = False,
     upstream: str = "",
     syntax: Syntax | None = None,
     package: Package = VLLM,
+    context: int | None = None,
     progress: Progress | None = None,
 ) -> Prepared:
     """The feature that the commits, laid on each other, make.
@@ -57,45 +57,51 @@ def prepare(
     :param upstream: the page of the pull request or commit; by default the subject may tell it.
     :param syntax: answers about texts, if they are remembered from elsewhere.
     :param package: the one that the feature is to patch.
+    :param context: how many lines of context its hunks keep; default: as many as they need.
     :raises UsageError: if the change renames, deletes or replaces a file of it, with the line.
     """
     edits, added, fates = sort_files(commits, partial, package)
     answers = syntax or Syntax()
     topics: list[EditedFile] = []
+    contexts = contexts_from(context)
+    contents = {path: added_content(file) for path, file in added.items()}
     with counting(progress, "placed", len(edits), "file") as step:
         for path, parts in edits.items():
-            fate, topic = _topic(path, parts, texts, checkout, answers)
+            fate, topic = _topic(path, parts, texts, checkout, answers, contexts)
             fates.append(fate)
-            topics += [] if topic is None else [topic]
             step()
-    contents = {path: added_content(file) for path, file in added.items()}
+            if topic is None:
+                continue
+            topics.append(topic)
+            if (new := parts[-1].new_path) is not None:
+                added[new], contents[new] = parts[-1], topic.base.after
     for path, file in added.items():
         problem = added_problem(path, contents[path], answers)
         problem = None if problem is None else f"{file.place}: {problem}"
         fates.append(FileFate(path, Fate.ADDED, problem=problem))
-    first, title = commits[0], _title(commits, id_)
-    words_of_mail = described(first.message)
-    page = upstream or words_of_mail.upstream or (_upstream(title) if package == VLLM else "")
-    words = Words(
-        id_,
-        title,
-        words_of_mail.why or title,
-        page,
-        f"other, {page or source}",
-        first.author,
-        today,
-        package,
-    )
-    change = FeatureChange(tuple(topics), contents, tuple(fates), len(commits))
+    words = words_of(commits, id_, source, today, upstream, package)
+    change = FeatureChange(tuple(topics), contents, tuple(fates), len(commits), context)
     return build(change, words, texts, {"origin/01.patch": verbatim}, answers, progress)
+
+
+def words_of(
+    commits: Sequence[Commit], id_: str, source: str, today: str, upstream: str, package: Package
+) -> Words:
+    """What a feature of commits says about itself; the parameters are those of ``prepare``."""
+    first, title = commits[0], _title(commits, id_)
+    words = described(first.message)
+    page = upstream or words.upstream or (_upstream(title) if package == VLLM else "")
+    why, origin = words.why or title, f"other, {page or source}"
+    return Words(id_, title, why, page, origin, first.author, today, package)
 
 
 def _topic(
     path: str,
     parts: Sequence[IncomingFile],
     texts: ReleaseTexts,
-    checkout: Path | None,
+    checkout: Origin | None,
     syntax: Syntax,
+    contexts: Sequence[int],
 ) -> tuple[FileFate, EditedFile | None]:
     """One edited file, or why it cannot be placed."""
 
@@ -103,11 +109,16 @@ def _topic(
         return FileFate(path, Fate.EDITED, problem=f"{part.place}: {problem}"), None
 
     base = locate(parts[0], texts, checkout, parts[1:])
+    if base is None and parts[0].kind is ChangeKind.BINARY:
+        return refused(
+            f"its old bytes, git's id {parts[0].old_blob}, are in no release that could be read: "
+            "name a folder that has them with --base"
+        )
     if base is None:
         return refused(why_no_base(parts[0], texts, parts[1:], checkout=checkout is not None))
     after = base.after
     for part in parts[1:]:
-        following = replay(after, part.hunks)
+        following = following_bytes(after, part)
         if following is None:
             return refused(
                 f"expected {path} as the change before left it, found hunks that do not fit "
@@ -115,13 +126,18 @@ def _topic(
                 part,
             )
         after = following
+    base, last = replace(base, after=after), parts[-1]
+    if last.kind in (ChangeKind.REMOVED, ChangeKind.RENAMED):
+        if last.kind is ChangeKind.REMOVED and after:
+            return refused(f"it removes {path}, and shows a part of its lines only", last)
+        fate = FileFate(path, Fate.EDITED, base.release, base.by_id, 1)
+        return fate, EditedFile(base, (whole_file(base.before, None),))
     try:
-        hunks = compose_file(path, base.before, after)
+        hunks = compose_file(path, base.before, after, contexts)
     except NotComposable as error:
         return refused(str(error))
     if (problem := uncompilable(path, after, syntax)) is not None:
         return refused(f"with the change, {problem}")
-    base = replace(base, after=after)
     fate = FileFate(path, Fate.EDITED, base.release, base.by_id, len(hunks))
     return fate, EditedFile(base, hunks)
 

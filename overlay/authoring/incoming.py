@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email import message_from_bytes
 from email.message import Message
 from email.policy import default as mail_policy
@@ -17,6 +17,7 @@ from io import StringIO
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from overlay._features.binary_patch import OPENING, BinaryHunk, BinaryPatchError, read_binary
 from overlay._features.model import MODULE_SCOPE, Hunk
 from overlay.errors import UsageError
 from overlay.package import length_problem
@@ -39,6 +40,18 @@ _NO_BLOB = re.compile(r"^0+$")
 _MODE = re.compile(
     r"^(?:(?P<old>old|deleted file) mode|new(?: file)? mode|index \S+) (?P<mode>[0-7]{6})\s*$"
 )
+
+#: What git and diff date a file with that is not there: the beginning of 1970, in any time zone.
+_EPOCH = re.compile(
+    r"^(?:19(?:70-01-01|69-12-31)[ T](?P<hours>\d\d):(?P<minutes>\d\d):00(?:\.0+)?"
+    r" ?(?P<sign>[-+])(?P<zone>\d\d:?\d\d))\s*$"
+)
+#: A date behind a name, where blanks and no tab part the two.
+_DATED = re.compile(r" +(?:\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d.*|\w{3} \w{3} +\d+ [\d:]+ .*\d{4}.*)$")
+
+#: A character of a name between quotes, as git and diff write it.
+_ESCAPED = re.compile(r"\\([0-7]{3}|.)")
+_ESCAPES = {"a": 7, "b": 8, "t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
 
 #: What was not UTF-8; people read the words of a mail, and only its diff must keep every byte.
 _LONE = re.compile("[\ud800-\udfff]")
@@ -81,6 +94,9 @@ class IncomingFile:
 
     :ivar path: its path after the change, or before it where the change removes it.
     :ivar old_path: its path before the change where that is another one.
+    :ivar names: both as the diff has them, ``a/`` and ``b/`` included; ``None`` for ``/dev/null``.
+    :ivar creates: whether its hunk is of a file that is not there; ``path`` may be there even so.
+    :ivar dated: whether the dates of the diff say that as well.
     :ivar old_blob: git's id of its bytes before the change, abbreviated or not; ``None`` where the
         diff does not say, or there was no file.
     :ivar hunks: in the order of the file; their scopes are not known and read ``<module>``.
@@ -88,6 +104,8 @@ class IncomingFile:
     :ivar source: what errors call the source.
     :ivar mode: the mode that it gives the file, as git writes it; ``None`` where an ordinary file
         of its kind has it.
+    :ivar binary: its bytes, where the diff says them in git's form for whole files.
+    :ivar new_path: what it is renamed to, where ``path`` is the one before that.
     """
 
     path: str
@@ -98,6 +116,18 @@ class IncomingFile:
     old_blob: str | None = None
     source: str = ""
     mode: str | None = None
+    names: tuple[str | None, str | None] = (None, None)
+    creates: bool = False
+    dated: bool = False
+    binary: BinaryHunk | None = None
+    new_path: str | None = None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the change adds it."""
+        return self.kind is ChangeKind.ADDED or (
+            self.kind is ChangeKind.BINARY and self.names[0] is None
+        )
 
     @property
     def place(self) -> str:
@@ -205,9 +235,7 @@ def _read_mail(data: bytes, name: str, offset: int) -> Commit:
     for match in _OF_PARTS.finditer(raw_mail):
         _require_short(match[1].decode(), len(match[0]), name)
     message = message_from_bytes(raw_mail, policy=mail_policy)
-    body = message.get_body(("plain",)) if message.is_multipart() else message
-    payload = body.get_payload(decode=True) if body is not None else None
-    raw = payload if isinstance(payload, bytes) else b""
+    raw = b"".join(map(_part, _leaves(message)))
     text = _without_signature(_text(raw, name))
     begins = re.search(r"^(diff --git |--- (?!$)|Index: )", text, re.MULTILINE)
     words = _LONE.sub("\N{REPLACEMENT CHARACTER}", text[: begins.start()] if begins else text)
@@ -221,6 +249,34 @@ def _read_mail(data: bytes, name: str, offset: int) -> Commit:
         message=body_words,
         author=_header(message, "From", name).strip(),
     )
+
+
+def _leaves(message: Message) -> Iterator[Message]:
+    """The parts of a mail that may hold its words and its change, in their order.
+
+    A mail of a person has a text, perhaps in HTML as well; ``git format-patch --attach`` puts the
+    change into a part of its own.
+    """
+    if not message.is_multipart():
+        yield message
+        return
+    for part in message.walk():
+        text = part.get_content_maintype() == "text" and part.get_content_subtype() != "html"
+        if text or (part.get_filename() or "").endswith((".patch", ".diff")):
+            yield part
+
+
+def _part(part: Message) -> bytes:
+    """The bytes of a part, as UTF-8 where it says that it has another encoding, as git does it."""
+    payload = part.get_payload(decode=True)
+    raw = payload if isinstance(payload, bytes) else b""
+    charset = str(part.get_content_charset() or "utf-8")
+    if part.is_multipart() or charset in ("utf-8", "us-ascii"):
+        return raw
+    try:
+        return raw.decode(charset).encode()
+    except (LookupError, UnicodeError):
+        return raw
 
 
 def _header(message: Message, field: str, name: str) -> str:
@@ -282,21 +338,43 @@ def _files(text: str, name: str, offset: int) -> tuple[IncomingFile, ...]:
         raise UsageError(
             f"{name}:{offset + lines.number}: expected a unified diff: {str(error).strip()}"
         ) from error
-    return tuple(_file(entry, name, offset) for entry in parsed)
+    raw = text.split("\n")
+    return tuple(
+        _with_bytes(_file(entry, name, offset), entry, raw, name, offset) for entry in parsed
+    )
+
+
+def _with_bytes(
+    file: IncomingFile, entry: PatchedFile, lines: Sequence[str], name: str, offset: int
+) -> IncomingFile:
+    """A file with the bytes that the diff has of it as a whole, where it has them.
+
+    :raises UsageError: if they are not what git writes.
+    """
+    if not entry.is_binary_file:
+        return file
+    at = int(entry.diff_line_no or 1)
+    while at < len(lines) and not lines[at].startswith(("diff --git ", OPENING)):
+        at += 1
+    if at >= len(lines) or lines[at] != OPENING:
+        return file  # it only says that the files differ
+    try:
+        return replace(file, binary=read_binary(lines, at + 1)[0])
+    except BinaryPatchError as error:
+        raise UsageError(f"{name}:{offset + error.at + 1}: {error}") from error
 
 
 def _file(entry: PatchedFile, name: str, offset: int) -> IncomingFile:
     info = [str(line) for line in entry.patch_info or ()]
-    source = _path(entry.source_file)
-    target = _path(entry.target_file)
+    source, target = _paths(entry)
     if (problem := length_problem(target or source or "")) is not None:
         raise UsageError(f"{name}:{offset + int(entry.diff_line_no or 1)}: the path {problem}")
     blobs = next((match for line in info if (match := _INDEX.match(line))), None)
     hunks = tuple(_hunk(hunk, offset) for hunk in entry)
-    _require_apart(hunks, f"{name}:", target or source or "")
     _require_ends(entry, name, offset, source is None)
     mode = _new_mode(info)
     kind = _kind(entry, info, hunks, mode)
+    (first,) = entry[:1] or (None,)
     return IncomingFile(
         path=target or source or "",
         kind=kind,
@@ -306,14 +384,39 @@ def _file(entry: PatchedFile, name: str, offset: int) -> IncomingFile:
         old_blob=_blob(blobs and blobs["old"]),
         source=name,
         mode=mode,
+        names=(_name(entry.source_file), _name(entry.target_file)),
+        creates=first is not None and not (first.source_start or first.source_length),
+        dated=_is_epoch(entry.source_timestamp),
     )
+
+
+def _paths(entry: PatchedFile) -> tuple[str | None, str | None]:
+    """The paths before and after a change; ``None`` where there is no such file.
+
+    What ``diff -N`` compares with nothing has the date of the epoch.
+    """
+    source, target = _path(entry.source_file), _path(entry.target_file)
+    if source is not None and target is not None and _is_epoch(entry.target_timestamp):
+        ends_empty = all(not hunk.target_length for hunk in entry)
+        target = None if ends_empty and entry else target
+    return source, target
+
+
+def _is_epoch(date: str | None) -> bool:
+    """Whether a date of a diff is that of a file that is not there."""
+    match = _EPOCH.match(date or "")
+    if match is None:
+        return False
+    zone = match["zone"].replace(":", "")
+    minutes = int(f"{match['sign']}1") * (int(zone[:2]) * 60 + int(zone[2:]))
+    return (int(match["hours"]) * 60 + int(match["minutes"]) - minutes) % (24 * 60) == 0
 
 
 def _kind(
     entry: PatchedFile, info: Sequence[str], hunks: Sequence[Hunk], mode: str | None
 ) -> ChangeKind:
     """What a change does to a file, the gravest first: git's modes tell links from files."""
-    source, target = _path(entry.source_file), _path(entry.target_file)
+    source, target = _paths(entry)
     if target is None:
         return ChangeKind.REMOVED
     if mode is not None and mode[:2] in _SPECIAL:
@@ -324,10 +427,10 @@ def _kind(
         return ChangeKind.ADDED
     if any(line.startswith("copy from ") for line in info):
         return ChangeKind.COPIED
-    if source != target:
+    if any(line.startswith(("rename from ", "rename to ")) for line in info):
         return ChangeKind.RENAMED
     if hunks:
-        return ChangeKind.MODIFIED
+        return ChangeKind.MODIFIED  # two names of one file, where it is no rename
     return ChangeKind.EMPTY if mode is None else ChangeKind.MODE
 
 
@@ -347,21 +450,6 @@ def _new_mode(info: Sequence[str]) -> str | None:
     return new if is_new and int(new, 8) & 0o111 else None
 
 
-def _require_apart(hunks: tuple[Hunk, ...], name: str, path: str) -> None:
-    """Refuse hunks of one file whose numbers are not in the order of its lines.
-
-    :raises UsageError: naming both.
-    """
-    for before, hunk in pairwise(hunks):
-        end = before.source_line + len(before.pre)
-        if hunk.source_line < end:
-            raise UsageError(
-                f"{name}{hunk.patch_line}: expected a hunk of {path} that begins at line {end} of "
-                f"it or behind, since the one at line {before.patch_line} ends there, found the "
-                f"number {hunk.source_line}: correct the number, or put the hunks in their order"
-            )
-
-
 def _require_ends(entry: PatchedFile, name: str, offset: int, is_new: bool) -> None:
     """Refuse a change of line ends or of the encoding, which no hunk carries.
 
@@ -375,7 +463,7 @@ def _require_ends(entry: PatchedFile, name: str, offset: int, is_new: bool) -> N
             place = f"{name}:{offset + int(line.diff_line_no or 1)}"
             if line.value.startswith("\ufeff"):
                 raise UsageError(
-                    f"{place}: expected lines of Python, found a byte-order mark; a feature does "
+                    f"{place}: expected lines without one, found a byte-order mark; a feature does "
                     "not change the encoding of a file"
                 )
             crlf = line.value.endswith("\r\n")
@@ -395,11 +483,29 @@ def _blob(text: str | None) -> str | None:
 
 def _path(text: str | None) -> str | None:
     """The path in a header of a diff, without ``a/`` or ``b/``; ``None`` for ``/dev/null``."""
-    if text is None or text == "/dev/null":
-        return None
-    quoted = len(text) > 1 and text[0] == text[-1] == '"'
-    path = (text[1:-1] if quoted else text).removesuffix("\r")  # as git and patch read it
-    return path[2:] if path[:2] in ("a/", "b/", "i/", "w/", "c/", "o/") else path
+    path = _name(text)
+    return path[2:] if path and path[:2] in ("a/", "b/", "i/", "w/", "c/", "o/") else path
+
+
+def _name(text: str | None) -> str | None:
+    """The name in a header of a diff as its author's files have it; ``None`` for ``/dev/null``."""
+    name = (text or "").removesuffix("\r")  # as git and patch read it
+    if len(name) > 1 and name[0] == name[-1] == '"':
+        raw = _ESCAPED.sub(
+            _unescaped, name[1:-1].encode("utf-8", "surrogateescape").decode("latin-1")
+        )
+        name = raw.encode("latin-1").decode("utf-8", "surrogateescape")
+    else:
+        name = _DATED.sub("", name)
+    return None if name in ("", "/dev/null") else name
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    """The byte that an escape of a quoted name is, as a character."""
+    escape = match[1]
+    if len(escape) == 3:
+        return chr(int(escape, 8) & 0xFF)
+    return chr(_ESCAPES[escape]) if escape in _ESCAPES else escape
 
 
 def _hunk(hunk: DiffHunk, offset: int) -> Hunk:

@@ -5,17 +5,45 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import NamedTuple
 
 from packaging.version import Version
 
 from overlay._features.early_modules import early_among, why_on_disk
 from overlay._features.model import AddedFile
+from overlay.authoring.composing import CONTEXT
+from overlay.authoring.context import Kept
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.triage import FileFate
-from overlay.package import ReleaseRange, hiding
+from overlay.package import ReleaseRange, hiding, is_module
 from overlay.planning.upstream import module_in
 from overlay.report.lines import Line, Span, labelled
+from overlay.report.words import count
 from overlay.results import Outcome
+from overlay.results.invocation import command
+
+
+class ContextKept(NamedTuple):
+    """How much context the hunks of a change keep.
+
+    :ivar fewest: lines at a side of a hunk; :ivar most: the same.
+    :ivar more: the releases on which it lands by that, and would not with the usual context.
+    """
+
+    fewest: int
+    most: int
+    more: tuple[str, ...]
+
+    @property
+    def line(self) -> Line:
+        """What is said of it."""
+        lines = f"{self.fewest} to {self.most} lines"
+        if self.fewest == self.most:
+            lines = "no line" if not self.most else count(self.most, "line")
+        text = f"{lines} around a change (--context N keeps more)"
+        if self.more:
+            text += f"; with {CONTEXT[0]}, {count(len(self.more), 'release')} fewer would take it"
+        return labelled(0, "context   ", text)
 
 
 @dataclass(frozen=True)
@@ -26,6 +54,8 @@ class Summary:
     :ivar review: releases whose variant was merged, and wants a person's eyes.
     :ivar holders: path of an added module -> the releases that have another file of that name.
     :ivar warnings: what looks wrong although it can be written.
+    :ivar contexts: path of an edited file -> its hunks with the context that they keep.
+    :ivar moved: path -> release -> the file to which upstream moved what is changed in it.
     """
 
     id: str
@@ -38,6 +68,19 @@ class Summary:
     review: tuple[str, ...] = ()
     holders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    contexts: Mapping[str, Kept] = field(default_factory=dict)
+    moved: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def context(self) -> ContextKept | None:
+        """How much context its hunks keep; ``None`` where it has none, or was told how much."""
+        sides = [kept.sides for kept in self.contexts.values() if kept.sides is not None]
+        if not sides:
+            return None
+        lands = [name for name, outcome in self.outcomes.items() if outcome is Outcome.EXACT]
+        more = {name for kept in self.contexts.values() for name in kept.more}
+        fewest, most = min(low for low, _ in sides), max(high for _, high in sides)
+        return ContextKept(fewest, most, tuple(name for name in lands if name in more))
 
     @property
     def problems(self) -> tuple[FileFate, ...]:
@@ -54,7 +97,7 @@ def modules_on(added: Mapping[str, bytes], texts: ReleaseTexts) -> dict[str, dic
     def outcome(release: str, path: str) -> Outcome:
         there = texts.read(release, path)
         if there is None:
-            hidden = texts.read(release, hiding(path)) is not None
+            hidden = is_module(path) and texts.read(release, hiding(path)) is not None
             return Outcome.CONFLICT if hidden else Outcome.EXACT
         has_it = module_in(AddedFile(path, added[path]), there).merged
         return Outcome.UPSTREAM if has_it else Outcome.CONFLICT
@@ -125,13 +168,34 @@ def landings(outcomes: Mapping[str, Outcome]) -> Iterator[Line]:
         yield Line((Span(f"{span:<{width}}  ", "heading"),), (Span(_MEANINGS[outcome]),))
 
 
+def moved_lines(moved: Mapping[str, Mapping[str, str]], id_: str) -> Iterator[Line]:
+    """What is said of files that upstream moved.
+
+    :param moved: path -> release -> its new path; :param id_: the feature, if it was written.
+    """
+    for path, releases in moved.items():
+        for place in dict.fromkeys(releases.values()):
+            names = [name for name, each in releases.items() if each == place]
+            span = names[0] if len(names) == 1 else f"{names[0]}..{names[-1]}"
+            step = f"; {command('port', id_, names[0])} carries it there" if id_ else ""
+            yield labelled(0, "moved     ", f"{path}  to {place} in {span}{step}")
+
+
 def on_disk_only(paths: Iterable[str], releases: str | None) -> Iterator[Line]:
     """A note where a feature that was written cannot be patched in memory.
 
-    :param paths: the modules that it edits; :param releases: its range, ``None`` where there is
+    :param paths: the files that it edits; :param releases: its range, ``None`` where there is
         no feature.
     """
     if releases is None:
+        return
+    paths = list(paths)
+    if data := [path for path in paths if not is_module(path)]:
+        yield labelled(
+            0,
+            "note: ",
+            f"it cannot be patched in memory: {data[0]} is no module; apply it on disk",
+        )
         return
     if early := early_among(paths, Version(releases.rpartition("..")[2])):
         yield labelled(0, "note: ", f"it cannot be patched in memory: {why_on_disk(early)}")

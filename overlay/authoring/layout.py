@@ -78,6 +78,8 @@ def lay_out(
     for path in sorted(paths):
         before = under.get(path, tree.read(path))
         now = over.get(path, before)
+        if now is None and path in over and path not in more:
+            continue  # the feature removes it: that stays as it is
         if now is None:
             raise UsageError(
                 f"{path}: {package.title} {release} has no such file, so it cannot be edited"

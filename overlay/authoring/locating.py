@@ -8,19 +8,23 @@ lacks it.  A checkout of the package serves where no release does.
 
 from __future__ import annotations
 
-import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from overlay._features.model import Hunk
+from packaging.version import Version
+
+from overlay._features.model import Hunk, blob_id
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.git import Checkout
 from overlay.authoring.incoming import IncomingFile
 from overlay.authoring.scoped import ScopedText
 from overlay.errors import UsageError
-from overlay.package import Tree
+from overlay.package import Package, Tree, is_module, parse_version
 from overlay.planning.scopes import UnparsableError
 from overlay.planning.telling import new_lines, share_of, stands_together
 from overlay.planning.text import Edit, SourceText, TextError
@@ -36,10 +40,17 @@ class ReleaseTexts:
     """The files of releases, each read once.
 
     :param names: the releases, oldest first; :param tree: opens one by its name.
+    :param beside: the names of further ones that can be read at once, oldest first.
     """
 
-    def __init__(self, names: Sequence[str], tree: Callable[[str], Tree]) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        tree: Callable[[str], Tree],
+        beside: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
         self.names = tuple(names)
+        self.beside = beside
         self._open = tree
         self._trees: dict[str, Tree] = {}
         self._files: dict[tuple[str, str], bytes | None] = {}
@@ -62,6 +73,13 @@ class ReleaseTexts:
         if release not in self._trees:
             self._trees[release] = self._open(release)
         return self._trees[release]
+
+    def with_name(self, release: str) -> ReleaseTexts:
+        """The same with one more release, in the order of versions."""
+        if release in self.names:
+            return self
+        names = sorted((*self.names, release), key=Version)
+        return ReleaseTexts(names, self._open, self.beside)
 
     def record(self, release: str) -> Mapping[str, str] | None:
         """The sha256 of the release's own files by path, where it has a RECORD.
@@ -99,20 +117,23 @@ class Base:
     by_id: bool
 
 
-def blob_id(data: bytes) -> str:
-    """Git's id of a file with these bytes (sha1, hexadecimal)."""
-    return hashlib.sha1(b"blob %d\0%s" % (len(data), data), usedforsecurity=False).hexdigest()
+#: Where a feature's folder keeps the text that it was made on, where no release has that.
+OWN_BASE = "origin/base"
+
+#: What `--base` names: a folder with the package's sources, perhaps a git repository; one file of
+#: them; or the files of a release.
+Origin = Path | Tree
 
 
 def locate(
     file: IncomingFile,
     texts: ReleaseTexts,
-    checkout: Path | None = None,
+    checkout: Origin | None = None,
     following: Sequence[IncomingFile] = (),
 ) -> Base | None:
     """The base of an edited file, or ``None`` where neither a release nor the checkout has it.
 
-    :param checkout: a folder with the package's sources, perhaps a git repository.
+    :param checkout: the text that the user names.
     :param following: further changes of the file, made on what the one before left.
     :raises OverlayError: if a release or a file of the checkout cannot be read.
     """
@@ -121,12 +142,14 @@ def locate(
         for release in newest:
             data = texts.read(release, file.path)
             if data is not None and blob_id(data).startswith(file.old_blob):
-                after = replay(data, file.hunks)
+                after = following_bytes(data, file)
                 if after is not None:
                     return Base(file.path, release, data, after, by_id=True)
     if checkout is not None and (base := _from_checkout(file, checkout)) is not None:
         same = (name for name in newest if texts.read(name, file.path) == base.before)
         return replace(base, release=next(same, None))
+    if file.binary is not None:
+        return None  # only an id tells the bytes that others take the place of
     return _guess(file, _fits(file, texts, following), texts)
 
 
@@ -219,8 +242,10 @@ def _fit(file: IncomingFile, data: bytes, following: Sequence[IncomingFile]) -> 
     for part in following:
         whole = None if whole is None else replay(whole, part.hunks)
     try:
-        hunks = () if whole is None else compose(data, whole)
-        return _Fit(base, _new(hunks), ScopedText.read(data), _new(file.hunks))
+        is_data = not is_module(file.path)
+        hunks = () if whole is None else compose(data, whole, is_data=is_data)
+        text = ScopedText.read(data, is_data=is_data)
+        return _Fit(base, _new(hunks), text, _new(file.hunks))
     except (NotComposable, TextError, UnparsableError):
         return _Fit(base, None, None)
 
@@ -325,35 +350,76 @@ def _by_content(before: bytes, hunks: Sequence[Hunk]) -> bytes | None:
     return replay(before, hunks)
 
 
+def following_bytes(before: bytes, file: IncomingFile) -> bytes | None:
+    """What one change makes of a file; ``None`` where it does not fit."""
+    if file.binary is None:
+        return replay(before, file.hunks)
+    try:
+        return file.binary.applied(before)
+    except ValueError:
+        return None  # a delta of other bytes
+
+
 def replay(before: bytes, hunks: Sequence[Hunk]) -> bytes | None:
     """What hunks make of the text that they were made on; ``None`` where one does not fit.
 
-    Each lies at its own line, or at the place nearest to it behind the hunk before.
+    Each lies at its own line, or at the place nearest to it behind the hunk before.  Where they
+    are not in the order of the file, or their numbers are not, each lies where its lines stand
+    once.
     """
     try:
         source = SourceText.from_bytes(before)
     except TextError:
         return None
-    splices: list[Edit] = []
+    places = _in_order(source.lines, hunks) if in_order(hunks) else None
+    places = _alone(source.lines, hunks) if places is None else places
+    if places is None:
+        return None
     ends: bool | None = None
-    shift = next_line = 0
-    for hunk in hunks:
-        target = max(hunk.source_line - 1, 0) + shift
-        at = _nearest(source.lines, hunk.pre, target, next_line)
-        if at is None:
-            return None
-        if (hunk.pre_unfinished or hunk.post_unfinished) and at + len(hunk.pre) != len(
-            source.lines
-        ):
-            return None
+    for at, hunk in zip(places, hunks, strict=True):
         if hunk.pre_unfinished or hunk.post_unfinished:
+            if at + len(hunk.pre) != len(source.lines):
+                return None
             ends = not hunk.post_unfinished
-        splices.append(Edit(at, at + len(hunk.pre), hunk.post))
-        shift, next_line = at - max(hunk.source_line - 1, 0), at + len(hunk.pre)
+    splices = [
+        Edit(at, at + len(hunk.pre), hunk.post)
+        for at, hunk in sorted(zip(places, hunks, strict=True), key=lambda placed: placed[0])
+    ]
     try:
         return source.splice(splices, ends).to_bytes()
     except TextError:
         return None
+
+
+def in_order(hunks: Sequence[Hunk]) -> bool:
+    """Whether the numbers of hunks are those of lines behind each other."""
+    return all(
+        before.source_line + len(before.pre) <= hunk.source_line for before, hunk in pairwise(hunks)
+    )
+
+
+def _in_order(lines: Sequence[str], hunks: Sequence[Hunk]) -> list[int] | None:
+    """The 0-based places of hunks, each nearest to its number; ``None`` where one has none."""
+    places: list[int] = []
+    shift = next_line = 0
+    for hunk in hunks:
+        target = max(hunk.source_line - 1, 0)
+        at = _nearest(lines, hunk.pre, target + shift, next_line)
+        if at is None:
+            return None
+        places.append(at)
+        shift, next_line = at - target, at + len(hunk.pre)
+    return places
+
+
+def _alone(lines: Sequence[str], hunks: Sequence[Hunk]) -> list[int] | None:
+    """The 0-based place of each hunk; ``None`` where one has several or none, or two overlap."""
+    places = [_places(lines, hunk.pre) for hunk in hunks]
+    if any(len(each) != 1 or not hunk.pre for each, hunk in zip(places, hunks, strict=True)):
+        return None
+    spans = sorted((at, at + len(hunk.pre)) for (at,), hunk in zip(places, hunks, strict=True))
+    apart = all(stop <= start for (_, stop), (start, _) in pairwise(spans))
+    return [at for (at,) in places] if apart else None
 
 
 def _nearest(lines: Sequence[str], image: Sequence[str], target: int, first: int) -> int | None:
@@ -372,31 +438,94 @@ def _places(lines: Sequence[str], image: Sequence[str], first: int = 0) -> list[
 
 def _moved_lines(before: bytes, hunks: Sequence[Hunk]) -> int:
     """How many lines the hunks are away from their own numbers, in all."""
-    lines = SourceText.from_bytes(before).lines
-    total = next_line = shift = 0
-    for hunk in hunks:
+    places = _in_order(SourceText.from_bytes(before).lines, hunks) or ()
+    total = 0
+    for at, hunk in zip(places, hunks, strict=False):
         target = max(hunk.source_line - 1, 0)
-        at = _nearest(lines, hunk.pre, target + shift, next_line)
-        if at is not None:
-            total += abs(at - target)
-            shift, next_line = at - target, at + len(hunk.pre)
+        total += abs(at - target)
     return total
 
 
-def _from_checkout(file: IncomingFile, checkout: Path) -> Base | None:
+def _from_checkout(file: IncomingFile, checkout: Origin) -> Base | None:
     """The base in a checkout: the blob that the diff names, or the file as it lies there."""
-    data = _blob(checkout, file.old_blob) if file.old_blob is not None else None
+    data = None
+    if file.old_blob is not None and isinstance(checkout, Path) and checkout.is_dir():
+        data = _blob(checkout, file.old_blob)
     by_id = data is not None
     if data is None:
-        data = read_regular(checkout / file.path, _LIMIT)
-    find = replay if by_id else _by_content
-    after = None if data is None else find(data, file.hunks)
+        data = read_origin(checkout, file.path)
+    after: bytes | None = None
+    if data is not None and file.binary is not None:
+        after = _of_id(data, file)
+    elif data is not None:
+        after = (replay if by_id else _by_content)(data, file.hunks)
     if data is None or after is None:
         return None
+    by_id = by_id or file.binary is not None
     fit = None if by_id else _fit(file, data, ())
     if fit is not None and not _with_common(fit, [fit]).lacks_it():
         return None  # a checkout of a later commit: it has the change
     return Base(file.path, None, data, after, by_id)
+
+
+def _of_id(data: bytes, file: IncomingFile) -> bytes | None:
+    """What other bytes make of a file, if it is the one whose place they take."""
+    if not blob_id(data).startswith(file.old_blob or "-"):
+        return None
+    return following_bytes(data, file)
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files of what `--base` names; satisfies ``Tree``."""
+
+    origin: Origin
+
+    def read(self, path: str) -> bytes | None:
+        """The bytes of a file; one file is that of its name, wherever it lies."""
+        if isinstance(self.origin, Path) and self.origin.is_file():
+            is_it = path.rpartition("/")[2] == self.origin.name
+            return read_origin(self.origin, path) if is_it else None
+        return read_origin(self.origin, path)
+
+
+def release_before(
+    origin: Origin, paths: Sequence[str], texts: ReleaseTexts, package: Package
+) -> str | None:
+    """The last release before what `--base` names: by its version, or by its texts.
+
+    :param paths: files of the package that tell; :returns: ``None`` where there is no release.
+    :raises OverlayError: if a release cannot be read.
+    """
+    files = Files(origin)
+    text = files.read(f"{package.name}/_version.py") or b""
+    numbers = re.findall(rb"(?m)^(?:__)?version.*= ['\"](\d[^'\"]*)['\"]", text)
+    version = parse_version(numbers[0].decode("utf-8", "replace")) if numbers else None
+    if version is not None:
+        last = Version(version.base_version)
+        older = [name for name in texts.names if Version(name) < last]
+        same = [name for name in texts.names if Version(name) == last]
+        return next(reversed([*older, *(same if not version.is_prerelease else ())]), None)
+    own = {path: data for path in paths if (data := files.read(path)) is not None}
+
+    def alike(name: str) -> float:
+        pairs = ((data, texts.read(name, path) or b"") for path, data in own.items())
+        return sum(
+            SequenceMatcher(None, a.splitlines(), b.splitlines(), autojunk=False).quick_ratio()
+            for a, b in pairs
+        )
+
+    return max(texts.names, key=alike, default=None)
+
+
+def read_origin(origin: Origin, path: str) -> bytes | None:
+    """A file of what `--base` names; of one file each edit is asked whether it fits.
+
+    :raises OverlayError: if it cannot be read.
+    """
+    if not isinstance(origin, Path):
+        return origin.read(path)
+    return read_regular(origin / path if origin.is_dir() else origin, _LIMIT)
 
 
 def _blob(checkout: Path, blob: str) -> bytes | None:

@@ -18,9 +18,8 @@ from typing import NamedTuple
 from packaging.version import Version
 
 from overlay import __version__
-from overlay._features.model import Feature
+from overlay._features.model import Feature, blob_id
 from overlay._features.patch_headers import author, last_update
-from overlay.authoring.locating import blob_id
 from overlay.planning.diff import render
 from overlay.results import Change
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from overlay._features.model import MODULE_SCOPE, Hunk
 from overlay.authoring.merge import Merge, Side, merge
-from overlay.authoring.ports import TopicPort
+from overlay.authoring.ports import TopicPort, base_name
 from overlay.package import package_named
 from overlay.planning.attempt import Texts
 from overlay.planning.matching import edits, final_newline_after
@@ -77,8 +77,11 @@ def conflict(port: TopicPort, release: str) -> Conflict | None:
         return None
     merged = merge(base.lines, ours.lines, theirs.lines)
     title = package_named(port.path.partition("/")[0]).title
-    name = f"yours ({port.variant.patch.name})"
-    lines = merged.marked(name, f"{title} {port.base}", f"{title} {release}")
+    origin = base_name(port.base)
+    name = f"yours ({port.variant.patch.name if origin == port.base else port.topic})"
+    lines = merged.marked(
+        name, origin if origin != port.base else f"{title} {origin}", f"{title} {release}"
+    )
     return Conflict(port.origin, yours, port.after, _text(lines, theirs))
 
 

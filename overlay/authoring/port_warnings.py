@@ -24,6 +24,8 @@ _MERGED_LINES = (
     "{}: upstream changed lines that the hunk changes too; they were merged statement by statement"
 )
 
+_BESIDE = "{}: upstream changed lines right beside the hunk, which lands with less context"
+
 
 def port_warnings(
     origin: bytes, before: bytes, hunks: Sequence[CarriedHunk], texts: Texts
@@ -47,6 +49,7 @@ def port_warnings(
                 *_lost_names(landed, base, release),
                 *_changed_scopes(landed, (base, base_scopes), (release, release_scopes)),
                 *(_MERGED_LINES.format(hunk.scope) for hunk in landed if hunk.by_statement),
+                *(_BESIDE.format(hunk.scope) for hunk in landed if hunk.beside),
             )
         )
     )

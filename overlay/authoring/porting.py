@@ -16,17 +16,22 @@ from packaging.version import Version
 
 from overlay._features.model import Feature, Hunk, Topic, Variant
 from overlay.authoring.carry import Carried, CarriedHunk, carry
-from overlay.authoring.composing import NotComposable, compose
-from overlay.authoring.locating import ReleaseTexts, ReleaseTree
+from overlay.authoring.composing import CONTEXT, NotComposable, compose, contexts_from
+from overlay.authoring.following import Moved, follow
+from overlay.authoring.locating import OWN_BASE, ReleaseTexts, ReleaseTree
 from overlay.authoring.port_warnings import port_warnings
 from overlay.authoring.ports import FeaturePort, TopicPort
+from overlay.package import is_module
 from overlay.planning.attempt import Texts, attempt
+from overlay.planning.context import context_of
 from overlay.planning.obsolete import obsolete_by
-from overlay.planning.planner import plan
+from overlay.planning.planner import Stack, lay, plan
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
 from overlay.planning.upstream import evidence, module_outcome
 from overlay.results import Outcome, State
+from overlay.settings import in_home
+from overlay.untrusted import read_below
 
 
 @dataclass
@@ -34,10 +39,13 @@ class Porter:
     """Ports features to releases.
 
     :param texts: the releases, oldest first; :param syntax: answers about texts.
+    :param context: how many lines of context merged hunks keep; ``None``: as many as the hunks
+        have that they are made of.
     """
 
     texts: ReleaseTexts
     syntax: Syntax = field(default_factory=Syntax)
+    context: int | None = None
 
     def __post_init__(self) -> None:
         self._answers = Texts(self.syntax)
@@ -46,6 +54,7 @@ class Porter:
         # them, so that no other feature gets their identity.
         self._ports: dict[tuple[int, ...], dict[str, FeaturePort]] = {}
         self._alive: list[Feature] = []
+        self._stacks: dict[tuple[object, ...], Stack] = {}
 
     def port(self, feature: Feature, release: str, earlier: Sequence[Feature] = ()) -> FeaturePort:
         """Carry a feature to a release; the second time the answer is the first one's.
@@ -246,18 +255,52 @@ class Porter:
         if patch.retired:
             hunks = tuple(CarriedHunk(hunk, Outcome.UPSTREAM, hunk.scope) for hunk in patch.hunks)
             return TopicPort(topic.name, variant, base, hunks, None, before, before)
-        origin = self._series(feature, topic, base, self.texts.read(base, patch.path))
-        if attempt(patch, origin, self._answers).after is None and earlier:
-            # It was made on top of other features: so it is carried on top of them.
-            below = self._below(earlier, base, patch.path)
-            stacked = self._series(feature, topic, base, below)
-            if attempt(patch, stacked, self._answers).after is not None:
-                origin = stacked
-                before = patched_texts.get(patch.path, self._below(earlier, release, patch.path))
+        origin, stacked = self.text_for(feature, topic, variant, base, earlier)
+        if stacked:  # it was made on top of other features: so it is carried on top of them
+            before = patched_texts.get(patch.path, self._below(earlier, release, patch.path))
         if origin is None:
             hunks = tuple(CarriedHunk(hunk, Outcome.MISSING, hunk.scope) for hunk in patch.hunks)
             return TopicPort(topic.name, variant, base, hunks, None, before, before)
-        return self._carry(topic, variant, base, origin, before)
+        port = self._carry(topic, variant, base, origin, before)
+        lost = [hunk for hunk in port.hunks if hunk.outcome is Outcome.MISSING]
+        if len(lost) != len(port.hunks) or stacked:
+            return port
+        return self._followed(topic, variant, base, origin, release) or port
+
+    def _followed(
+        self, topic: Topic, variant: Variant, base: str, origin: bytes, release: str
+    ) -> TopicPort | None:
+        """A topic carried to the file to which upstream moved what it changes, if that is found."""
+        patch = variant.patch
+        moved = Moved(patch.path, base, origin, patch.hunks)
+        place = follow(moved, release, self.texts, self.syntax, everywhere=True)
+        if place is None:
+            return None
+        there = variant._replace(patch=patch._replace(path=place.path))
+        port = self._written(topic, there, base, origin, place.before, place.carried)
+        warning = f"{patch.path}: upstream moved what it changes to {place.path}"
+        return replace(port, warnings=(warning, *port.warnings))
+
+    def text_for(
+        self,
+        feature: Feature,
+        topic: Topic,
+        variant: Variant,
+        release: str,
+        earlier: Sequence[Feature],
+    ) -> tuple[bytes | None, bool]:
+        """The text that a variant meets on a release of its range, where it lands on one.
+
+        :returns: that, and whether it has the features before it, too.
+        """
+        patch = variant.patch
+        origin = self._series(feature, topic, release, self._text_of(feature, release, patch.path))
+        if attempt(patch, origin, self._answers).after is None and earlier:
+            below = self._below(earlier, release, patch.path)
+            text = self._series(feature, topic, release, below)
+            if attempt(patch, text, self._answers).after is not None:
+                return text, True
+        return origin, False
 
     def _carry(
         self, topic: Topic, variant: Variant, base: str, origin: bytes, before: bytes | None
@@ -266,8 +309,27 @@ class Porter:
         hunks = variant.patch.hunks
         key = origin, hunks, before
         if key not in self._carried:
-            self._carried[key] = carry(origin, hunks, before, self.syntax)
+            self._carried[key] = carry(origin, hunks, before, self.syntax, less=True)
         carried = self._carried[key]
+        if any(hunk.whole is not None for hunk in hunks):
+            own = hunks if carried.outcome is Outcome.EXACT else None
+            after = before if own is None else carried.after
+            return TopicPort(
+                topic.name, variant, base, carried.hunks, origin, before, after, new_hunks=own
+            )
+        return self._written(topic, variant, base, origin, before, carried)
+
+    def _written(
+        self,
+        topic: Topic,
+        variant: Variant,
+        base: str,
+        origin: bytes,
+        before: bytes | None,
+        carried: Carried,
+    ) -> TopicPort:
+        """A carried topic with the hunks that it gets for the release."""
+        hunks = variant.patch.hunks
         port = TopicPort(
             topic.name,
             variant,
@@ -286,7 +348,9 @@ class Porter:
         if not port.review:
             return replace(port, new_hunks=exact or None)
         try:
-            new_hunks = compose(before, carried.after)
+            is_data = not is_module(variant.patch.path)
+            contexts = contexts_from(self._context(hunks))
+            new_hunks = compose(before, carried.after, contexts, is_data=is_data)
         except NotComposable as error:
             return replace(port, problem=f"the merged text cannot be written as hunks: {error}")
         again = attempt(variant.patch._replace(hunks=new_hunks), before, self._answers)
@@ -294,15 +358,35 @@ class Porter:
             return replace(port, problem="the merged text cannot be written as hunks")
         return replace(port, new_hunks=new_hunks)
 
+    def _context(self, hunks: Sequence[Hunk]) -> int:
+        """How much context merged hunks get: what was asked for, or no more than these have.
+
+        Another number of lines would make the ranges depend on the order of ports.
+        """
+        if self.context is not None:
+            return self.context
+        widest = max(side for hunk in hunks for side in context_of(hunk))
+        return min(max(1, widest), CONTEXT[0])
+
     # Texts
 
+    def _text_of(self, feature: Feature, base: str, path: str) -> bytes | None:
+        """The text that a variant was made on: a release's, or what its folder keeps of a build."""
+        if base not in self.texts.names and not feature.shipped:
+            own = read_below(in_home(feature.origin).resolve(), f"{feature.id}/{OWN_BASE}/{path}")
+            if own is not None:
+                return own
+        return self.texts.read(base, path)
+
     def _below(self, earlier: Sequence[Feature], release: str, path: str) -> bytes | None:
-        """A release's file with the features applied that have a variant for the release."""
-        data = self.texts.read(release, path)
-        for feature in earlier:
-            for topic in feature.topics:
-                data = self._apply(topic, release, path, data)
-        return data
+        """A release's file with the features on it that serve the release, as a check has them."""
+        key = release, *map(id, earlier)
+        if key not in self._stacks:
+            self._alive += earlier
+            tree, record = ReleaseTree(self.texts, release), self.texts.record(release)
+            serving = [each for each in earlier if Version(release) in each.releases]
+            self._stacks[key] = lay(serving, tree, Version(release), record, self.syntax)
+        return self._stacks[key].tree.current(path)
 
     def _series(
         self, feature: Feature, topic: Topic, release: str, data: bytes | None

@@ -11,6 +11,14 @@ from overlay.authoring.carry import CarriedHunk
 from overlay.report.base import plain
 from overlay.results import Outcome, whole_outcome
 
+#: What the text that a foreign change was made on is called among the releases.
+OWN_TEXT = "0.0.0"
+
+
+def base_name(release: str) -> str:
+    """What people call the text that a variant was made on."""
+    return "the change's own text" if release == OWN_TEXT else release
+
 
 @dataclass(frozen=True)
 class TopicPort:
@@ -24,6 +32,7 @@ class TopicPort:
     :ivar problem: why nothing can be made of it although no hunk conflicts.
     :ivar covered: whether the release lies in the variant's range already.
     :ivar by_hand: whether a person resolved or reviewed it.
+    :ivar not_needed: whether a person said that the release does not need its hunks.
     """
 
     topic: str
@@ -38,6 +47,13 @@ class TopicPort:
     problem: str | None = None
     covered: bool = False
     by_hand: bool = False
+    not_needed: bool = False
+
+    @property
+    def retired_as(self) -> PortedWay:
+        """Why none of its hunks is applied, where that is so."""
+        from_such = self.variant.patch.ported is PortedWay.NOT_NEEDED
+        return PortedWay.NOT_NEEDED if self.not_needed or from_such else PortedWay.UPSTREAM
 
     @property
     def way(self) -> PortedWay | None:

@@ -6,15 +6,18 @@ the package is told beside it.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable, Sequence
 
 from packaging.version import Version
 
 from overlay.authoring.locating import ReleaseTexts
 from overlay.errors import UsageError
-from overlay.package import VLLM, Package
+from overlay.package import VLLM, Package, parse_version
 from overlay.report.progress import doing
 from overlay.targets import resolution
+from overlay.targets.releases import releases_folder
 from overlay.targets.resolution import release_named, releases, spelt
 from overlay.targets.target import Progress, Target
 
@@ -74,4 +77,20 @@ def tree_of(release: str, package: Package, progress: Progress | None) -> Target
 
 def texts_of(names: Sequence[str], package: Package, progress: Progress | None) -> ReleaseTexts:
     """The files of releases, from the cache or the package index, each read once."""
-    return ReleaseTexts(names, lambda release: tree_of(release, package, progress))
+    return ReleaseTexts(
+        names,
+        lambda release: tree_of(release, package, progress),
+        lambda: [name for name in cached(package) if name not in names],
+    )
+
+
+def cached(package: Package) -> tuple[str, ...]:
+    """The releases of a package that lie in the cache, oldest first."""
+    try:
+        names = os.listdir(releases_folder().path)
+    except OSError:
+        return ()
+    own = re.compile(re.escape(package.name) + r"-(\d[^/]*)\.zip")
+    matches = filter(None, map(own.fullmatch, names))
+    versions = filter(None, (parse_version(match[1]) for match in matches))
+    return tuple(str(version) for version in sorted(versions))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from overlay._features.model import Hunk
+from overlay._features.model import FILE_SCOPE, Hunk
 from overlay.planning.matching import match
 from overlay.planning.scopes import find
 from overlay.planning.text import SourceText
@@ -34,12 +34,15 @@ class ScopedText:
     scopes: Scopes
 
     @classmethod
-    def read(cls, data: bytes) -> ScopedText:
+    def read(cls, data: bytes, *, is_data: bool = False) -> ScopedText:
         """The text of a file.
 
+        :param is_data: it is no module: it has one scope, which is all of it.
         :raises TextError, UnparsableError: if it is not readable, or not Python.
         """
         source = SourceText.from_bytes(data)
+        if is_data:
+            return cls(source, {FILE_SCOPE: [range(len(source.lines))]})
         return cls(source, scopes_in(source.lines))
 
     @property
@@ -59,3 +62,12 @@ class ScopedText:
             return places[0] if len(places) == 1 else None
         start, stop = line - 1, line - 1 + len(hunk.pre)
         return next((p for p in places if p.start <= start and stop <= p.stop), None)
+
+
+def with_base(hunk: Hunk, origin: ScopedText) -> Hunk:
+    """A hunk whose base is known: what its scope in the base had of its lines tells nothing."""
+    if hunk.base_has is not None:
+        return hunk
+    home = origin.home(hunk)
+    there = () if home is None else origin.source.lines[home.start : home.stop]
+    return hunk._replace(base_has=tuple(dict.fromkeys(line.strip() for line in there)))

@@ -28,15 +28,21 @@ from overlay.errors import UsageError
 from overlay.package import (
     VLLM,
     Package,
+    file_problem,
     package_named,
     parse_release,
-    path_problem,
     require_id,
     require_text,
 )
 from overlay.untrusted import read_below, require_own_name, require_private, sha256
 
 DOCUMENT = "session.toml"
+
+#: The folder of a change that a port places: a folder of patches with one feature.
+IMPORT = ".import"
+
+#: What a session says of the feature that such a change becomes.
+NOTES_OF_IMPORT = {"origin", "author", "date", "patches", "update"}
 
 SCHEMA = 1
 
@@ -97,7 +103,7 @@ class Session:
     :ivar patches: of an edit the folder that its feature is written to; of a port those that were
         named beside the shipped one.
     :ivar files: path (``vllm/...``) -> hashes of its texts, of an edit.
-    :ivar notes: further facts of an edit, as texts.
+    :ivar notes: further facts of an edit, or of a port that places a foreign change, as texts.
     :ivar package: whose release it is.
     :ivar waiting: what a port waits for, in the order of the series.
     """
@@ -112,6 +118,12 @@ class Session:
     notes: Mapping[str, str] = field(default_factory=dict)
     package: Package = VLLM
     waiting: tuple[Waiting, ...] = ()
+
+    @property
+    def places_import(self) -> tuple[str, ...]:
+        """The patches folder of a port of a foreign change, which it keeps itself; else none."""
+        is_port = self.kind is SessionKind.PORT and bool(self.notes)
+        return (self.notes["patches"],) if is_port else ()
 
     def now(self, name: str) -> bytes | None:
         """The present bytes of a file; ``None`` where it was removed.
@@ -257,6 +269,13 @@ def finish(session: Session) -> bool:
     own = [entry.name for entry in session.waiting]
     if session.kind is SessionKind.EDIT:
         own = [*(f"{BASE}/{path}" for path in session.files), *session.present()]
+    if session.places_import:
+        own += [
+            os.path.relpath(os.path.join(place, name), session.folder)
+            for below in (BASE, IMPORT)
+            for place, _, names in os.walk(session.folder / below)
+            for name in names
+        ]
     return disk.remove_session(session.folder, DOCUMENT, own)
 
 
@@ -280,7 +299,7 @@ def _files(
     texts: Mapping[str, bytes], base: Mapping[str, bytes], package: Package
 ) -> dict[str, SessionFile]:
     for path in (*texts, *base):
-        if problem := path_problem(path, package):
+        if problem := file_problem(path, package):
             raise ValueError(problem)
     return {
         path: SessionFile(_hash(base.get(path)), _hash(texts.get(path)))
@@ -344,6 +363,9 @@ def render(session: Session) -> str:
     ]
     if kind is SessionKind.PORT:
         lines.append(f"patches = [{', '.join(toml_string(str(p)) for p in session.patches)}]")
+        if session.notes:
+            notes = {toml_string(key): value for key, value in session.notes.items()}
+            lines += ["", "[notes]", *_pairs(notes)]
         for entry in session.waiting:
             lines += ["", "[[waiting]]", *_pairs(entry._asdict())]
         return "\n".join(lines) + "\n"
@@ -388,7 +410,7 @@ def read(folder: Path, kind: SessionKind) -> Session:
         ) from error
     if session is None:
         raise UsageError(f"{folder}: {expected}, found one of `overlay {other.value}`")
-    for place in session.patches:
+    for place in (*session.patches, *map(Path, session.places_import)):
         _require_own(place)
     return session
 
@@ -402,7 +424,11 @@ def _session(folder: Path, kind: SessionKind, table: dict[str, Any]) -> Session:
     if kind is SessionKind.PORT:
         waiting = tuple(_waiting(item, package) for item in table.get("waiting", []))
         features = features_of(waiting)
-        return Session(folder, kind, features, release, patches, package=package, waiting=waiting)
+        session = Session(folder, kind, features, release, patches, package=package)
+        notes = dict(_texts(table.get("notes", {})))
+        if notes and (len(features) > 1 or not notes.keys() >= NOTES_OF_IMPORT):
+            raise ValueError(f"its notes are {', '.join(notes)} for {len(features)} features")
+        return replace(session, waiting=waiting, notes=notes)
     files = {}
     for path, entry in table["files"].items():
         _expect_path(path, package)
@@ -423,7 +449,7 @@ def _waiting(item: Mapping[str, object], package: Package) -> Waiting:
 
 
 def _expect_path(path: str, package: Package) -> None:
-    if problem := path_problem(path, package):
+    if problem := file_problem(path, package):
         raise ValueError(problem)
 
 

@@ -13,10 +13,11 @@ from overlay.errors import UsageError, told_once
 from overlay.package import (
     VLLM,
     Package,
+    file_problem,
+    is_module,
     known_package,
     package_named,
     package_problem,
-    path_problem,
 )
 from overlay.planning.scopes import Syntax
 from overlay.planning.text import SourceText
@@ -25,9 +26,19 @@ from overlay.results import Fate
 from overlay.results.invocation import command
 
 #: Folders and endings of files that a patch of an installation has no use for.
-_TESTS = ("tests/", ".buildkite/", ".github/", "benchmarks/", "examples/", "tools/")
+_TESTS = ("tests/", "test/", ".buildkite/", ".github/", "benchmarks/", "examples/", "tools/")
 _DOCS = ("docs/",)
 _DOC_ENDINGS = (".md", ".rst", ".txt")
+
+
+#: What a feature can do to a file.
+_CARRIED = (
+    ChangeKind.MODIFIED,
+    ChangeKind.ADDED,
+    ChangeKind.REMOVED,
+    ChangeKind.RENAMED,
+    ChangeKind.BINARY,
+)
 
 
 @dataclass(frozen=True)
@@ -100,18 +111,20 @@ class _Sorted:
                     return
                 self._refuse(
                     file,
-                    f"it {file.kind.value} {path}, which is not a Python module of "
+                    f"it {file.kind.value} {path}, which is no module or data file of "
                     f"{package.name}/: the rest is half a change (--partial takes it)",
                 )
         elif file.kind is ChangeKind.MODE and partial:
             self.fates.append(FileFate(path, Fate.MODE))
-        elif file.kind not in (ChangeKind.MODIFIED, ChangeKind.ADDED):
+        elif (problem := _unsaid(file, package)) is not None:
+            self._refuse(file, problem)
+        elif file.kind not in _CARRIED:
             word = "from" if file.kind is ChangeKind.COPIED else "it was"
             was = f" ({word} {file.old_path})" if file.old_path not in (None, path) else ""
             self._refuse(
                 file,
-                f"it {file.kind.value} {path}{was}; a feature edits modules in place "
-                "and adds new ones",
+                f"it {file.kind.value} {path}{was}; a feature edits files in place, adds new ones "
+                "and removes them",
             )
         else:
             if file.mode is not None:
@@ -127,7 +140,10 @@ class _Sorted:
     def _keep(self, file: IncomingFile) -> None:
         """Note a module that is edited or added, on top of the commits before."""
         path = file.path
-        if file.kind is ChangeKind.ADDED:
+        if file.kind is ChangeKind.RENAMED and file.old_path is not None:
+            file = replace(file, path=file.old_path, new_path=path)
+            path = file.path
+        if file.is_new:
             if path in self.added or path in self.edits:
                 first = self.added.get(path) or self.edits[path][0]
                 self._refuse(
@@ -137,8 +153,14 @@ class _Sorted:
                 )
             else:
                 self.added[path] = file
-        elif path in self.added:
+        elif path in self.added and file.kind is ChangeKind.REMOVED:
+            del self.added[path]
+        elif path in self.added and file.kind is ChangeKind.MODIFIED:
             self.added[path] = _laid_on(self.added[path], file)
+        elif path in self.added:
+            self._refuse(
+                file, f"it {file.kind.value} {path}, which the change itself adds: make one of both"
+            )
         else:
             self.edits.setdefault(path, []).append(file)
 
@@ -212,17 +234,38 @@ def _leaves(path: str) -> bool:
     return path.startswith(("/", "\\")) or ".." in path.replace("\\", "/").split("/")
 
 
+def _unsaid(file: IncomingFile, package: Package) -> str | None:
+    """Why a change of a file cannot be carried although its kind can; ``None`` where it can."""
+    if file.kind is ChangeKind.BINARY and file.binary is None:
+        return (
+            f"it replaces the bytes of {file.path} and does not hold them: make the diff with git "
+            "diff --binary"
+        )
+    if file.is_new and file.binary is not None and file.binary.is_delta:
+        return f"it adds {file.path} as a delta of other bytes: make it with git diff --binary"
+    if file.kind is not ChangeKind.RENAMED or file.old_path is None:
+        return None
+    if (problem := file_problem(file.old_path, package)) is not None:
+        return f"it {file.kind.value} {file.path} (it was {file.old_path}): {problem}"
+    return None
+
+
+def is_beside(path: str) -> bool:
+    """Whether a project keeps a file beside its package: tests, tools, documentation."""
+    return path.startswith((*_TESTS, *_DOCS))
+
+
 def _fate(file: IncomingFile, package: Package) -> Fate:
     path = file.path
-    if path_problem(path, package) is not None and _leaves(path):
+    if file_problem(path, package) is not None and _leaves(path):
         return Fate.OUTSIDE
     if path.startswith(_TESTS):
         return Fate.TESTS
     if path.startswith(_DOCS) or ("/" not in path and path.endswith(_DOC_ENDINGS)):
         return Fate.DOCS
-    if path_problem(path, package) is not None:
+    if file_problem(path, package) is not None:
         return Fate.OUTSIDE
-    return Fate.ADDED if file.kind is ChangeKind.ADDED else Fate.EDITED
+    return Fate.ADDED if file.is_new else Fate.EDITED
 
 
 def _laid_on(first: IncomingFile, then: IncomingFile) -> IncomingFile:
@@ -241,6 +284,8 @@ def _laid_on(first: IncomingFile, then: IncomingFile) -> IncomingFile:
 
 def added_content(file: IncomingFile) -> bytes:
     """The bytes of an added file."""
+    if file.binary is not None:
+        return file.binary.data
     lines = [text for hunk in file.hunks for op, text in hunk.lines if op == "+"]
     unfinished = bool(file.hunks) and file.hunks[-1].post_unfinished
     text = "\n".join(lines) + ("" if unfinished or not lines else "\n")
@@ -249,10 +294,10 @@ def added_content(file: IncomingFile) -> bytes:
 
 def uncompilable(path: str, data: bytes, syntax: Syntax) -> str | None:
     """Why a module that a change leaves cannot be Python, in words; ``None`` where it compiles."""
-    problem = syntax.compile_error(data, path)
+    problem = syntax.compile_error(data, path) if is_module(path) else None
     return None if problem is None else f"{path} does not compile: {problem}"
 
 
 def added_problem(path: str, data: bytes, syntax: Syntax) -> str | None:
-    """Why a feature cannot add a module, in words; ``None`` where it can."""
+    """Why a feature cannot add a file, in words; ``None`` where it can."""
     return unread(path) or uncompilable(path, data, syntax)

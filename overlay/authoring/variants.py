@@ -14,22 +14,21 @@ from itertools import groupby
 from packaging.version import Version
 
 from overlay._features.feature_folder import essence
-from overlay._features.model import Feature, Hunk, PortedWay, Topic, Variant
+from overlay._features.model import FILE_SCOPE, Feature, Hunk, PortedWay, Topic, Variant
 from overlay.authoring.porting import Porter
 from overlay.authoring.ports import FeaturePort, TopicPort
-from overlay.authoring.scoped import scopes_in
+from overlay.authoring.scoped import ScopedText
 from overlay.authoring.writing import render_patch, require_change
 from overlay.errors import UsageError
 from overlay.package import ReleaseRange
 from overlay.planning.telling import new_lines, share_of
-from overlay.planning.text import SourceText
 from overlay.results import Outcome
 
 _RELEASES = re.compile(r'^(releases\s*=\s*")[^"]*(".*)$', re.MULTILINE)
 _MERGED = re.compile(r"^merged\s*=.*\n", re.MULTILINE)
 
 #: What tells two texts of a variant apart.
-_Key = tuple[bool, str]
+_Key = tuple[PortedWay | None, str]
 
 
 @dataclass(frozen=True)
@@ -151,8 +150,11 @@ def base_has(hunks: Sequence[Hunk], base: bytes) -> list[str]:
 
     :raises TextError, UnparsableError: if the base is not Python that can be read.
     """
-    source = SourceText.from_bytes(base)
-    scopes = scopes_in(source.lines)
+    if any(hunk.whole is not None for hunk in hunks):
+        return []
+    is_data = any(hunk.scope == FILE_SCOPE for hunk in hunks)
+    text = ScopedText.read(base, is_data=is_data)
+    source, scopes = text.source, text.scopes
     lines: dict[str, None] = {}
     for hunk in hunks:
         for place in scopes.get(hunk.scope, ()):
@@ -184,7 +186,7 @@ def _is_variant(path: str, feature: Feature) -> bool:
     return name.endswith(".patch") and any(topic.name == folder for topic in feature.topics)
 
 
-def _key(hunks: Sequence[Hunk], *, retired: bool) -> _Key:
+def _key(hunks: Sequence[Hunk], retired: PortedWay | None = None) -> _Key:
     # What the base had does not change where the hunks land.
     return retired, repr([essence(hunk)[:-1] for hunk in hunks])
 
@@ -192,7 +194,8 @@ def _key(hunks: Sequence[Hunk], *, retired: bool) -> _Key:
 def _existing(topic: Topic, files: Mapping[str, bytes], every: Sequence[str]) -> dict[str, _Text]:
     cells: dict[str, _Text] = {}
     for variant in topic.variants:
-        key = _key(variant.patch.hunks, retired=variant.patch.retired)
+        patch = variant.patch
+        key = _key(patch.hunks, patch.ported if patch.retired else None)
         cell = _Text(key, files[patch_file(topic, variant)], existing=True)
         cells |= {name: cell for name in every if Version(name) in variant.releases}
     return cells
@@ -210,10 +213,11 @@ def _new(part: TopicPort, release: str, today: str) -> _Text:
     if part.new_hunks is None:
         headers.pop("Base", None)
         headers.pop("Base-Has", None)
-        headers["Ported-From"] = f"{part.base} {PortedWay.UPSTREAM.value}"
+        way = part.retired_as
+        headers["Ported-From"] = f"{part.base} {way.value}"
         data = render_patch(headers, patch.path, patch.hunks)
-        return _Text(_key(patch.hunks, retired=True), _encoded(data), existing=False)
-    key = _key(part.new_hunks, retired=False)
+        return _Text(_key(patch.hunks, way), _encoded(data), existing=False)
+    key = _key(part.new_hunks)
     headers["Base"] = release
     if part.before is not None:
         headers = with_base_has(headers, part.new_hunks, part.before)

@@ -18,9 +18,10 @@ from typing import NamedTuple
 
 from packaging.version import Version
 
+from overlay._features.binary_patch import literal
 from overlay._features.documents import MalformedToml, parse_toml
 from overlay._features.feature_folder import read_feature
-from overlay._features.model import Feature, Hunk
+from overlay._features.model import Feature, Hunk, WholeFile, blob_id
 from overlay._features.patch_headers import REPEATED
 from overlay._features.sources import SHARED, unread
 from overlay.authoring import disk
@@ -69,12 +70,15 @@ class FeatureText:
 
 
 class Expected(NamedTuple):
-    """What one topic of a feature must make of a text on a release, byte for byte."""
+    """What one topic of a feature must make of a text on a release, byte for byte.
+
+    :ivar after: ``None`` where it must remove the file.
+    """
 
     topic: str
     release: str
     before: bytes
-    after: bytes
+    after: bytes | None
 
 
 @dataclass(frozen=True)
@@ -179,12 +183,25 @@ def render_patch(headers: Mapping[str, str], path: str, hunks: Sequence[Hunk]) -
     :param headers: DEP-3 fields in their order; values may have several lines.
     """
     lines = [line for name, value in headers.items() for line in _header(name, value)]
+    if hunks and (whole := hunks[0].whole) is not None:
+        return "\n".join([*lines, "---", *_whole_file(path, whole)]) + "\n"
     lines += ["---", f"--- a/{path}", f"+++ b/{path}"]
     shift = 0
     for hunk in sorted(hunks, key=lambda hunk: hunk.source_line):
         lines += _hunk(hunk, shift)
         shift += len(hunk.post) - len(hunk.pre)
     return "\n".join(lines) + "\n"
+
+
+def _whole_file(path: str, whole: WholeFile) -> list[str]:
+    """A change of a whole file in git's own form, which names what it is for by its id."""
+    new = "0" * 40 if whole.after is None else blob_id(whole.after)
+    return [
+        f"diff --git a/{path} b/{path}",
+        *(["deleted file mode 100644"] if whole.after is None else []),
+        f"index {whole.before}..{new}{'' if whole.after is None else ' 100644'}",
+        *literal(whole.after or b""),
+    ]
 
 
 def _header(name: str, value: str) -> list[str]:
@@ -284,7 +301,7 @@ def check_files(
 def _modules_lost(feature: Feature, files: Mapping[str, bytes]) -> list[str]:
     """The modules of a folder that are not read back as they are."""
     added = {f"files/{module.path}": module.content for module in feature.added}
-    modules = (name for name in files if name.startswith("files/") and name.endswith(".py"))
+    modules = (name for name in files if name.startswith("files/"))
     return [name for name in modules if added.get(name) != files[name]]
 
 
@@ -299,7 +316,8 @@ def _texts_missed(feature: Feature, expected: Sequence[Expected], syntax: Syntax
             for variant in each.variants
             if each.name == topic and Version(release) in variant.releases
         ]
-        if [attempt(patch, before, texts).after for patch in patches] != [after]:
+        attempts = [attempt(patch, before, texts) for patch in patches]
+        if [(each.after, each.removes) for each in attempts] != [(after, after is None)]:
             missed.append(f"{topic} on {release}")
     return missed
 

@@ -57,6 +57,9 @@ COMMANDS = {
     "list": CommandEntry(
         "overlay.cli.patching", "Show the features and the releases they are made for."
     ),
+    "show": CommandEntry(
+        "overlay.cli.patching", "Show one feature: its fault, releases, evidence and switch."
+    ),
     "doctor": CommandEntry(
         "overlay.cli.about", "Show everything that a bug report needs, and what needs you."
     ),

@@ -11,6 +11,7 @@ from overlay.cli.options import (
     TARGET_HELP,
     WRITABLE_HELP,
     asks,
+    complete_features,
     complete_target,
     feature_option,
     folder_to_write,
@@ -209,3 +210,17 @@ def list_(request: Request, releases: bool, pre: bool, package: str | None) -> R
       overlay list --releases --package vllm-ascend
     """
     return commands.list_(request, releases=releases, pre=pre, package=package)
+
+
+@cli.command()
+@click.argument("feature", metavar="ID", shell_complete=complete_features)
+@asks
+def show(request: Request, feature: str) -> Report:
+    """Show one feature: the fault that it mends, the releases, the evidence, the switch.
+
+    \b
+    Example:
+      overlay show context-limit
+      overlay show our-fix --patches ./our-patches
+    """
+    return commands.show(request, feature)

@@ -117,7 +117,8 @@ def examine(
         ledger = ledgers.load(target.root, target.package)
         basis = ledgers.digest(ledger)
         subjects = with_applied(features, selection, ledger)
-        view = pristine_view(target, ledger, ledgers.copies(target.root, target.package))
+        copies = ledgers.copies(target.root, target.package)
+        view = pristine_view(target, ledger, copies, public(target))
         with all_unreadable(needed(target, subjects, ledger), target.read):
             plan = make_plan(subjects, view, target.release, target.record, Memo())
             unrecorded: tuple[str, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from overlay.commands.assess import examine, outlook
@@ -16,6 +17,7 @@ from overlay.report.model import TargetFailure, TargetReport
 from overlay.report.progress import counting
 from overlay.report.targets import CheckReport
 from overlay.report.wording import checked, nothing_new
+from overlay.results import State
 from overlay.results.invocation import NOTHING_NAMED, Invocation, current, invoked
 from overlay.targets.resolution import packages_meant, releases
 
@@ -118,7 +120,7 @@ def _examined(target: Target, scene: Scene) -> TargetReport | TargetFailure:
     try:
         examination = examine(target, scene.features, scene.selection)
         answer = outlook(examination, target, untested=True).report
-        return with_runner(answer, scene.features, target.release)
+        return with_runner(_with_faults(answer, scene.features), scene.features, target.release)
     except OverlayError as error:
         lines = (
             line if line.startswith(f"{target.name}: ") else f"{target.name}: {line}"
@@ -127,3 +129,14 @@ def _examined(target: Target, scene: Scene) -> TargetReport | TargetFailure:
         return TargetFailure(target.name, "\n".join(lines))
     except OSError as error:
         return TargetFailure(target.name, described(error))
+
+
+def _with_faults(answer: TargetReport, features: Sequence[Feature]) -> TargetReport:
+    """A target with the faults that its release has, of mends that could be applied."""
+    symptoms = {feature.id: feature.fault.symptom for feature in features if feature.fault}
+    faults = tuple(
+        (result.feature, symptoms[result.feature])
+        for result in answer.features
+        if result.state is State.PRISTINE and result.feature in symptoms
+    )
+    return replace(answer, faults=faults)

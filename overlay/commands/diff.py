@@ -62,7 +62,8 @@ def _plan_pristine(target: Target, features: Sequence[Feature]) -> tuple[Plan, J
         return plan(features, target, target.release, target.record, Memo()), None
     with reading(target.root, package=target.package) as interrupted:
         ledger = ledgers.load(target.root, target.package)
-        view = pristine_view(target, ledger, ledgers.copies(target.root, target.package))
+        copies = ledgers.copies(target.root, target.package)
+        view = pristine_view(target, ledger, copies, public(target))
         with all_unreadable(needed(target, features, ledger), target.read):
             pristine_plan = plan(features, view, target.release, target.record, Memo())
             return with_edits(pristine_plan, ledger, target, public(target)), interrupted

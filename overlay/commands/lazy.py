@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from overlay.commands.report_ import report as report
     from overlay.commands.revert import Keep as Keep
     from overlay.commands.revert import revert as revert
+    from overlay.commands.show import show as show
     from overlay.commands.since import since as since
     from overlay.commands.status import status as status
 
@@ -39,6 +40,7 @@ _HOMES = {
     "of_this_vllm": "live",
     "report": "report_",
     "revert": "revert",
+    "show": "show",
     "since": "since",
     "status": "status",
 }

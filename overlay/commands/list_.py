@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 from packaging.version import Version
 
 from overlay._features.folder import Hole, holes
-from overlay._features.model import Feature, Topic, UpstreamPlan, UpstreamTest
+from overlay._features.model import Feature, Group, Topic, UpstreamPlan, UpstreamTest
 from overlay.commands.request import Request
 from overlay.errors import PackageIndexError, UsageError
 from overlay.package import VLLM, Package, package_of_distribution
@@ -20,10 +20,16 @@ from overlay.report.words import count, enumeration, is_are
 from overlay.results.invocation import command
 
 #: Why a feature is kept as a patch, in words.
-_REASONS = {
+REASONS = {
     UpstreamPlan.WAITING: "waiting for upstream to take it",
     UpstreamPlan.LOCAL: "local: for this site alone",
     UpstreamPlan.NEVER: "never: upstream will not take it",
+}
+
+_GROUPS = {
+    Group.FASTER: "Faster:",
+    Group.MENDED: "Mended, what a stock release does wrong:",
+    None: "Others:",
 }
 
 
@@ -55,9 +61,15 @@ class ListReport(Report):
     releases: tuple[ReleaseEntry, ...] | None = None
 
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:
-        """The features, and then the releases."""
-        for feature in self.features:
-            yield from self._feature(feature, verbose)
+        """The features by what they are good for, and then the releases."""
+        groups = [*Group, None]
+        for group in groups:
+            features = [feature for feature in self.features if feature.group is group]
+            if features and any(feature.group for feature in self.features):
+                yield Line((Span(_GROUPS[group], "heading"),))
+                yield BLANK
+            for feature in features:
+                yield from self._feature(feature, verbose)
         yield from _releases(self.releases or (), verbose)
 
     def own_data(self) -> dict[str, Any]:
@@ -91,9 +103,9 @@ class ListReport(Report):
             for need in entry.needs:
                 yield labelled(2, "needs:    ", need)
         upstream = entry.upstream or "none named"
-        reason = "" if entry.reason is None else f"  ({_REASONS[entry.reason]})"
+        reason = "" if entry.reason is None else f"  ({REASONS[entry.reason]})"
         yield labelled(2, "upstream: ", f"{upstream}{reason}")
-        for number, sentence in enumerate(_retires(entry)):
+        for number, sentence in enumerate(retires(entry)):
             yield labelled(2, "     and: " if number else "retires:  ", sentence)
         yield from self._topics(entry)
         if verbose:
@@ -124,7 +136,7 @@ class ListReport(Report):
             "why": feature.why,
             "releases": _range(feature),
             "upstream": feature.upstream,
-            "retires": () if feature.malformed else _retires(feature),
+            "retires": () if feature.malformed else retires(feature),
             "topics": [
                 {
                     "topic": topic.name,
@@ -138,6 +150,8 @@ class ListReport(Report):
             "origin": feature.origin,
             "digest": feature.digest,
             "reason": feature.reason,
+            "group": feature.group,
+            "fault": feature.fault,
             "warnings": feature.malformed or tuple(_warnings(feature)),
         }
         if feature.package != VLLM:
@@ -224,7 +238,7 @@ def _variants(topic: Topic) -> list[str]:
     return [str(variant.releases) for variant in topic.variants]
 
 
-def _retires(feature: Feature) -> tuple[str, ...]:
+def retires(feature: Feature) -> tuple[str, ...]:
     """What shows that a release has a feature itself, in words; all of them must hold.
 
     The last sentence also names the files without which there is nothing to do.

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from overlay import settings
 from overlay._features.model import SHIPPED
 from overlay.errors import OverlayError
-from overlay.package import VLLM
 from overlay.report.words import enumeration
 from overlay.results import Notice, State
 
@@ -49,7 +48,7 @@ def with_plugin(
     ):
         return target
     features = tuple(features)
-    plugins_own = frozenset(known_to_plugin(features)) - _too_early(everything, features)
+    plugins_own = frozenset(known_to_plugin(features)) - _on_disk_only(everything, features)
     coming = tuple(
         result.feature
         for result in everything.features
@@ -61,19 +60,19 @@ def with_plugin(
     return replace(target, in_memory=coming)
 
 
-def _too_early(target: TargetReport, features: tuple[Feature, ...]) -> frozenset[str]:
-    """The features that the plugin leaves out, since their modules are imported before it."""
-    if target.package != VLLM.name or all(feature.shipped for feature in features):
+def _on_disk_only(target: TargetReport, features: tuple[Feature, ...]) -> frozenset[str]:
+    """The features that the plugin leaves out: memory comes too late, or is no way for them."""
+    if all(feature.shipped for feature in features):
         return frozenset()
     from packaging.version import InvalidVersion, Version
 
-    from overlay._features.early_modules import too_early
+    from overlay._features.early_modules import not_in_memory
 
     try:
         release = None if target.vllm is None else Version(target.vllm)
     except InvalidVersion:
         release = None
-    return frozenset(too_early(target.features, features, release))
+    return frozenset(not_in_memory(target.features, features, release, target.package))
 
 
 def with_running(changed: TargetReport) -> TargetReport:

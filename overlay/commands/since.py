@@ -12,7 +12,7 @@ from overlay._features.model import Feature
 from overlay._features.patch_headers import author, last_update
 from overlay.errors import UsageError, described
 from overlay.report.model import TargetReport
-from overlay.report.since import SinceReport, StateChange, Turn, Ownership, changed_since
+from overlay.report.since import Ownership, SinceReport, StateChange, Turn, changed_since
 from overlay.report.targets import CheckReport
 from overlay.results import FeatureResult, Reason, State
 from overlay.results.invocation import command

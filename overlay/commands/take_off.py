@@ -28,7 +28,7 @@ from overlay.report.model import Obstacle
 from overlay.report.outcomes import not_taken_off, taken_off
 from overlay.report.targets import RevertReport
 from overlay.report.wording import together
-from overlay.report.words import enumeration
+from overlay.report.words import enumeration, was_were
 from overlay.results import FeatureResult, Plan, Reason, State
 from overlay.results.invocation import command
 from overlay.targets.target import public
@@ -242,8 +242,7 @@ def _obstacles(
         obstacles.append(
             Obstacle(
                 Code.REVERT_REFUSED,
-                f"{enumeration(edited)} {'was' if len(edited) == 1 else 'were'} edited after the "
-                "overlay applied",
+                f"{enumeration(edited)} {was_were(edited)} edited after the overlay applied",
                 Reason(
                     "taking the feature off would lose the edit",
                     keep_edit(ledger.package),

@@ -88,13 +88,12 @@ def _with_early(
     """A target with the features that can be patched on disk only, where they are not yet."""
     waiting = [result for result in target.features if result.state is State.PRISTINE]
     own = [feature for feature in features if not feature.shipped]
-    if not waiting or not own or target.package != VLLM.name:
+    if not waiting or not own:
         return target
-    from overlay._features.early_modules import too_early, why_on_disk
+    from overlay._features.early_modules import not_in_memory
 
-    late = too_early(waiting, own, release)
-    reasons = tuple((name, why_on_disk(modules)) for name, modules in late.items())
-    return replace(target, early=reasons)
+    reasons = not_in_memory(waiting, own, release, target.package)
+    return replace(target, early=tuple(reasons.items()))
 
 
 def with_notices(target: TargetReport, texts: Iterable[str]) -> TargetReport:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import overlay
+from overlay._features.early_modules import on_disk_reason
 from overlay._features.sources import fingerprint, owner_problem
 from overlay._processes import records
 from overlay.cache import cache_folder
@@ -29,7 +30,7 @@ from overlay.in_memory.activation import NOT_ASKED
 from overlay.in_memory.file_hashes import Recording, ReferencedPaths, as_it_stands
 from overlay.in_memory.module_cache import module_name
 from overlay.in_memory.patch_folders import patches_folders
-from overlay.package import VLLM
+from overlay.package import VLLM, is_module
 from overlay.results import State
 from overlay.settings import require_known
 from overlay.untrusted import read_regular, sha256
@@ -279,6 +280,12 @@ def _planned_entry(
     selection = _choose(plans.allowed_features, plans.of_asked, plans.switches, without)
     # What needs attention is left out as a whole; the rest is planned without it.
     final = plans.of_chosen(selection)
+    on_what_is_left_out: set[str] = set()
+    while final.state.needs_attention:
+        misfits = {each.feature for each in final.features if each.state.needs_attention}
+        on_what_is_left_out |= misfits
+        selection = tuple(feature for feature in selection if feature.id not in misfits)
+        final = plans.of_chosen(selection)
     results = plans.results()
     rows = [
         vars(
@@ -287,6 +294,7 @@ def _planned_entry(
                 results[feature.id],
                 feature in selection,
                 feature in plans.allowed_features,
+                _ON_LEFT_OUT if feature.id in on_what_is_left_out else on_disk_reason(feature),
             )
         )
         for feature in plans.features
@@ -310,10 +318,22 @@ def _planned_entry(
     return texts, facts
 
 
-def _describe(feature: Feature, result: FeatureResult, included: bool, allowed: bool) -> Planned:
+#: Why a feature is left out that fits where all features are.
+_ON_LEFT_OUT = "it is made on a feature that is left out of memory; apply both on disk"
+
+
+def _describe(
+    feature: Feature, result: FeatureResult, included: bool, allowed: bool, reason: str | None
+) -> Planned:
+    """A row of the entry.
+
+    :param reason: why the feature is left out although it fits, where that is so.
+    """
     why = "\n".join(_reasons(result)) or None
     if result.untested and not included:
         why = "this release is untested; OVERLAY_UNTESTED=on allows it"
+    elif not included and result.state is State.PRISTINE:
+        why = reason or why
     if not allowed:
         why = NOT_ASKED
     return Planned(
@@ -322,7 +342,9 @@ def _describe(feature: Feature, result: FeatureResult, included: bool, allowed: 
         state=result.state,
         chosen=included,
         why=why,
-        modules=tuple(sorted({module_name(file.path) for file in result.files})),
+        modules=tuple(
+            sorted({module_name(file.path) for file in result.files if is_module(file.path)})
+        ),
         asked=allowed,
     )
 
@@ -366,7 +388,11 @@ def _choose(
         for result in first.features
         if result.state is State.PRISTINE and (switches.untested or not result.untested)
     }
-    return tuple(feature for feature in features if feature.id in fitting - without)
+    return tuple(
+        feature
+        for feature in features
+        if feature.id in fitting - without and not feature.changes_on_disk_only
+    )
 
 
 def _scopes(plan: Plan) -> list[dict[str, object]]:

@@ -1,4 +1,4 @@
-"""Find what somebody changed in a package beside its Python modules, which no feature carries.
+"""Find what somebody changed in a package beside its Python modules.
 
 RECORD tells: a data file counts as edited where its bytes are not those that RECORD lists.  Modes
 are in no RECORD, so nothing is known of them, and bytecode is Python's own.
@@ -19,6 +19,9 @@ from overlay.untrusted import kind, open_regular
 
 _PIECE = 1 << 20
 
+#: What was done to a data file.
+EDITED, ADDED, REMOVED = "edited", "added", "removed"
+
 
 class Beside(NamedTuple):
     """One change that is not one of a module.
@@ -36,8 +39,6 @@ class Beside(NamedTuple):
 def beside(root: Path, record: Mapping[str, str], package: Package) -> tuple[Beside, ...]:
     """What was changed below the folder of a package and is no module, by path.
 
-    A folder of which RECORD lists nothing is named as one.
-
     :param record: sha256 (hex) of the release's own files by path.
     :raises TargetError: if a file cannot be read.
     """
@@ -48,10 +49,15 @@ def beside(root: Path, record: Mapping[str, str], package: Package) -> tuple[Bes
         if (what := _changed(root, path, mode, record.get(path), package)) is not None:
             changed.append(Beside(path, what))
     changed += [
-        Beside(path, "removed")
+        Beside(path, REMOVED)
         for path in record
         if path not in visited and not _is_module(path, package)
     ]
+    return tuple(sorted(changed))
+
+
+def by_folder(changed: Iterable[Beside], record: Iterable[str]) -> tuple[Beside, ...]:
+    """The same, where a folder of which RECORD lists nothing is named as one."""
     return tuple(sorted(_by_folder(changed, folders_of(record))))
 
 
@@ -85,8 +91,8 @@ def _changed(
     if not stat.S_ISREG(mode):
         return kind(mode)
     if expected is None:
-        return "added"
-    return None if _digest(root / path) == expected else "edited"
+        return ADDED
+    return None if _digest(root / path) == expected else EDITED
 
 
 def _is_module(path: str, package: Package) -> bool:
@@ -105,14 +111,14 @@ def _digest(file: Path) -> str:
     return total.hexdigest()
 
 
-def _by_folder(changed: list[Beside], own: set[str]) -> Iterator[Beside]:
+def _by_folder(changed: Iterable[Beside], own: set[str]) -> Iterator[Beside]:
     """The changes, with those in a folder that is not the release's as one."""
     folders: dict[str, int] = {}
     for each in changed:
         parts = each.path.split("/")
         ways = ("/".join(parts[:depth]) for depth in range(1, len(parts)))
         foreign = next((way for way in ways if way not in own), None)
-        if foreign is None or each.what == "removed":
+        if foreign is None or each.what == REMOVED:
             yield each
         else:
             folders[foreign] = folders.get(foreign, 0) + 1

@@ -83,8 +83,10 @@ def new_ledger(
     for change in sorted(plan.changes):
         old_entry = old.entry(change.path) if old else None
         mode = old_entry.mode if old_entry else site.form(site.real(change.path)).mode
-        after = change.after or b""
-        entries.append(Entry(change.path, hash_of(change.before), sha256(after), mode, len(after)))
+        size = len(change.after or b"")
+        entries.append(
+            Entry(change.path, hash_of(change.before), hash_of(change.after), mode, size)
+        )
     added = [entry.path for entry in entries if entry.before is None]
     folders = {folder for path in added for folder in site.missing_folders(path)}
     if old is not None:

@@ -10,7 +10,14 @@ from overlay._features.model import Feature
 from overlay.errors import PlanOutdated, RevertRefused, TransactionError
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.bookkeeping import new_ledger, record_path, same, state_files
-from overlay.on_disk.disk_state import Condition, condition, conditions, keep_edit, void
+from overlay.on_disk.disk_state import (
+    Condition,
+    condition,
+    conditions,
+    keep_edit,
+    void,
+    was_replaced,
+)
 from overlay.on_disk.ledger import Entry, Ledger, LedgerLost
 from overlay.on_disk.site import Site
 from overlay.on_disk.writes import Intent, Write, assemble, hash_of
@@ -219,7 +226,7 @@ def _needed(
     tree, needed = ReadOnce(site), _Needed()
     with all_unreadable({*changes_by_path, *listed}, tree.read):
         for change in changes_by_path.values():
-            _bring_about(site, tree, old, change, needed)
+            _bring_about(site, tree, old, change, needed, release)
         if old is not None:
             _take_out(site, tree, old, release, changes_by_path, needed)
     return needed
@@ -240,6 +247,8 @@ def _take_out(
         if entry.path in changed_paths:
             continue
         now = present[entry.path]
+        if dead and entry.after is None:
+            continue  # nothing of the overlay's is there
         if now is Condition.OURS or (now is Condition.GONE and not dead):
             needed.writes[entry.path] = _restore(site, entry)
         elif now is Condition.EDITED:
@@ -247,13 +256,18 @@ def _take_out(
 
 
 def _bring_about(
-    site: Site, tree: Tree, old: Ledger | None, change: Change, needed: _Needed
+    site: Site,
+    tree: Tree,
+    old: Ledger | None,
+    change: Change,
+    needed: _Needed,
+    release: str | None,
 ) -> None:
     """Make one change of a plan."""
-    if change.after is None:
-        raise ValueError(f"{change.path}: a feature patches and adds files, it never removes one")
     now = tree.read(change.path)
     entry = old.entry(change.path) if old else None
+    if old is not None and entry is not None and entry.after is None and was_replaced(old, release):
+        entry = None  # that it is not there is the other release's doing
     ours = entry is not None and condition(entry, now) is Condition.OURS
     if entry is not None and ours and entry.before != hash_of(change.before):
         needed.edited.append(change.path)

@@ -45,8 +45,15 @@ class Condition(Enum):
 class PristineView:
     """A target as it was before the overlay; satisfies ``overlay.package.Tree``."""
 
-    def __init__(self, tree: Tree, ledger: Ledger | None, copies: Callable[[str], bytes]) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        ledger: Ledger | None,
+        copies: Callable[[str], bytes],
+        release: str | None = None,
+    ) -> None:
         self.tree, self.ledger, self.copies = tree, ledger, copies
+        self._replaced = ledger is not None and was_replaced(ledger, release)
 
     def read(self, path: str) -> bytes | None:
         """The pristine bytes of ``path``; the present ones where the overlay did not write them.
@@ -57,6 +64,8 @@ class PristineView:
         entry = self.ledger.entry(path) if self.ledger else None
         if entry is None or condition(entry, now) is not Condition.OURS:
             return now
+        if entry.after is None and self._replaced:
+            return None  # the release that is here now has no such file, and none was removed
         return None if entry.before is None else self.copies(entry.before)
 
     def paths(self) -> Sequence[str]:
@@ -64,16 +73,29 @@ class PristineView:
         return paths_in(self.tree)
 
 
-def pristine_view(tree: Tree, ledger: Ledger | None, copies: Callable[[str], bytes]) -> Tree:
+def pristine_view(
+    tree: Tree,
+    ledger: Ledger | None,
+    copies: Callable[[str], bytes],
+    release: str | None = None,
+) -> Tree:
     """Return ``tree`` as it was before the overlay.
 
     :param copies: returns the pristine bytes with a sha256 (``ledger.copies``).
+    :param release: the installed release, as far as it is known.
     """
-    return PristineView(tree, ledger, copies)
+    return PristineView(tree, ledger, copies, release)
+
+
+def was_replaced(ledger: Ledger, release: str | None) -> bool:
+    """Whether another release is installed than the one that the ledger is about."""
+    return release is not None and release != ledger.release
 
 
 def condition(entry: Entry, now: bytes | None) -> Condition:
     """Compare the file of ``entry``, which has the bytes ``now``, with its hashes."""
+    if now is None and entry.after is None:
+        return Condition.OURS
     if now is None:
         return Condition.PRISTINE if entry.before is None else Condition.GONE
     present = sha256(now)
@@ -93,14 +115,21 @@ def void(ledger: Ledger, present: Mapping[str, Condition], release: str | None) 
     :param present: the condition of every file that the ledger lists.
     :param release: the installed release; ``None``: not known, judge by the files alone.
     """
-    patched = [present[entry.path] for entry in ledger.entries if entry.before is not None]
-    basis = patched or list(present.values())
+    patched = [present[entry.path] for entry in ledger.entries if _shows(entry)]
+    rest = [present[entry.path] for entry in ledger.entries if entry.after is not None]
+    replaced = was_replaced(ledger, release)
+    # That a file is not there shows nothing of the release that replaced the one it was removed of.
+    basis = patched or rest or ([] if replaced else list(present.values()))
     if basis and all(now is Condition.PRISTINE for now in basis):
         return "its files are the release's own again"
-    replaced = release is not None and release != ledger.release
-    if replaced and any(now is not Condition.OURS for now in basis):
+    if replaced and (any(now is not Condition.OURS for now in basis) or (present and not basis)):
         return f"{ledger.package.title} {ledger.release} was replaced by {release}"
     return None
+
+
+def _shows(entry: Entry) -> bool:
+    """Whether a file shows that its package was patched: it was there before, and is."""
+    return entry.before is not None and entry.after is not None
 
 
 def from_ledger(ledger: Ledger, tree: Tree, release: str | None = None) -> Plan | None:
@@ -229,7 +258,8 @@ def _void_notices(
         f"vllm-overlay {ledger.overlay} had patched {ledger.package.title} {ledger.release} here, "
         f"but {reason}: judged by its present files",
     )
-    ours = [path for path, now in present.items() if now is Condition.OURS]
+    removed = {entry.path for entry in ledger.entries if entry.after is None}
+    ours = [path for path, now in present.items() if now is Condition.OURS and path not in removed]
     if not ours:
         return (notice,)
     return (

@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlay.errors import PackageIndexError, TargetError
 from overlay.on_disk import ledger as ledgers
+from overlay.on_disk.beside import ADDED, EDITED, REMOVED, Beside
 from overlay.on_disk.disk_state import Condition, condition
-from overlay.package import VLLM, Package, Tree, path_problem
+from overlay.package import VLLM, Package, Tree, file_problem, path_problem
 from overlay.targets.record import Record
 from overlay.untrusted import sha256
 
 if TYPE_CHECKING:
     from overlay.on_disk.ledger import Entry, Ledger
+
+#: The most bytes of data files that become part of a feature.
+_MOST_BYTES = 64 * 1024 * 1024
 
 #: The module that a build writes, so that two builds of one release differ in it.
 _BUILT = "_version.py"
@@ -147,6 +151,41 @@ def find(files: PristineFiles) -> tuple[FileEdit, ...]:
     :raises OverlayError: if a file, or its pristine text, cannot be read.
     """
     return tuple(edit for path in sorted(_candidates(files)) if (edit := _edit(path, files)))
+
+
+def data_edits(
+    files: PristineFiles, changed: Sequence[Beside]
+) -> tuple[tuple[FileEdit, ...], tuple[Beside, ...]]:
+    """The edited data files of a target that a feature can carry, and what else was changed.
+
+    :param changed: what was changed and is no module.  What the overlay itself wrote is not an
+        edit; what somebody made of that, ``find`` tells.
+    """
+    edits: list[FileEdit] = []
+    rest: list[Beside] = []
+    listed = set() if files.ledger is None else {entry.path for entry in files.ledger.entries}
+    room = _MOST_BYTES
+    for change in changed:
+        if change.path in listed:
+            continue
+        edit = _data_edit(files, change)
+        room -= 0 if edit is None else len(edit.now or b"")
+        if edit is None or room < 0:
+            rest.append(change)
+        elif edit.now != edit.pristine:
+            edits.append(edit)
+    return tuple(edits), tuple(rest)
+
+
+def _data_edit(files: PristineFiles, change: Beside) -> FileEdit | None:
+    """The edit of a data file; ``None`` where its bytes cannot be carried or put back."""
+    what_is_carried = change.what in (EDITED, ADDED, REMOVED)
+    if not what_is_carried or file_problem(change.path, files.package) is not None:
+        return None
+    try:
+        return FileEdit(change.path, files.tree.read(change.path), files.read(change.path))
+    except TargetError:
+        return None  # too large, or the release at hand has texts only
 
 
 def _candidates(files: PristineFiles) -> set[str]:

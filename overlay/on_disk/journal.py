@@ -26,9 +26,9 @@ from overlay.on_disk.site import require_plain_state
 from overlay.package import (
     VLLM,
     Package,
+    file_problem,
     folder_problem,
     inside,
-    path_problem,
     require_text,
 )
 from overlay.untrusted import parse_json, read_below
@@ -178,7 +178,7 @@ def _decoded(document: Mapping[str, Any], package: Package) -> Journal:
 def _step(step: Mapping[str, Any], package: Package) -> Step:
     path = inside(step["path"])
     own = path in (package.ledger_path, package.ignore_path) or is_pristine_copy(path, package)
-    if not (own or is_record(path)) and (problem := path_problem(path, package)):
+    if not (own or is_record(path)) and (problem := file_problem(path, package)):
         raise ValueError(f"{problem}, and a transaction could not have changed it")
     before = None if step["before"] is None else require_sha256(step["before"])
     after = None if step["after"] is None else require_sha256(step["after"])

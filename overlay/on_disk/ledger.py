@@ -13,10 +13,11 @@ from overlay.errors import LedgerError, described, says_nothing_of_files
 from overlay.package import (
     VLLM,
     Package,
+    file_problem,
     folder_problem,
     inside,
+    is_module,
     package_named,
-    path_problem,
     require_id,
     require_text,
 )
@@ -27,6 +28,9 @@ from overlay.untrusted import parse_json, read_below, sha256
 
 #: Schema 1 had a text ``why`` in the place of ``reason``; it is still read.
 SCHEMA = 2
+
+#: That of a ledger with data files or removed files, which former overlays cannot read.
+_DATA_SCHEMA = 3
 
 #: The most bytes of a ledger or a journal; those of a hundred patched files are a tenth of it.
 MAX_STATE_BYTES = 2 * 1024 * 1024
@@ -51,13 +55,13 @@ class Entry(NamedTuple):
 
     :ivar before: sha256 of its pristine bytes, which lie in ``pristine/``; ``None`` for an added
         file.
-    :ivar after: sha256 of the bytes that the overlay wrote.
+    :ivar after: sha256 of the bytes that the overlay wrote; ``None`` for a removed file.
     :ivar mode: permission bits; :ivar size: bytes.
     """
 
     path: str
     before: str | None
-    after: str
+    after: str | None
     mode: int
     size: int
 
@@ -217,7 +221,9 @@ def encode(ledger: Ledger) -> bytes:
         | _plain(entry.result)
         for entry in ledger.features
     ]
-    document = {"schema": SCHEMA, **_plain(ledger), "features": features}
+    data = any(entry.after is None or not is_module(entry.path) for entry in ledger.entries)
+    schema = _DATA_SCHEMA if data else SCHEMA
+    document = {"schema": schema, **_plain(ledger), "features": features}
     return (json.dumps(document, indent=1) + "\n").encode()
 
 
@@ -246,13 +252,13 @@ def decode(data: bytes, where: str, package: Package = VLLM) -> Ledger:
     try:
         document = parse_json(data)
         schema = document["schema"]
-        if isinstance(schema, int) and schema > SCHEMA:
+        if isinstance(schema, int) and schema > _DATA_SCHEMA:
             raise LedgerError(
                 f"{where} was written by a newer overlay (vllm-overlay {document.get('overlay')}, "
-                f"schema {schema}; this one, schema {SCHEMA}). Nothing was changed; use that "
+                f"schema {schema}; this one, schema {_DATA_SCHEMA}). Nothing was changed; use that "
                 "version of vllm-overlay, or a newer one"
             )
-        if schema not in (1, SCHEMA) or isinstance(schema, bool):
+        if schema not in (1, SCHEMA, _DATA_SCHEMA) or isinstance(schema, bool):
             raise ValueError(f"schema is {schema!r}, expected {SCHEMA}")
         return _ledger(document, package)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -269,7 +275,8 @@ def _lost(problem: str, package: Package) -> str:
 
 
 def _ledger(document: dict[str, Any], package: Package) -> Ledger:
-    entries = tuple(_entry(entry, package) for entry in document["entries"])
+    removals = document["schema"] == _DATA_SCHEMA
+    entries = tuple(_entry(entry, package, removals=removals) for entry in document["entries"])
     paths = [entry.path for entry in entries]
     if len(set(paths)) < len(paths):
         raise ValueError("it lists a path twice")
@@ -318,14 +325,22 @@ def _whole(name: str, parts: Sequence[LedgerFeature]) -> LedgerFeature:
     return parts[0]._replace(digest=" ".join(part.digest for part in parts), result=result)
 
 
-def _entry(entry: dict[str, Any], package: Package) -> Entry:
+def _entry(entry: dict[str, Any], package: Package, *, removals: bool) -> Entry:
+    """Return an entry.
+
+    :param removals: whether it may be of a removed file.
+    """
     path = inside(entry["path"])
-    if problem := path_problem(path, package):
+    if problem := file_problem(path, package):
         raise ValueError(f"{problem}, and an apply could not have changed it")
+    before = None if entry["before"] is None else require_sha256(entry["before"])
+    after = None if removals and entry["after"] is None else require_sha256(entry["after"])
+    if before is after is None:
+        raise ValueError(f"{path!r} is neither changed nor added, so an apply did not list it")
     return Entry(
         path,
-        None if entry["before"] is None else require_sha256(entry["before"]),
-        require_sha256(entry["after"]),
+        before,
+        after,
         _number(entry["mode"]) & 0o777,
         _number(entry["size"]),
     )
@@ -373,7 +388,7 @@ def _file(file: dict[str, Any], package: Package) -> FileResult:
         for hunk in file["hunks"]
     )
     path = inside(file["path"])
-    if problem := path_problem(path, package):
+    if problem := file_problem(path, package):
         raise ValueError(f"{problem}, so no feature has it")
     return FileResult(
         path, State(file["state"]), _optional_text(file["patch"]), hunks, _reason(file)

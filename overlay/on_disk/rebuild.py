@@ -5,8 +5,9 @@ lists, the overlay patched that file and nothing else changed it.  Nothing is gu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from packaging.version import Version
 
@@ -17,7 +18,8 @@ from overlay.on_disk.changes import Rebuilt
 from overlay.on_disk.ledger import Entry, Ledger, reinstall
 from overlay.package import VLLM, Package, Tree
 from overlay.planning.planner import plan
-from overlay.results import Plan
+from overlay.planning.whole import removed_by
+from overlay.results import Change, Plan
 from overlay.untrusted import sha256
 
 #: By whether there was a ledger.
@@ -55,12 +57,12 @@ def rebuild(
     changed = _changed(features, tree, record) | edited.keys()
     suspects = [feature for feature in features if changed & _patched_paths(feature)]
     undone = plan([_reversed(feature) for feature in reversed(suspects)], tree, release)
-    befores = {change.path: change.after or b"" for change in undone.changes}
     added, foreign = _added(features, tree, record)
     foreign -= edited.keys()
     own = {**record, **edited}
-    unproven = {path for path, data in befores.items() if own.get(path) != sha256(data)}
-    unproven |= {path for path in changed if path not in befores}
+    befores, unproven = _proven(undone.changes, changed, own)
+    if unproven:
+        befores, unproven = _proven(_undone_in_turn(suspects, tree, release), changed, own)
     if unproven | foreign:
         raise LedgerError(_refusal(sorted(unproven | foreign), undone, release, package, lost))
     befores = {path: data for path, data in befores.items() if path not in edited}
@@ -79,12 +81,95 @@ def rebuild(
     return Rebuilt(ledger, {sha256(data): data for data in befores.values()})
 
 
+def _proven(
+    changes: Iterable[Change], changed: Collection[str], own: Mapping[str, str]
+) -> tuple[dict[str, bytes], set[str]]:
+    """What changes leave of files, and the paths of those that are not as the release has them.
+
+    :param changed: the files that are to be undone; :param own: the sha256 of each by its path.
+    """
+    befores = {change.path: change.after or b"" for change in changes}
+    unproven = {path for path, data in befores.items() if own.get(path) != sha256(data)}
+    return befores, unproven | {path for path in changed if path not in befores}
+
+
+@dataclass
+class _Undoing:
+    """The files of a tree while features are taken out; satisfies ``overlay.package.Tree``."""
+
+    tree: Tree
+    files: dict[str, bytes | None] = field(default_factory=dict)
+
+    def read(self, path: str) -> bytes | None:
+        return self.files[path] if path in self.files else self.tree.read(path)
+
+
+def _undone_in_turn(
+    features: Sequence[Feature], tree: Tree, release: Version | None
+) -> list[Change]:
+    """What is left of each file where features are taken out one by one, the last one first.
+
+    Others may have changed what lies around the lines of one; so where its hunks are not found, its
+    changes are, each with the line beside it, which no other feature changes.  RECORD proves it.
+    """
+    undoing = _Undoing(tree)
+    for feature in reversed(features):
+        backwards = _reversed(feature)
+        for form in (backwards, _change_by_change(backwards)):
+            undone = plan([form], undoing, release)
+            if not undone.state.needs_attention:
+                undoing.files |= {change.path: change.after for change in undone.changes}
+                break
+    return [Change(path, tree.read(path), data) for path, data in undoing.files.items()]
+
+
+def _change_by_change(feature: Feature) -> Feature:
+    """A feature whose hunks are as narrow as can be."""
+
+    def narrow(variant: Variant) -> Variant:
+        hunks = tuple(part for hunk in variant.patch.hunks for part in _changes_of(hunk))
+        return variant._replace(patch=variant.patch._replace(hunks=hunks))
+
+    topics = (
+        topic._replace(variants=tuple(map(narrow, topic.variants))) for topic in feature.topics
+    )
+    return replace(feature, topics=tuple(topics))
+
+
+def _changes_of(hunk: Hunk) -> Iterator[Hunk]:
+    """A hunk for each change of one, with a line of context before it and behind it."""
+    ops = [op for op, _ in hunk.lines]
+    changed = [at for at, op in enumerate(ops) if op != " "]
+    begin = 0
+    for at, following in pairwise([*changed, len(ops) + 3]):
+        if following - at <= 2:
+            continue  # nothing stands between them, or one line that would be of both
+        first = next(place for place in changed if place >= begin)
+        lines = hunk.lines[max(first - 1, begin) : at + 2]
+        begin = at + 2
+        last = at + 2 >= len(ops)
+        yield hunk._replace(
+            lines=lines,
+            pre_unfinished=last and hunk.pre_unfinished,
+            post_unfinished=last and hunk.post_unfinished,
+        )
+
+
 def _changed(features: Sequence[Feature], tree: Tree, record: Mapping[str, str]) -> set[str]:
     """Files that some feature patches and that differ from the release's own."""
     paths = {path for feature in features for path in _patched_paths(feature)}
+    removed = {
+        variant.patch.path
+        for feature in features
+        for topic in feature.topics
+        for variant in topic.variants
+        if removed_by(variant.patch.hunks)
+    }
     present = {path: tree.read(path) for path in paths if path in record}
     return {
-        path for path, data in present.items() if data is not None and sha256(data) != record[path]
+        path
+        for path, data in present.items()
+        if (path in removed if data is None else sha256(data) != record[path])
     }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from overlay.errors import TransactionError, described
 from overlay.on_disk import files
 from overlay.on_disk.ledger import is_pristine_copy
-from overlay.package import VLLM, Package, folder_problem, path_problem
+from overlay.package import VLLM, Package, file_problem, folder_problem
 from overlay.untrusted import UnfitFile, kind, problem_of_owner, read_below, user_name, way_out
 
 
@@ -60,9 +60,9 @@ class Site:
                 f"{full}: expected a plain file, found {kind(mode)}. Nothing was changed"
             )
         relative = os.path.relpath(real, self.root).replace(os.sep, "/")
-        if relative != path and path_problem(relative, self.package):
+        if relative != path and file_problem(relative, self.package):
             raise TransactionError(
-                f"{full} leads to {real}: expected a module inside "
+                f"{full} leads to {real}: expected a file inside "
                 f"{self.root / self.package.name}, or no link. Nothing was changed; replace "
                 "the link by a copy"
             )

@@ -24,6 +24,14 @@ def unrecorded(package: Package) -> Reason:
     )
 
 
+def lost(package: Package) -> Reason:
+    """Why a file that the release's RECORD lists does not count as removed by upstream."""
+    return Reason(
+        "expected the release's own file, which its RECORD lists, found none: somebody removed it",
+        f"put it back: reinstall {package.title}",
+    )
+
+
 def for_malformed(feature: Feature) -> str:
     """What to do about a feature whose files cannot be used."""
     return f"correct them, or go on without it: {command('apply', '--without', feature.id)}"
@@ -49,6 +57,7 @@ def for_hunk(
     misplaced: bool,
     original: bool | None,
     release: Version | None = None,
+    less: int | None = None,
 ) -> str | None:
     """What to do about a hunk that does not fit; ``None`` where its state alone tells it.
 
@@ -58,6 +67,7 @@ def for_hunk(
     :param misplaced: its lines are in the file, but in another scope.
     :param original: whether the file is the release's own; ``None`` where that is not known.
     :param release: the release of the target; ``None`` where it is not known.
+    :param less: the lines of context with which it would land; ``None`` where it would not.
     """
     place = f"{patch.name}:{hunk.patch_line}"
     if feature.shipped:
@@ -73,6 +83,10 @@ def for_hunk(
             step = f"correct the scope in {place}; {step}"
     else:
         step = _port(feature, patch, release)
+        if less is not None:
+            lines = {0: "no line", 1: "1 line"}.get(less, f"{less} lines")
+            edit = command("edit", feature.id, "--context", str(less))
+            step = f"with {lines} of context it would land here: {edit}; otherwise {step}"
         if release is not None and not release.is_prerelease and not _before_base(patch, release):
             step += (
                 "; where upstream has the change in another form, "
@@ -88,14 +102,31 @@ def clash(first: str, its_place: str, second: str, place: str) -> Clash:
 
     :param its_place: the hunk or file of the first; :param place: of the second, or empty.
     """
-    ways = [str(command("apply", "--without", id_)) for id_ in dict.fromkeys((first, second))]
-    leave = f"leave one of them out, {' or '.join(ways)}, or " if len(ways) > 1 else ""
     own = f"{second} ({place})" if place else second
     return Clash(
         f"{first} ({its_place}) and {own} touch the same lines and cannot be applied together",
-        f"{leave}make one patch of both",
+        f"{_ways_apart(first, second)}make one patch of both",
         f"{first} and {second} touch the same lines",
     )
+
+
+def two_places(first: str, its_place: str, second: str, place: str) -> Clash:
+    """Why a feature that lands in two ways beside another one is not applied with it.
+
+    :param its_place: the file of the first; :param place: the hunk of the second.
+    """
+    return Clash(
+        f"{second} ({place}) lands at one place of the release's own text, and at another one of "
+        f"what {first} ({its_place}) makes of it, so it cannot be told which is meant",
+        f"{_ways_apart(first, second)}give the hunk more context",
+        f"{second} lands at two places beside {first}",
+    )
+
+
+def _ways_apart(first: str, second: str) -> str:
+    """The commands that leave one of two features out."""
+    ways = [str(command("apply", "--without", id_)) for id_ in dict.fromkeys((first, second))]
+    return f"leave one of them out, {' or '.join(ways)}, or " if len(ways) > 1 else ""
 
 
 def for_part(feature: Feature, release: Version | None) -> str | None:

@@ -6,6 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
 from typing import TypeVar
 
+from overlay._features.binary_patch import literal
+from overlay._features.model import FILE_SCOPE, blob_id
+from overlay.package import is_module
 from overlay.planning.matching import holding_scopes
 from overlay.planning.scopes import Scopes, UnparsableError, find
 from overlay.planning.text import SourceText, TextError
@@ -13,6 +16,8 @@ from overlay.results import Change
 
 #: Lines of context around a change.
 CONTEXT = 3
+
+_NO_BLOB = "0" * 40
 
 _Opcode = tuple[str, int, int, int, int]
 Line = TypeVar("Line", str, bytes)
@@ -36,12 +41,15 @@ def _file_diff(change: Change) -> Iterator[bytes]:
         yield b"new file mode 100644\n"
     elif change.after is None:
         yield b"deleted file mode 100644\n"
+    if _is_binary(change):
+        yield from _whole(change)
+        return
     before, after = _split(change.before or b""), _split(change.after or b"")
     if before == after:  # an empty file comes or goes
         return
     yield b"--- a/%s\n" % path if change.before is not None else b"--- /dev/null\n"
     yield b"+++ b/%s\n" % path if change.after is not None else b"+++ /dev/null\n"
-    old, new = _scopes(change.before), _scopes(change.after)
+    old, new = _scopes(change.path, change.before), _scopes(change.path, change.after)
     for group in _groups(before, after):
         yield from _hunk(group, before, after, (old, new))
 
@@ -53,9 +61,25 @@ def _split(data: bytes) -> list[bytes]:
     return [piece + b"\n" for piece in pieces] + ([last] if last else [])
 
 
-def _scopes(data: bytes | None) -> Scopes:
+def _is_binary(change: Change) -> bool:
+    """Whether a change is not one of lines of text, as git sees it."""
+    return any(b"\0" in data for data in (change.before, change.after) if data is not None)
+
+
+def _whole(change: Change) -> Iterator[bytes]:
+    """A binary file in git's own form, by which `git apply` knows what it replaces."""
+    old, new = (
+        _NO_BLOB if data is None else blob_id(data) for data in (change.before, change.after)
+    )
+    yield f"index {old}..{new}\n".encode()
+    yield "\n".join([*literal(change.after or b""), ""]).encode()
+
+
+def _scopes(path: str, data: bytes | None) -> Scopes:
     if data is None:
         return {}
+    if not is_module(path):
+        return {FILE_SCOPE: [range(data.count(b"\n") + 1)]}
     try:
         return find(SourceText.from_bytes(data).lines)
     except (TextError, UnparsableError):

@@ -5,25 +5,33 @@ A file that nothing touched is read once; of a touched one every layer keeps the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from overlay._features.model import Feature
-from overlay.package import ReadOnce, Tree
+from overlay.package import ReadOnce, Tree, is_module
 from overlay.planning.attempt import Texts
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.telling import Place
-from overlay.planning.text import TextError
+from overlay.planning.text import Edit, TextError
+from overlay.planning.weave import Weave
 from overlay.results import Reason
 
 
 class Layer(NamedTuple):
-    """One patch or added module of the plan: which it is, and what it left of its file."""
+    """One patch or added file of the plan: which it is, and what it left of its file.
+
+    :ivar after: ``None`` where it removed the file.
+    :ivar edits: what it changed of the text before it; an added file has none.
+    :ivar whole: whether it put other bytes in the place of all that was there, or none.
+    """
 
     feature: int
     file: int
     label: str
-    after: bytes
+    after: bytes | None
+    edits: tuple[Edit, ...] = ()
+    whole: bool = False
 
 
 #: A layer that a hunk meets on its lines, and why neither is applied.
@@ -41,6 +49,7 @@ class PatchedTree:
         self.pristine_files = ReadOnce(tree)
         self.texts = Texts(syntax)
         self.layers: dict[str, list[Layer]] = {}
+        self._weaves: dict[str, tuple[list[Layer], Weave]] = {}
 
     def pristine(self, path: str) -> bytes | None:
         """The bytes of the tree's own file."""
@@ -68,6 +77,71 @@ class PatchedTree:
         """The bytes that the layers so far leave."""
         layers = self.layers.get(path)
         return layers[-1].after if layers else self.pristine(path)
+
+    def drop(self, feature: int) -> None:
+        """Take out the layers of the feature that was planned last."""
+        kept_layers = {
+            path: [layer for layer in layers if layer.feature != feature]
+            for path, layers in self.layers.items()
+        }
+        self.layers = {path: layers for path, layers in kept_layers.items() if layers}
+
+    def weave(self, path: str) -> Weave:
+        """The lines of a file that has layers, with the features that brought and took them.
+
+        :raises TextError: if the file is not source text.
+        """
+        layers = self.layers[path]
+        woven, weave = self._weaves.get(path, ([], None))
+        if weave is None or layers[: len(woven)] != woven:
+            woven, weave = [], Weave(self.texts.source(self._origin(path)).lines)
+        for layer in layers[len(woven) :]:
+            if layer.edits:
+                weave.add(layer.feature, layer.edits)
+        self._weaves[path] = list(layers), weave
+        return weave
+
+    def without(self, path: str, absent: Collection[int]) -> bytes:
+        """The bytes of a file that has layers, without some of the features.
+
+        :raises TextError, UnparsableError: if there is no such text, or it is not Python.
+        """
+        origin = self._origin(path)
+        edits = self.weave(path).edits_without(absent)
+        if not edits:
+            return origin
+        source = self.texts.source(origin)
+        finished = before = source.final_newline
+        for layer in self.layers[path]:
+            after = self.texts.source(layer.after or b"").final_newline
+            if after is not before and layer.feature not in absent:
+                finished = after
+            before = after
+        data = self.texts.keep(source.splice(edits, finished))
+        if is_module(path):
+            self.texts.scopes_after(data, origin, edits)
+        return data
+
+    def untouched(self, path: str, lines: range) -> bool:
+        """Whether no layer changed some lines (0-based) of a file, nor anything between them."""
+        start, stop = lines.start, lines.stop
+        for layer in reversed(self.layers[path]):
+            moved = before = 0
+            for edit in sorted(layer.edits, key=lambda edit: (edit.start, edit.stop)):
+                first = edit.start + moved
+                last = first + len(edit.lines)
+                moved = last - edit.stop
+                if last <= start:
+                    before = moved
+                elif first < stop:
+                    return False
+            start, stop = start - before, stop - before
+        return True
+
+    def _origin(self, path: str) -> bytes:
+        """What the edits of a file begin from: its own text, or that of the module it is."""
+        own = self.pristine(path)
+        return (self.layers[path][0].after or b"") if own is None else own
 
     def place(self, layer: Layer, feature: Feature, path: str, lines: range) -> str:
         """What to call a layer of a feature: the hunk of it that touches some lines, if one does.

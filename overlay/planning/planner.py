@@ -8,19 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from packaging.version import Version
 
-from overlay._features.model import AddedFile, Feature, Hunk, Patch, Topic, Variant
-from overlay.package import ReleaseRange, Tree, hiding
+from overlay._features.model import AddedFile, Feature, Hunk, Patch, PortedWay, Topic, Variant
+from overlay.package import ReleaseRange, Tree, hiding, is_module
 from overlay.planning import advice
-from overlay.planning.attempt import Attempt, attempt
+from overlay.planning.attempt import Attempt, Judged, attempt
+from overlay.planning.beside import Neighbourhood, beside, place_without
+from overlay.planning.left_behind import importers_of_removed
+from overlay.planning.matching import edits
 from overlay.planning.moved import placed
 from overlay.planning.obsolete import obsolete_by
 from overlay.planning.patched_tree import Layer, Met, PatchedTree
 from overlay.planning.provenance import Provenance
 from overlay.planning.scopes import Syntax
 from overlay.planning.telling import REVIEW
+from overlay.planning.text import Edit
 from overlay.planning.upstream import (
     Evidence,
     ScopeLines,
@@ -41,6 +46,7 @@ from overlay.results import (
     State,
     Unusable,
     combine,
+    file_state,
 )
 
 
@@ -66,6 +72,45 @@ def plan(
     for feature in features:
         planner.add(feature)
     return planner.finish()
+
+
+class Stack(NamedTuple):
+    """Features on a release, as a check has them, without those that somebody has to look at.
+
+    :ivar features: in order; the owners of a file's lines are places in it.
+    :ivar tree: the files with them.
+    """
+
+    features: tuple[Feature, ...]
+    tree: PatchedTree
+
+    def ids_near(self, path: str, edits: Sequence[Edit]) -> set[str]:
+        """The ids of the features on whose changes edits of a file are made."""
+        layers = self.tree.layers.get(path, [])
+        if not layers:
+            return set()
+        owners = set(self.tree.weave(path).needed_by(edits))
+        if self.tree.pristine(path) is None:
+            owners.add(layers[0].feature)
+        return {self.features[owner].id for owner in owners}
+
+
+def lay(
+    features: Sequence[Feature],
+    pristine: Tree,
+    release: Version | None,
+    record: Mapping[str, str] | None = None,
+    syntax: Syntax | None = None,
+) -> Stack:
+    """Lay features on a tree, modules that they add too; the arguments are those of ``plan``.
+
+    One that does not fit, or clashes with one before it, is left out, and makes no other drift.
+    """
+    tree = PatchedTree(pristine, syntax or Syntax())
+    planner = _Planner(tree, release, Provenance(tree.pristine_files, record), record)
+    for feature in features:
+        planner.try_to_add(feature)
+    return Stack(tuple(draft.feature for draft in planner.drafts), tree)
 
 
 def below(release: Version, releases: ReleaseRange) -> bool:
@@ -138,9 +183,21 @@ class _Planner:
                 self._add_module(draft, added)
             for topic, why in taken_over:
                 if why:
-                    draft.notes.append(f"upstream has {topic.name} ({why})")
+                    draft.notes.append(self._taken_over(topic, why))
                 else:
                     self._add_topic(draft, topic)
+
+    def try_to_add(self, feature: Feature) -> None:
+        """Plan one more feature, and take it out again if it needs attention."""
+        files = [list(draft.files) for draft in self.drafts]
+        self.add(feature)
+        draft = self.drafts[-1]
+        self._note_partly(draft)
+        if draft.result().state.needs_attention:
+            self.tree.drop(self._number)
+            self.drafts.pop()
+            for earlier, results in zip(self.drafts, files, strict=True):
+                earlier.files = results
 
     def finish(self) -> Plan:
         """The plan of all that was added."""
@@ -150,7 +207,7 @@ class _Planner:
             self._note_partly(draft)
         results = tuple(draft.result() for draft in self.drafts)
         of_features = [notice for draft in self.drafts for notice in draft.feature.notices]
-        notices = (*of_features, *self.provenance.notices())
+        notices = (*of_features, *self.provenance.notices(), *importers_of_removed(self.tree))
         if any(result.state.needs_attention for result in results):
             return Plan(results, (), notices)
         changes = tuple(
@@ -224,7 +281,7 @@ class _Planner:
         self.provenance.use(path)
         before, now = self.tree.pristine(path), self.tree.current(path)
         result, after = FileResult(path, State.PRISTINE), None
-        problem = self.texts.syntax.compile_error(added.content, path)
+        problem = self._compile_error(added.content, path)
         if problem is not None:
             text = f"the added module does not compile: {problem}"
             result = _drifted(path, Reason(text, advice.for_module(draft.feature, path)))
@@ -235,7 +292,7 @@ class _Planner:
                 review = advice.for_review(draft.feature, self.release)
                 reason = Reason(f"{text} ({upstream.text})", review)
             result = _drifted(path, reason)
-        elif before is None and self.tree.pristine(hiding(path)) is not None:
+        elif is_module(path) and before is None and self.tree.pristine(hiding(path)) is not None:
             text = f"expected no package of that name, found {hiding(path)}: Python imports that"
             result = _drifted(path, Reason(text, advice.for_taken_name(draft.feature, path)))
         elif before is not None:
@@ -273,6 +330,15 @@ class _Planner:
             self._clash(layer, candidate.result.path, reason)
         candidate = placed(candidate, nearest.patch, self.tree.pristine_files, self.texts)
         self._keep(draft, candidate.result.patch or "", candidate)
+
+    def _taken_over(self, topic: Topic, why: str) -> str:
+        """What is noted of a topic of which nothing is applied.
+
+        :param why: what shows it, as ``_upstreams`` gives it.
+        """
+        if self._nearest(topic).patch.ported is PortedWay.NOT_NEEDED:
+            return f"{topic.name} is not needed in this release ({why})"
+        return f"upstream has {topic.name} ({why})"
 
     def _upstreams(self, feature: Feature, topic: Topic) -> str | None:
         """What shows that the release has a topic, or a port has found; ``None``: nothing does."""
@@ -323,44 +389,96 @@ class _Planner:
         """
         clashes: list[Met] = []
 
-        def judge(hunk: Hunk, data: bytes) -> HunkResult:
-            result = self._judge(draft, patch, hunk, data, clashes)
-            return self._advised(draft.feature, patch, hunk, data, result)
+        def judge(hunk: Hunk, data: bytes | None) -> Judged:
+            judged = self._judge(draft, patch, hunk, data, clashes)
+            result = self._advised(draft.feature, patch, hunk, data, judged.result)
+            return judged._replace(result=result)
 
         missing_step = advice.for_missing_file(draft.feature, patch, self.release)
         data = self.tree.current(patch.path)
+        if data is None and patch.path in self.tree.layers:
+            # An earlier feature removes the file: whoever changes it meets that on its lines.
+            hunks = tuple(judge(hunk, data).result for hunk in patch.hunks)
+            return Attempt(FileResult(patch.path, file_state(hunks), patch.name, hunks)), clashes
         return attempt(patch, data, self.texts, judge, missing_step), clashes
 
     def _judge(
-        self, draft: _Draft, patch: Patch, hunk: Hunk, data: bytes, clashes: list[Met]
-    ) -> HunkResult:
+        self, draft: _Draft, patch: Patch, hunk: Hunk, data: bytes | None, clashes: list[Met]
+    ) -> Judged:
         """The state of one hunk, the release's own text and earlier layers told apart."""
+        reason: Reason
         upstream = hunk_is_upstream(hunk, self.tree.places(patch.path, hunk.scope), patch.hunks)
         if upstream.merged and self.provenance.foreign(patch.path) is None:
             line = self.texts.match(hunk, data).line
-            return HunkResult(hunk.scope, State.UPSTREAMED, line, Reason(upstream.text))
+            return Judged(HunkResult(hunk.scope, State.UPSTREAMED, line, Reason(upstream.text)))
         now = self.texts.match(hunk, data)
         layers = self.tree.layers.get(patch.path, [])
+        apart = hunk.whole is None and not any(layer.whole for layer in layers)
+        if not apart and now.state is State.PRISTINE:
+            return Judged(now)
+        if hunk.whole is not None and self._is_lost(patch.path):
+            reason = advice.lost(draft.feature.package)
+            return Judged(HunkResult(hunk.scope, State.MISSING, reason=reason))
         if now.state is State.PRISTINE:
-            return now
+            return self._in_one_place(draft, patch, hunk, now, clashes) if layers else Judged(now)
         before = self.texts.match(hunk, self.tree.pristine(patch.path)) if layers else now
         if before.state is State.UPSTREAMED:
             if self.provenance.foreign(patch.path) is None:
-                return before
-            return before._replace(
-                state=State.DRIFTED, reason=advice.unrecorded(draft.feature.package)
+                return Judged(before)
+            reason = advice.unrecorded(draft.feature.package)
+            return Judged(before._replace(state=State.DRIFTED, reason=reason))
+        near = Neighbourhood()
+        if layers and apart:
+            near = beside(hunk, patch.path, self._number, self.tree)
+        landing, met = near
+        if landing is not None:
+            return landing
+        if met:
+            layer = next(layer for layer in layers if layer.feature in met)
+        elif before.state is State.PRISTINE or now.state is State.UPSTREAMED:
+            layer = next(
+                s for s in layers if self.texts.match(hunk, s.after).state is not before.state
             )
-        if before.state is not State.PRISTINE and now.state is not State.UPSTREAMED:
-            return now
-        layer = next(s for s in layers if self.texts.match(hunk, s.after).state is not before.state)
+        else:
+            return Judged(now)
         lines = range(before.line or 0, (before.line or 0) + len(hunk.pre))
         other = self.tree.place(layer, self.drafts[layer.feature].feature, patch.path, lines)
         reason = self._clash_reason(layer, draft, f"{patch.name}:{hunk.patch_line}", other)
         clashes.append((layer, reason))
-        return HunkResult(hunk.scope, State.DRIFTED, before.line, reason)
+        return Judged(HunkResult(hunk.scope, State.DRIFTED, before.line, reason))
+
+    def _in_one_place(
+        self, draft: _Draft, patch: Patch, hunk: Hunk, now: HunkResult, clashes: list[Met]
+    ) -> Judged:
+        """A hunk that lands on earlier layers, unless without them it lands at another line.
+
+        An earlier feature may put the lines in again that a hunk is to change, and edit what lies
+        around those that it was made on: then nothing tells which it means.
+        """
+        at = (now.line or 1) - 1
+        if self.tree.untouched(patch.path, range(at, at + len(hunk.pre))):
+            return Judged(now)  # so it stands there without them, too
+        weave = self.tree.weave(patch.path)
+        place = place_without(hunk, patch.path, weave.all_but(self._number), self.tree)
+        here = edits(hunk, at)
+        if place is None or place.carried.met or place.carried.edits == here:
+            return Judged(now)
+        near = weave.near(here)
+        layers = self.tree.layers[patch.path]
+        layer = next((layer for layer in layers if layer.feature in near), layers[-1])
+        first = self.drafts[layer.feature].feature.id
+        own = f"{patch.name}:{hunk.patch_line}"
+        reason = advice.two_places(first, layer.label, draft.feature.id, own)
+        clashes.append((layer, reason))
+        return Judged(HunkResult(hunk.scope, State.DRIFTED, place.result.line, reason))
+
+    @property
+    def _number(self) -> int:
+        """The number of the feature that is planned."""
+        return len(self.drafts) - 1
 
     def _advised(
-        self, feature: Feature, patch: Patch, hunk: Hunk, data: bytes, result: HunkResult
+        self, feature: Feature, patch: Patch, hunk: Hunk, data: bytes | None, result: HunkResult
     ) -> HunkResult:
         """A hunk's result with what to do, where it does not say so yet."""
         reason = result.reason
@@ -376,18 +494,26 @@ class _Planner:
             patch,
             hunk,
             result.state,
-            misplaced=self.texts.misplaced(hunk, data),
+            misplaced=data is not None and self.texts.misplaced(hunk, data),
             original=self.provenance.original(patch.path),
             release=self.release,
+            less=None if feature.shipped or data is None else self.texts.less(hunk, data),
         )
         return result._replace(reason=reason._replace(next_step=next_step))
+
+    def _is_lost(self, path: str) -> bool:
+        """Whether a file is not there although the release's own RECORD lists it."""
+        return path in (self.record or ()) and self.tree.pristine(path) is None
 
     # Keeping
 
     def _keep(self, draft: _Draft, label: str, attempt: Attempt) -> None:
         draft.files.append(attempt.result)
-        if attempt.after is not None:
-            layer = Layer(len(self.drafts) - 1, len(draft.files) - 1, label, attempt.after)
+        if attempt.after is not None or attempt.removes:
+            file = len(draft.files) - 1
+            # An added file has no hunks; only a whole file has a hunk without edits.
+            whole = bool(attempt.result.hunks) and not attempt.edits
+            layer = Layer(self._number, file, label, attempt.after, attempt.edits, whole)
             self.tree.layers.setdefault(attempt.result.path, []).append(layer)
 
     def _clash_reason(self, layer: Layer, draft: _Draft, mine: str = "", other: str = "") -> Clash:
@@ -406,11 +532,10 @@ class _Planner:
     def _compile(self) -> None:
         """Refuse the first layer of each file whose result does not compile."""
         for path, layers in self.tree.layers.items():
-            compile_error = self.texts.syntax.compile_error
-            if compile_error(layers[-1].after, path) is None:
+            if self._compile_error(layers[-1].after, path) is None:
                 continue
             for layer in layers:
-                problem = compile_error(layer.after, path)
+                problem = self._compile_error(layer.after, path)
                 if problem is not None:
                     draft = self.drafts[layer.feature]
                     text = f"the patched file does not compile: {problem}"
@@ -418,6 +543,12 @@ class _Planner:
                     broken = draft.files[layer.file]
                     draft.files[layer.file] = broken._replace(state=State.DRIFTED, reason=reason)
                     break
+
+    def _compile_error(self, data: bytes | None, path: str) -> str | None:
+        """Why the bytes of a module do not compile; ``None`` where they do, and of data files."""
+        if data is None or not is_module(path):
+            return None
+        return self.texts.syntax.compile_error(data, path)
 
 
 def _drifted(path: str, reason: Reason) -> FileResult:

@@ -153,6 +153,11 @@ def _tells(key: str, text: str) -> bool:
     return len(key) >= MIN_DISTINCTIVE and any(word not in _COMMON for word in _WORD.findall(text))
 
 
+def says_much(text: str) -> bool:
+    """Whether a line by itself says more than brackets, short words and the words of Python do."""
+    return _tells(key_of(text), text)
+
+
 def new_lines(hunk: Hunk, dull_lines: Iterable[str] = ()) -> tuple[str, ...]:
     """The lines of code, without indentation, that tell whether a text has a hunk.
 

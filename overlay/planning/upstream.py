@@ -15,7 +15,7 @@ from typing import NamedTuple
 from packaging.version import Version
 
 from overlay._features.model import MODULE_SCOPE, AddedFile, Feature, Hunk, UpstreamTest, Variant
-from overlay.package import hiding
+from overlay.package import hiding, is_module
 from overlay.planning.code_lines import code_lines, margin_of
 from overlay.planning.telling import (
     SHARE,
@@ -75,11 +75,16 @@ def evidence(feature: Feature, release: Version | None, scope_lines: ScopeLines)
 def _nothing_denies(feature: Feature, release: Version | None, scope_lines: ScopeLines) -> bool:
     """Whether no module and no hunk of a feature is known to be missing."""
     for added in feature.added:
-        if not has_module(added, scope_lines(added.path, MODULE_SCOPE)).merged:
+        if (
+            not is_module(added.path)
+            or not has_module(added, scope_lines(added.path, MODULE_SCOPE)).merged
+        ):
             return False
     for topic in feature.topics:
         patch = by_distance(topic.variants, release)[0].patch
         for hunk in patch.hunks if not patch.retired else ():
+            if hunk.whole is not None:
+                return False
             places = [Place(lines) for lines in scope_lines(patch.path, hunk.scope)]
             presence = present(hunk, places, patch.hunks)
             if presence.leftover or (presence.added_count and not presence.whole):
@@ -124,6 +129,8 @@ def hunk_is_upstream(
     :param places: the lines of each place that the hunk's scope has in the release's own file.
     :param patch_hunks: the hunks of its patch, which may add the same lines in the same scope.
     """
+    if hunk.whole is not None:
+        return Evidence(False, "")
     read = (each if isinstance(each, Place) else Place(each) for each in places)
     presence = present(hunk, read, patch_hunks)
     if presence.whole:
@@ -139,6 +146,8 @@ def module_in(added: AddedFile, data: bytes) -> Evidence:
     """Whether a release's file of its name is an added module, or a later version of it."""
     if data == added.content:
         return Evidence(True, "the release has the module")
+    if not is_module(added.path):
+        return Evidence(False, "")
     return has_module(added, [data.decode("utf-8", "replace").splitlines()])
 
 
@@ -149,7 +158,8 @@ def module_outcome(added: AddedFile, read: Callable[[str], bytes | None]) -> Out
     """
     data = read(added.path)
     if data is None:
-        return Outcome.EXACT if read(hiding(added.path)) is None else Outcome.CONFLICT
+        hidden = is_module(added.path) and read(hiding(added.path)) is not None
+        return Outcome.EXACT if not hidden else Outcome.CONFLICT
     return Outcome.UPSTREAM if module_in(added, data).merged else Outcome.CONFLICT
 
 

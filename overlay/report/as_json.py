@@ -65,6 +65,8 @@ def _target(target: TargetReport) -> dict[str, Any]:
         data["left_out"] = list(target.left_out)
     if target.in_memory:
         data["in_memory"] = list(target.in_memory)
+    if target.faults:
+        data["faults"] = [{"feature": name, "symptom": symptom} for name, symptom in target.faults]
     if target.early:
         data["not_in_memory"] = [{"feature": name, "reason": why} for name, why in target.early]
     if target.runner is not None and target.runner.text:

@@ -54,6 +54,7 @@ class TargetReport:
     :ivar obstacles: what needs the user beyond the features' states.
     :ivar in_memory: ids of the features that the plugin would patch in memory in the next process.
     :ivar early: ids of the features that cannot be patched in memory, each with the reason.
+    :ivar faults: id and symptom of each mend that could be applied, whose fault the release has.
     :ivar left_out: ids of the features without which an ``apply`` of the others would go on.
     :ivar unrecorded: ids of the features whose bytes are there without a ledger.
     :ivar runner: which of its features the release runs by default, where that was asked.
@@ -72,6 +73,7 @@ class TargetReport:
     obstacles: tuple[Obstacle, ...] = ()
     in_memory: tuple[str, ...] = ()
     early: tuple[tuple[str, str], ...] = ()
+    faults: tuple[tuple[str, str], ...] = ()
     left_out: tuple[str, ...] = ()
     unrecorded: tuple[str, ...] = ()
     runner: RunnerNote | None = None

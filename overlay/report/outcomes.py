@@ -136,13 +136,13 @@ def also_kept(report: RevertReport, folder: Path) -> Verdict:
 def left_as_it_is(report: RevertReport, beside: Sequence[tuple[str, str]], titles: str) -> Verdict:
     """The verdict of a ``revert --keep-as`` beside whose edits there are others.
 
-    :param beside: path and change of each file that is no module; not kept, not put back.
+    :param beside: path and change of each file that no feature carries; not kept, not put back.
     :param titles: the packages that have it.
     """
     files = enumeration([f"{path} ({what})" for path, what in beside])
     text = report.verdict.removesuffix(".")
     text = (
-        f"{text}; neither kept nor put back, since a feature carries modules: {files}; copy what "
+        f"{text}; neither kept nor put back, since no feature carries it: {files}; copy what "
         f"you need of it, and reinstall {titles} for the release's own."
     )
     return Verdict(Code.KEPT_IN_PART, text)

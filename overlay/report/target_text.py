@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from overlay.package import package_named
+from overlay.package import is_module, package_named
 from overlay.report.lines import BLANK, MARK, Line, Span, aligned, labelled
 from overlay.report.model import Obstacle, TargetReport
 from overlay.report.problems import Problem, problems, same_cause, word
 from overlay.report.words import count, enumeration, vllm
 from overlay.results import Clash, FeatureResult, FileResult, Notice, State
+from overlay.results.invocation import command
 
 #: How many files or patches of one problem are named, unless all are asked for.
 _MOST_NAMES = 6
@@ -86,6 +87,8 @@ def _target(target: TargetReport, width: int, verbose: bool) -> Iterator[Line]:
         yield labelled(2, "in memory: ", text)
     for name, why in target.early:
         yield labelled(2, "in memory: ", f"{name} is left out: {why}")
+    for name, symptom in target.faults:
+        yield labelled(2, "fault: ", f"{symptom} ({name} mends it: {command('show', name)})")
     if target.runner is not None and target.runner.text:
         yield labelled(2, "note: ", f"{vllm(target)} {target.runner.text}")
     for notice in target.notices:
@@ -157,7 +160,8 @@ def _files(feature: FeatureResult) -> Iterator[Line]:
 
 
 def _origin(file: FileResult) -> str:
-    return file.patch or ("(expected of the release)" if file.hunks else "(added module)")
+    added = "(added module)" if is_module(file.path) else "(added file)"
+    return file.patch or ("(expected of the release)" if file.hunks else added)
 
 
 def _problem(

@@ -99,7 +99,7 @@ class RevertReport(OneTarget):
 
     :ivar changed: the files of the package that were written or removed, sorted.
     :ivar kept: the feature that holds the edits, where there were any and they were to be kept.
-    :ivar beside: path and change of each file that is no module; not kept, not put back.
+    :ivar beside: path and change of each file that no feature carries; not kept, not put back.
     """
 
     _command: ClassVar[str] = "revert"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from overlay.report.codes import Code, Exit, Verdict
 from overlay.report.model import Pending, TargetFailure, TargetReport
 from overlay.report.problems import CLASH, MALFORMED, problems, word
-from overlay.report.words import enumeration, ids, in_states, is_are, vllm
+from overlay.report.words import agree, enumeration, ids, in_states, is_are, vllm
 from overlay.results import State
 from overlay.results.invocation import command
 
@@ -37,7 +37,7 @@ def attention(target: TargetReport) -> str | None:
     parts = []
     clashing = [feature.feature for feature in needy if word(feature) == CLASH]
     if clashing:
-        parts.append(f"{enumeration(clashing)} {'clashes' if len(clashing) == 1 else 'clash'}")
+        parts.append(f"{enumeration(clashing)} {agree(clashing, 'clashes', 'clash')}")
     malformed = [feature.feature for feature in needy if word(feature) == MALFORMED]
     if malformed:
         parts.append(f"{enumeration(malformed)} {is_are(malformed)} malformed")
@@ -48,7 +48,7 @@ def attention(target: TargetReport) -> str | None:
             for feature in needy
             if feature.state is state and feature.feature not in apart
         ]:
-            parts.append(f"{enumeration(names)} {singular if len(names) == 1 else plural}")
+            parts.append(f"{enumeration(names)} {agree(names, singular, plural)}")
     if unrecorded := target.unrecorded:
         parts.append(f"{enumeration(unrecorded)} {is_are(unrecorded)} patched in without a ledger")
     parts += [obstacle.summary for obstacle in target.obstacles]
@@ -107,11 +107,10 @@ def together(verdicts: Sequence[Verdict]) -> Verdict:
 
 def idle_by_default(target: TargetReport) -> str:
     """Say of required features that the release of a target runs them for no model by default."""
-    single = len(target.idle) == 1
     asks = {} if target.runner is None else target.runner.asks
     variables = enumeration([*dict.fromkeys(asks[name] for name in target.idle)])
     return (
-        f"{enumeration(target.idle)} {'does' if single else 'do'} nothing there by default: "
+        f"{enumeration(target.idle)} {agree(target.idle, 'does', 'do')} nothing there by default: "
         f"{variables} has to be set where vLLM serves"
     )
 

@@ -33,14 +33,19 @@ def ids(features: Iterable[FeatureResult]) -> str:
     return enumeration([feature.feature for feature in features])
 
 
+def agree(things: Sequence[object], singular: str, plural: str) -> str:
+    """The form of a verb that agrees in number with the things of which it is said."""
+    return singular if len(things) == 1 else plural
+
+
 def is_are(things: Sequence[object]) -> str:
     """``is`` or ``are``."""
-    return "is" if len(things) == 1 else "are"
+    return agree(things, "is", "are")
 
 
 def was_were(things: Sequence[object]) -> str:
     """``was`` or ``were``."""
-    return "was" if len(things) == 1 else "were"
+    return agree(things, "was", "were")
 
 
 def in_states(target: TargetReport, *states: State) -> list[FeatureResult]:

@@ -10,9 +10,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
 
+from overlay._features.model import blob_id
 from overlay.authoring.importing import Prepared, prepare
 from overlay.authoring.incoming import read_changes
-from overlay.authoring.locating import ReleaseTexts, blob_id
+from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.writing import check_folder
 from overlay.errors import UsageError
 from overlay.planning.planner import plan

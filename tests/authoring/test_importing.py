@@ -10,9 +10,10 @@ import pytest
 from packaging.version import Version
 
 from overlay._features.folder import load
+from overlay._features.model import blob_id
 from overlay.authoring.importing import Prepared, prepare
 from overlay.authoring.incoming import read_changes
-from overlay.authoring.locating import ReleaseTexts, blob_id
+from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.writing import write_folder
 from overlay.errors import UsageError
 from overlay.planning.planner import plan
@@ -83,7 +84,7 @@ def imported(data: bytes, names: tuple[str, ...] = NAMES, *, partial: bool = Fal
 
 
 CHANGE = diff(PATH, BASE, PATCHED)
-RENAME = b"diff --git a/vllm/a.py b/vllm/b.py\nrename from vllm/a.py\nrename to vllm/b.py\n"
+RENAME = b"diff --git a/vllm/a.py b/vllm/b.py\ncopy from vllm/a.py\ncopy to vllm/b.py\n"
 MODE = b"diff --git a/vllm/a.py b/vllm/a.py\nold mode 100644\nnew mode 100755\n"
 
 
@@ -146,8 +147,8 @@ def test_an_added_module_goes_to_files() -> None:
     [
         (diff("csrc/a.cu", b"a\n", b"b\n"), "half a change"),
         (
-            b"diff --git a/vllm/a.py b/vllm/b.py\nrename from vllm/a.py\nrename to vllm/b.py\n",
-            "was",
+            b"diff --git a/vllm/a.py b/vllm/b.py\ncopy from vllm/a.py\ncopy to vllm/b.py\n",
+            "from",
         ),
         (b"diff --git a/vllm/a.py b/vllm/a.py\nold mode 100644\nnew mode 100755\n", "mode"),
     ],

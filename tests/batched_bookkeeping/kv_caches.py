@@ -12,6 +12,7 @@ import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
@@ -80,12 +81,41 @@ def modules(release: str) -> dict[str, ModuleType]:
         return {name: module for name, module in sys.modules.items() if name.startswith(OWN)}
 
 
+#: Where modules of a release are in the place of those of the installed vLLM.
+_IN_PLACE: list[dict[str, ModuleType]] = []
+
+
+@functools.lru_cache(maxsize=1)
+def installed_names(count: int) -> list[str]:
+    """The names of what the installed vLLM has of `OWN`.
+
+    :param count: of all modules, since there may be more of these whenever it differs. Looking at
+        each of them takes longer than most examples.
+    """
+    return own_names()
+
+
+def own_names() -> list[str]:
+    """The names below `OWN` of the modules that are there now."""
+    return [name for name in sys.modules if name.startswith(OWN)]
+
+
 @contextmanager
 def own_modules(imported: dict[str, ModuleType]) -> Iterator[None]:
-    """Have these in the place of what the installed vLLM brings."""
-    others = {name: module for name, module in sys.modules.items() if not name.startswith(OWN)}
-    with mock.patch.dict(sys.modules, others | imported, clear=True):
+    """Have these in the place of what the installed vLLM brings; what is imported inside goes."""
+    names = own_names() if _IN_PLACE else installed_names(len(sys.modules))
+    before = {name: sys.modules.pop(name) for name in names}
+    others = len(sys.modules)
+    sys.modules.update(imported)
+    _IN_PLACE.append(imported)
+    try:
         yield
+    finally:
+        _IN_PLACE.pop()
+        # Whatever came is behind the others.
+        for name in list(islice(reversed(sys.modules), len(sys.modules) - others)):
+            del sys.modules[name]
+        sys.modules.update(before)
 
 
 def given_by(release: str, **arguments: Any) -> dict[str, Any]:

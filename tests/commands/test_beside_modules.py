@@ -1,4 +1,4 @@
-"""What was edited beside Python modules: no feature carries it, and it is named for that."""
+"""What was edited beside Python modules: a feature carries data files, and the rest is named."""
 
 from __future__ import annotations
 
@@ -9,19 +9,27 @@ import jsonschema
 import pytest
 
 from tests.authoring.commands.test_new import SCHEMA, index, ours
-from tests.support import fake_vllm
+from tests.support import fake_vllm, releases
 from tests.support.cli import RUNNER, Cli, digest, edit
 
 __all__ = ["index", "ours"]  # the fixtures
 
 CONFIG, TEMPLATE, LIBRARY = "vllm/configs/h200.json", "vllm/chat/own.jinja", "vllm/_C.abi3.so"
-DATA = {CONFIG: b'{"BLOCK": 64}\n', LIBRARY: b"\x7fELF" + bytes(3 << 20), "vllm/py.typed": b""}
+OWN_CONFIG = "vllm/configs/own.json"
+RELEASED = {
+    OWN_CONFIG: b'{\n  "BLOCK": 64\n}\n',
+    "vllm/py.typed": b"",
+    "vllm/v1/gone.py": b"A = 1\n",
+}
+DATA = {CONFIG: b'{"BLOCK": 64}\n', LIBRARY: b"\x7fELF" + bytes(3 << 20)}
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Path:
-    """An installation whose RECORD lists data files, too."""
-    return fake_vllm.site_packages(tmp_path / "site", extra=DATA)
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An installation whose RECORD lists data files, too; the releases have some of them."""
+    files = releases.files
+    monkeypatch.setattr(releases, "files", lambda name: files(name) | RELEASED)
+    return fake_vllm.site_packages(tmp_path / "site", extra=RELEASED | DATA)
 
 
 def config(site: Path) -> None:
@@ -36,6 +44,24 @@ def template(site: Path) -> None:
 
 def beside_modules(site: Path) -> None:
     (site / "vllm/v1/own.jinja").write_bytes(b"{{ x }}\n")
+
+
+def libraries(site: Path) -> None:
+    (site / TEMPLATE).parent.mkdir()
+    (site / TEMPLATE).with_name("one.so").write_bytes(b"1")
+    (site / TEMPLATE).with_name("two.so").write_bytes(b"2")
+
+
+def own_config(site: Path) -> None:
+    (site / OWN_CONFIG).write_bytes(b'{\n  "BLOCK": 128\n}\n')
+
+
+def module(site: Path) -> None:
+    (site / "vllm/v1/gone.py").unlink()
+
+
+def binary(site: Path) -> None:
+    (site / OWN_CONFIG).write_bytes(bytes(range(200)))
 
 
 def library(site: Path) -> None:
@@ -70,17 +96,48 @@ def folder_link(site: Path) -> None:
 
 
 CHANGES = {
-    "a JSON file": (config, f"{CONFIG} (edited)"),
-    "a folder of templates": (template, "vllm/chat/ (added, 2 files)"),
-    "a template": (beside_modules, "vllm/v1/own.jinja (added)"),
+    "a JSON file that the release at hand has not": (config, f"{CONFIG} (edited)"),
+    "a folder of libraries": (libraries, "vllm/chat/ (added, 2 files)"),
     "a library": (library, f"{LIBRARY} (edited)"),
-    "a marker that is gone": (marker, "vllm/py.typed (removed)"),
     "a link in a file's place": (link, f"{CONFIG} (a symbolic link)"),
     "a link with a module's name": (module_link, "vllm/v1/own.py (a symbolic link)"),
     "a link to nothing": (dangling_module_link, "vllm/v1/own.py (a symbolic link)"),
     "a pipe with a module's name": (pipe, "vllm/v1/own.py (a pipe)"),
     "a link to a folder": (folder_link, "vllm/more (a symbolic link)"),
 }
+
+
+CARRIED = {
+    "a JSON file": own_config,
+    "a folder of templates": template,
+    "a template": beside_modules,
+    "a marker that is gone": marker,
+    "a module that is gone": module,
+    "other bytes": binary,
+}
+
+
+@pytest.mark.parametrize("name", CARRIED)
+@pytest.mark.parametrize("applied", [True, False])
+def test_keep_as_keeps_data_files_and_removals_and_puts_them_back(
+    cli: Cli, site: Path, ours: Path, name: str, applied: bool
+) -> None:
+    pristine = digest(site)
+    if applied:
+        assert cli("apply", site).exit == 0
+    CARRIED[name](site)
+    edit(site, RUNNER, "return captured\n", "return captured + 1\n")
+    now = digest(site)
+    result = cli("revert", site, "--keep-as", "mine", "--patches", ours)
+    assert result.exit == 0, result.out
+    assert digest(site) == pristine
+    ids = () if applied else ("--feature", "mine")
+    assert cli("apply", site, *ids, "--patches", ours).exit == 0
+    after = {path: data for path, data in digest(site).items() if path.startswith("vllm/")}
+    assert after == {path: data for path, data in now.items() if path.startswith("vllm/")}
+    assert cli("status", site, "--patches", ours).exit == 0
+    assert cli("revert", site).exit == 0
+    assert digest(site) == pristine
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -147,7 +204,7 @@ def test_a_folder_that_loses_its_modules_is_named(cli: Cli, site: Path, ours: Pa
 
 def test_many_of_them_are_counted(cli: Cli, site: Path, ours: Path) -> None:
     for number in range(500):
-        (site / f"vllm/v1/{number}.jinja").write_bytes(b"")
+        (site / f"vllm/v1/{number}.so").write_bytes(b"")
     result = cli("revert", site, "--keep-as", "mine", "--patches", ours)
     assert result.exit == 1
     assert "495 others" in result.last
@@ -156,20 +213,20 @@ def test_many_of_them_are_counted(cli: Cli, site: Path, ours: Path) -> None:
     assert len(told) == 200
     assert "! 300 others of that kind" in result.out
     named = cli("revert", site, "--keep-as", "mine", "--patches", ours, "--json").json["beside"]
-    assert {each["path"] for each in named} == {f"vllm/v1/{number}.jinja" for number in range(500)}
+    assert {each["path"] for each in named} == {f"vllm/v1/{number}.so" for number in range(500)}
 
 
 def test_each_is_named_also_where_nothing_can_be_kept(cli: Cli, site: Path, ours: Path) -> None:
-    template(site)
+    libraries(site)
     for number in range(9):
-        (site / f"vllm/v1/{number}.json").write_bytes(b"")
-    (site / RUNNER).unlink()
+        (site / f"vllm/v1/{number}.so").write_bytes(b"")
+    (site / RUNNER).write_text("def\n")
     for command in (("revert", site, "--keep-as", "mine"), ("new", "mine", site, "--from-edits")):
         result = cli(*command, "--patches", ours)
         assert (result.exit, ours.exists()) == (1, False)
-        assert f"! {RUNNER} was removed" in result.out
+        assert f"! {RUNNER} is not Python" in result.out
         assert "! vllm/chat/ (added, 2 files)" in result.out
-        assert all(f"! vllm/v1/{number}.json (added)" in result.out for number in range(9))
+        assert all(f"! vllm/v1/{number}.so (added)" in result.out for number in range(9))
         assert "11 files could not be carried" in result.last
 
 

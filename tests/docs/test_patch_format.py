@@ -39,11 +39,9 @@ def test_the_examples_are_well_formed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "keys",
-    [feature_toml._KEYS, feature_toml._TEST_KEYS, switches._KEYS],
-    ids=["feature", "upstreamed", "switches"],
+    [feature_toml._KEYS, feature_toml._TEST_KEYS, feature_toml._FAULT_KEYS, switches._KEYS],
+    ids=["feature", "upstreamed", "fault", "switches"],
 )
 def test_every_key_is_shown(keys: tuple[str, ...]) -> None:
     text = block("toml")
-    assert [
-        key for key in keys if f"\n{key} =" not in f"\n{text}" and f"[[{key}]]" not in text
-    ] == []
+    assert [key for key in keys if f"\n{key} =" not in f"\n{text}" and f"[{key}]" not in text] == []

@@ -28,6 +28,7 @@ from tests.engine.engine_launch import (
     run_session,
 )
 from tests.engine.engine_spec import EngineSpec
+from tests.support import rested_collector
 from tests.support.forks import run_and_exit
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -84,6 +85,7 @@ def _result(spec: Path, said: str) -> dict[str, Any]:
 
 def main(specs: Sequence[Path]) -> None:
     """Import vLLM, and run each spec in a fork."""
+    rested_collector.rest()
     for name, value in engine_facts.base_environment(workers=1).items():
         os.environ.setdefault(name, value)
     os.environ.update(engine_compat.runner_environment(ModelRunner.V1))

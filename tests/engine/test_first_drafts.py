@@ -9,40 +9,46 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.engine_launch import launch
 from tests.engine.engine_spec import EngineSpec, make_requests
+from tests.engine.forked_engines import launch_forked
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-TESTS = str(Path(__file__).resolve().parents[1])
 NO_ROOM = "tests.engine.scheduler_hooks:no_room_for_first_drafts"
 ROOM = "tests.engine.scheduler_hooks:room_for_first_drafts"
 #: All prompts end one token before a block does.
 PROMPTS = make_requests(8, tokens=24, lengths=(31, 31))
 
 
+#: By name, what is done to the scheduler before the engine starts.
+CASES = {"no room": (NO_ROOM,), "room": (ROOM, NO_ROOM)}
+
+
+@pytest.fixture(scope="module")
+def faults(engine_python: Path, tiny_models: Path) -> dict[str, list[str]]:
+    """What the attention of each engine saw."""
+    specs = [
+        EngineSpec(
+            str(tiny_models),
+            "eagle3hid",
+            5,
+            PROMPTS,
+            block_size=16,
+            pre=("tests.draft_graphs.graph_safe_attention:register", *hooks),
+            finish=("tests.engine.scheduler_hooks:faults",),
+            engine={"dtype": "float32"},  # the quickest on a CPU
+        )
+        for hooks in CASES.values()
+    ]
+    results = launch_forked(engine_python, specs, env={"OVERLAY": "off"})
+    names = (result["hooks"]["scheduler_hooks:faults"] for result in results)
+    return dict(zip(CASES, names, strict=True))
+
+
 @pytest.mark.parametrize(
-    ("pre", "faults"),
-    [((NO_ROOM,), ["two tokens go to one slot"]), ((ROOM, NO_ROOM), [])],
-    ids=["no room", "room"],
+    ("name", "seen"), [("no room", ["two tokens go to one slot"]), ("room", [])], ids=CASES
 )
 def test_first_drafts_without_room_may_share_a_slot(
-    pre: tuple[str, ...], faults: list[str], engine_python: Path, tiny_models: Path
+    faults: dict[str, list[str]], name: str, seen: list[str]
 ) -> None:
-    spec = EngineSpec(
-        str(tiny_models),
-        "eagle3hid",
-        5,
-        PROMPTS,
-        block_size=16,
-        pre=(
-            "tests.support.rested_collector:rest",
-            "tests.draft_graphs.graph_safe_attention:register",
-            *pre,
-        ),
-        finish=("tests.engine.scheduler_hooks:faults",),
-        packages=(TESTS,),
-        env={"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
-    )
-    result = launch(engine_python, spec, env={"OVERLAY": "off"})
-    assert result["hooks"]["scheduler_hooks:faults"] == faults
+    assert faults[name] == seen

@@ -151,7 +151,8 @@ def test_an_installation_without_the_shipped_patches_says_so(
         ({"1-x/0.20.0..0.33.0.patch": PATCH}, "", "NN-<topic>"),
         ({TOPIC: PATCH, "0.20.0..0.33.0.patch": PATCH}, "", "NN-<topic>"),
         ({TOPIC: PATCH, "files/setup.py": ""}, "", "outside vllm/"),
-        ({TOPIC: PATCH, "files/vllm/a.json": ""}, "", "not a Python module"),
+        ({TOPIC: PATCH, "files/vllm/a.so": ""}, "", "neither a module nor a data file"),
+        ({TOPIC: PATCH, "files/vllm/A.py": ""}, "", "are one file where file names have no case"),
         ({TOPIC: PATCH, "files/vllm/a.py": ""}, "", "which the feature adds"),
     ],
 )
@@ -236,9 +237,9 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 
 def test_every_error_of_every_folder_is_reported(tmp_path: Path) -> None:
     write_feature(tmp_path / "one", {TOPIC: "", "02-y/x.patch": PATCH})
-    write_feature(tmp_path / "two", {"files/vllm/a.txt": ""}, id="other", toml="x = 1")
+    write_feature(tmp_path / "two", {"files/vllm/a.so": ""}, id="other", toml="x = 1")
     found = errors(tmp_path / "one", tmp_path / "two")
-    for expected in ("Description is missing", "not a closed range", "'x'", "not a Python module"):
+    for expected in ("Description is missing", "not a closed range", "'x'", "nor a data file"):
         assert any(expected in error for error in found), expected
 
 

@@ -38,6 +38,7 @@ from tests.support.shipped_features import (
     DRAFTS,
     GREEDY,
     LORA,
+    MENDS,
     OURS,
     STEADY,
     bound_by,
@@ -170,6 +171,7 @@ def test_every_known_release_takes_the_draft_graphs_and_has_the_rest(release: st
         GREEDY: State.PRISTINE,
         DBO: State.PRISTINE,
         BOOKKEEPING: State.PRISTINE,
+        **dict.fromkeys(MENDS, State.PRISTINE),
     }
     assert planned(release).notices == ()
     assert all(not result.untested for result in planned(release).features)
@@ -314,6 +316,7 @@ def test_the_history_begins_with_0_16() -> None:
         GREEDY: State.INAPPLICABLE,
         DBO: State.INAPPLICABLE,
         BOOKKEEPING: State.INAPPLICABLE,
+        **dict.fromkeys(MENDS, State.INAPPLICABLE),
     }
 
 

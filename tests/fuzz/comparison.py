@@ -12,6 +12,8 @@ STEPS = (
     *("ended", "free", "cached", "rows", "verified", "drafts", "said"),
 )
 Outcome = Mapping[str, Any]
+#: Of what a stock engine dies at the end of a context; a mended one must not.
+CONTEXT_LIMIT = "exceed the max model length"
 
 
 class Difference(NamedTuple):
@@ -86,3 +88,25 @@ def figures(outcomes: Sequence[Outcome]) -> Counter[str]:
         for step in outcome["steps"]:
             count["preemptions"] += len(step.get("preempted", ()))
     return count
+
+
+def first_other_answer(stock: Sequence[Outcome], mended: Sequence[Outcome]) -> Difference | None:
+    """The first death of a mended engine, or request that both answered otherwise.
+
+    Its steps may be others, since more drafts are accepted; so a request that is aborted at a step,
+    or begins behind a reset of the running ones, may have said more or less by then.
+    """
+    for load, outcome in enumerate(mended):
+        error, theirs = outcome["error"], stock[load]["error"] if load < len(stock) else None
+        # What else a stock vLLM dies of is not mended.
+        if error and (error != theirs or CONTEXT_LIMIT in error):
+            return Difference(load, None, "error", theirs, error)
+    for load, (one, other) in enumerate(zip(stock, mended, strict=False)):
+        for name, answer in one["answers"].items():
+            beside = other["answers"].get(name)
+            if beside is None or "abort" in (*answer["finish"], *beside["finish"]):
+                continue
+            for key in ("tokens", "text", "finish", "stop"):
+                if answer[key] != beside[key]:
+                    return Difference(load, None, f"{key} of {name}", answer[key], beside[key])
+    return None

@@ -14,7 +14,7 @@ from typing import Any
 from tests.engine.engine_launch import foreign_environment, launch, write_models
 from tests.engine.engine_spec import EngineSpec
 from tests.engine.forked_engines import launch_forked
-from tests.fuzz.comparison import Difference, figures, first_difference
+from tests.fuzz.comparison import Difference, figures, first_difference, first_other_answer
 from tests.fuzz.loads import Shape, change_target, draw_load, draw_shape
 from tests.fuzz.watched import APPENDED, HELD, REPLAYS, asked
 
@@ -26,6 +26,15 @@ SWITCHES = {
     "greedy-verification": "OVERLAY_GREEDY_VERIFICATION",
     "batched-bookkeeping": "OVERLAY_BATCHED_BOOKKEEPING",
 }
+#: Those of features that mend what a stock vLLM does wrong, so that engines differ where they work.
+MENDS = {
+    "context-limit": "OVERLAY_CONTEXT_LIMIT",
+    "draft-gate": "OVERLAY_DRAFT_GATE",
+    "prompt-logprobs": "OVERLAY_PROMPT_LOGPROBS",
+}
+#: The variant in which they are on: its engines may take other steps, but none may die, and what a
+#: request is answered is the same.
+MENDED = "mended"
 GRAPHS = "OVERLAY_DRAFT_GRAPHS"
 #: What shows that a feature was at work: each of these counts.
 AT_WORK = {
@@ -46,6 +55,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "loop": ("loop",),
     "all step": (*SWITCHES, "step"),
     "all loop": (*SWITCHES, "loop"),
+    MENDED: (*SWITCHES, *MENDS, "loop"),
 }
 #: Nothing is left to chance, to the machine's cores or to a compiler.
 ENVIRONMENT = {
@@ -66,7 +76,7 @@ def switches(variant: str, shape: Shape) -> dict[str, str]:
     on = VARIANTS[variant]
     mode = next((each for each in ("step", "loop") if each in on), "off")
     return {
-        **{switch: "on" if name in on else "off" for name, switch in SWITCHES.items()},
+        **{switch: "on" if name in on else "off" for name, switch in (SWITCHES | MENDS).items()},
         GRAPHS: mode,
         f"{GRAPHS}_CHECK": "on",
         f"{GRAPHS}_UNTRIED": "on" if shape.untried else "off",
@@ -161,6 +171,7 @@ def draw_pair(
     possible = [
         name
         for name, on in VARIANTS.items()
+        if name != MENDED
         if shape.graphs or not {"step", "loop"} & set(on)
         if shape.asynchronous or on != ("steady-inputs",)
     ]
@@ -191,7 +202,10 @@ class Report:
             self.deaths.append(f"seed {pair.seed}: {stock['outcomes'][-1]['error']}")
         for variant, other in zip(pair.variants, others, strict=True):
             self.work.setdefault(variant, Counter()).update(other["work"])
-            difference = first_difference(stock["outcomes"], other["outcomes"])
+            compare = first_other_answer if variant == MENDED else first_difference
+            difference = compare(stock["outcomes"], other["outcomes"])
+            if variant == MENDED and stock["outcomes"][-1]["error"] and difference is None:
+                self.figures["stock engines that died alone"] += 1
             if difference is None and not set(other["faults"]) <= set(stock["faults"]):
                 difference = Difference(0, None, "faults", stock["faults"], other["faults"])
             if difference is not None:
@@ -203,6 +217,7 @@ class Report:
             (feature, count)
             for variant in self.work
             for feature in VARIANTS[variant]
+            if variant != MENDED
             for count in AT_WORK[feature]
         }
         return [

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fuzz.comparison import STEPS, first_difference
+from tests.fuzz.comparison import CONTEXT_LIMIT, STEPS, first_difference, first_other_answer
 from tests.fuzz.loads import draw_load, reduced, relied_on
-from tests.fuzz.pairs import draw_pair, reduce
+from tests.fuzz.pairs import MENDED, MENDS, VARIANTS, draw_pair, reduce, switches
 
 SEEDS = st.integers(0, 1 << 30)
 
@@ -119,3 +119,31 @@ def test_what_a_difference_does_not_need_is_left_out(seed: int, data: st.DataObj
     without = reduce(place, pair, pair.variants[0], 1)
     assert not needed & set(without)
     assert len(without) > total / 2
+
+
+def answer(tokens: list[int], finish: str = "length") -> dict[str, Any]:
+    return {"tokens": [tokens], "text": [""], "finish": [finish], "stop": [None]}
+
+
+def loads(error: str | None, **answers: Any) -> list[dict[str, Any]]:
+    return [{"steps": [], "answers": answers, "error": error}]
+
+
+def test_a_mended_engine_may_take_other_steps_and_must_not_die_or_answer_otherwise() -> None:
+    full = f"AssertionError in _bookkeeping_sync: Sampled token IDs {CONTEXT_LIMIT}"
+    stock = loads(full, a=answer([1, 2]), b=answer([3], "abort"))
+    assert first_other_answer(stock, loads(None, a=answer([1, 2]), b=answer([3, 4]))) is None
+    assert first_other_answer(loads("Other"), loads("Other")) is None  # not what is mended
+    for mended in (loads(full), loads("Other"), loads(None, a=answer([1, 3]))):
+        assert first_other_answer(stock, mended) is not None
+    assert first_other_answer(loads(None), loads("Other")) is not None
+
+
+@given(SEEDS)
+def test_mends_are_on_in_their_own_variant_only(seed: int) -> None:
+    pair = draw_pair(seed)
+    assert MENDED not in pair.variants
+    for variant in VARIANTS:
+        on = switches(variant, pair.shape)
+        expected = "on" if variant == MENDED else "off"
+        assert {on[switch] for switch in MENDS.values()} == {expected}

@@ -11,7 +11,7 @@ from packaging.version import Version
 
 import overlay
 from overlay._features.folder import Loaded
-from overlay._features.model import Feature
+from overlay._features.model import FILE_SCOPE, AddedFile, Feature, Hunk, WholeFile
 from overlay.in_memory import preparation
 from overlay.in_memory.preparation import Plans
 from overlay.package import VLLM
@@ -137,3 +137,27 @@ def test_builds_of_one_version_differ_by_what_they_are_made_of(
     if not installed:
         module.rename(module.with_name("renamed.py"))
         assert preparation._build(folder)[1] != before[1]
+
+
+def test_what_only_the_disk_can_hold_is_left_out_with_the_reason(tmp_path: Path) -> None:
+    """Data files, removals, and a feature that is made on one of these."""
+    data = replace(
+        change("data", PROPOSER, "        return self.model(tokens)", "        return 1"),
+        added=(AddedFile("vllm/chat.jinja", b"{{ x }}\n"),),
+    )
+    stacked = change("stacked", PROPOSER, "        return 1", "        return 2")
+    runner = fake_vllm.files("0.26.0")[RUNNER] + b"# edited\n"
+    removal = Hunk(FILE_SCOPE, (), 1, 1, whole=WholeFile.of(runner, None))
+    gone = feature((RUNNER, [removal]), id="gone")
+    other = change("other", "vllm/v1/worker/__init__.py", "absent", "present")
+    assert other.changes_on_disk_only == ()
+    plans = plans_of(tmp_path, data, stacked, gone)
+    texts, facts = preparation._planned_entry(plans, frozenset())
+    assert not texts
+    rows = {row["id"]: row for row in facts["features"]}  # type: ignore[union-attr]
+    assert not any(row["chosen"] for row in rows.values())
+    assert {row["state"] for row in rows.values()} == {State.PRISTINE}
+    assert "vllm/chat.jinja, which no import" in rows["data"]["why"]
+    assert "apply it on disk" in rows["gone"]["why"]
+    assert "made on a feature that is left out" in rows["stacked"]["why"]
+    assert all("chat" not in name for row in rows.values() for name in row["modules"])

@@ -233,7 +233,7 @@ def test_a_ledger_of_the_release_before_is_read(site: Site) -> None:
 def test_a_newer_ledger_is_left_alone(site: Site) -> None:
     path = site.root / VLLM.ledger_path
     document = json.loads(path.read_text())
-    path.write_text(json.dumps({**document, "schema": 3, "overlay": "7.0.0", "new": "things"}))
+    path.write_text(json.dumps({**document, "schema": 4, "overlay": "7.0.0", "new": "things"}))
     before = snapshot(site.root)
     for action in (site.apply, site.revert):
         with pytest.raises(LedgerError, match=r"newer overlay \(vllm-overlay 7\.0\.0"):

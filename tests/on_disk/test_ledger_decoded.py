@@ -243,7 +243,7 @@ def test_only_the_permissions_of_a_mode_are_kept() -> None:
     assert ledger.entries[0].mode == 0o777
 
 
-@pytest.mark.parametrize("newer", [3, 10**9])
+@pytest.mark.parametrize("newer", [4, 10**9])
 def test_a_ledger_of_a_newer_overlay_says_which_one_to_use(newer: int) -> None:
     document = {"schema": newer, "overlay": "7.0.0"}
     with pytest.raises(LedgerError) as caught:
@@ -251,8 +251,16 @@ def test_a_ledger_of_a_newer_overlay_says_which_one_to_use(newer: int) -> None:
     assert not isinstance(caught.value, LedgerLost)
     assert str(caught.value) == (
         f"the/ledger.json was written by a newer overlay (vllm-overlay 7.0.0, schema {newer}; "
-        "this one, schema 2). Nothing was changed; use that version of vllm-overlay, or a newer one"
+        "this one, schema 3). Nothing was changed; use that version of vllm-overlay, or a newer one"
     )
+
+
+def test_a_removed_file_has_no_hash_and_is_no_added_one() -> None:
+    document = with_value("entries 1 after", None) | {"schema": 3}
+    assert decoded(document).entries[1].after is None
+    document["entries"][1]["before"] = None
+    with pytest.raises(LedgerLost, match="is neither changed nor added"):
+        decoded(document)
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"5", b"null", b"\xff", b"[" * 100_000])

@@ -183,3 +183,74 @@ def test_a_rebuilt_ledger_tells_the_truth_or_nothing(
     (entry,) = found.ledger.entries
     assert entry.before is not None
     assert found.pristine[entry.before] == pristine
+
+
+_RUN = "GPUModelRunner.capture_model"
+#: Each changes a line of the other's context; one line stands between them.
+NEIGHBOURS = (
+    feature(
+        (
+            RUNNER,
+            [
+                hunk(
+                    [
+                        "-        captured = 0",
+                        "+        captured = 1",
+                        "         for size in (1, 2, 4):",
+                        "             captured += self._capture(size)",
+                        "         return captured",
+                    ],
+                    _RUN,
+                )
+            ],
+        ),
+        id="left",
+    ),
+    feature(
+        (
+            RUNNER,
+            [
+                hunk(
+                    [
+                        "         captured = 0",
+                        "         for size in (1, 2, 4):",
+                        "-            captured += self._capture(size)",
+                        "+            captured += 2 * self._capture(size)",
+                        "         return captured",
+                        "+        # twice",
+                    ],
+                    _RUN,
+                )
+            ],
+        ),
+        id="right",
+    ),
+)
+
+
+@pytest.mark.parametrize("lose", LOSSES.values(), ids=LOSSES)
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_neighbours_are_undone_without_a_ledger(
+    site: Site, lose: Callable[[Site], object], order: tuple[int, int]
+) -> None:
+    """What lies around the lines of each is not as it was made on."""
+    before = snapshot(site.root)
+    features = tuple(NEIGHBOURS[number] for number in order)
+    apply(site, features)
+    text = (site.root / RUNNER).read_text()
+    assert "captured = 1\n" in text
+    assert "captured += 2 * self" in text
+    lose(site)
+    assert revert(site, features).changed
+    assert snapshot(site.root) == before
+
+
+def test_an_edit_beside_neighbours_is_not_taken_for_theirs(site: Site) -> None:
+    apply(site, NEIGHBOURS)
+    runner = site.root / RUNNER
+    runner.write_text(runner.read_text().replace("(1, 2, 4)", "(1, 2)"))
+    (site.root / VLLM.ledger_path).unlink()
+    before = snapshot(site.root)
+    with pytest.raises(LedgerError, match="does not give the release's own files"):
+        revert(site, NEIGHBOURS)
+    assert snapshot(site.root) == before

@@ -68,7 +68,7 @@ def test_a_link_to_anything_else_inside_the_target_is_refused(
     with pytest.raises(TransactionError) as caught:
         Site(root, package).real(f"{package.name}/link.py")
     assert str(caught.value).startswith(
-        f"{place} leads to {root / 'beside.py'}: expected a module inside {root / package.name}"
+        f"{place} leads to {root / 'beside.py'}: expected a file inside {root / package.name}"
     )
 
 

@@ -131,13 +131,16 @@ def test_of_three_features_the_one_that_clashes_is_named() -> None:
     assert "two (" in str(result.features[2].files[0].hunks[0].reason)
 
 
-def test_what_an_earlier_feature_makes_ambiguous_is_a_clash() -> None:
+def test_what_an_earlier_feature_makes_ambiguous_lands_where_it_lands_alone() -> None:
     twice = hunk(["-import os", "+import os  # 1", "+import sys", "+import sys"])
     once = hunk(["-import sys", "+import re"])
     files = {A: TEXT + b"import sys\n"}
     result = planned(feature((A, [twice])), feature((A, [once]), id="other"), files=files)
-    assert [found.state for found in result.features] == [State.DRIFTED, State.DRIFTED]
-    assert planned(feature((A, [once])), files=files).state is State.PRISTINE
+    assert [found.state for found in result.features] == [State.PRISTINE, State.PRISTINE]
+    (change,) = result.changes
+    assert change.after is not None
+    assert change.after.startswith(b"import os  # 1\nimport sys\nimport sys\n")
+    assert change.after.endswith(b"\nimport re\n")
 
 
 def test_what_the_release_has_stays_upstreamed_under_an_earlier_feature() -> None:

@@ -17,7 +17,7 @@ from overlay.errors import UsageError
 from overlay.report.as_json import as_json
 from overlay.report.codes import Code, Exit
 from overlay.report.model import Obstacle, TargetFailure, TargetReport
-from overlay.report.since import SinceReport, Turn, Ownership
+from overlay.report.since import Ownership, SinceReport, Turn
 from overlay.report.targets import CheckReport
 from overlay.report.wording import checked
 from overlay.results import FeatureResult, Reason, State

@@ -17,8 +17,13 @@ STEADY = "steady-inputs"
 GREEDY = "greedy-verification"
 DBO = "dbo"
 BOOKKEEPING = "batched-bookkeeping"
+LIMIT = "context-limit"
+GATE = "draft-gate"
+PROMPTS = "prompt-logprobs"
 #: The features that patch the known releases.
-OURS = (DRAFTS, STEADY, GREEDY, DBO, BOOKKEEPING)
+#: Those that mend a fault of a stock vLLM.
+MENDS = (LIMIT, GATE, PROMPTS)
+OURS = (DRAFTS, STEADY, GREEDY, DBO, BOOKKEEPING, *MENDS)
 
 
 @functools.cache

@@ -35,7 +35,7 @@ from overlay.authoring.triage import FileFate
 from overlay.authoring.writing import check_folder, write_folder
 from overlay.commands.request import Request
 from overlay.errors import PackageIndexError, UsageError
-from overlay.package import VLLM, Package, package_named, package_problem, path_problem
+from overlay.package import VLLM, Package, file_problem, package_named, package_problem
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
 from overlay.planning.upstream import remembers
@@ -48,7 +48,7 @@ from overlay.untrusted import sha256
 
 #: The notes of a session: the folders of patches it was begun with, and the title of a feature
 #: that is not there yet.
-_FOLDERS, _TITLE = "folders", "title"
+_FOLDERS, _TITLE, _CONTEXT = "folders", "title", "context"
 
 
 # Begin
@@ -70,7 +70,7 @@ def begin(
     """
     features = request._replace(features=(id_,)).load()
     feature = find_feature(features, id_)
-    patches, package = writable(feature), feature.package
+    patches, package = writable_folder(feature), feature.package
     name = _release(release, package, feature)
     _expect_paths(more, package)
     features = of_package(features, package)
@@ -86,6 +86,7 @@ def begin_new(
     *,
     release: str | None = None,
     title: str = "",
+    context: int | None = None,
 ) -> EditReport:
     """Lay a release's files into ``./ID@RELEASE``, to be edited and committed as a new feature.
 
@@ -94,6 +95,7 @@ def begin_new(
         of a session that is there: further ones.
     :param release: default: the newest known one.
     :param title: what the change does, in a line; by default made of the id.
+    :param context: how many lines of context the hunks keep; default: as many as they need.
     :raises UsageError: if the id exists or cannot be one, the release has no such file, or
         something other than the session lies in that folder.
     :raises OverlayError: if the features or the release cannot be read.
@@ -110,7 +112,9 @@ def begin_new(
     features = of_package(everything, package)
     earlier = [each for each in features if not _behind(each, id_, patches)]
     fresh = _fresh(id_, "", name, Path(os.path.abspath(patches)), package)
-    fresh = replace(fresh, notes={_TITLE: title} if title else {})
+    notes = {_TITLE: title} if title else {}
+    notes |= {} if context is None else {_CONTEXT: str(context)}
+    fresh = replace(fresh, notes=notes)
     return _opened(request, fresh, None, features, earlier, files)
 
 
@@ -186,7 +190,7 @@ def find_feature(features: Sequence[Feature], id_: str) -> Feature:
     return feature
 
 
-def writable(feature: Feature) -> Path:
+def writable_folder(feature: Feature) -> Path:
     """The folder of patches that a feature is in.
 
     :raises UsageError: if the feature came with an installed overlay.
@@ -210,7 +214,7 @@ def _expect_paths(paths: Sequence[str], package: Package) -> None:
     :raises UsageError: naming the first.
     """
     for path in paths:
-        if (problem := path_problem(path, package)) is not None:
+        if (problem := file_problem(path, package)) is not None:
             raise UsageError(f"--file: {problem}")
 
 
@@ -364,6 +368,12 @@ def _gives(feature: Feature, edits: Edited) -> bool:
     return all(texts.get(path, edits.base.get(path)) == now for path, now in edits.now.items())
 
 
+def _context(session: Session) -> int | None:
+    """How many lines of context the hunks of a session keep; ``None``: as many as they need."""
+    note = session.notes.get(_CONTEXT, "")
+    return int(note) if note.isascii() and note.isdecimal() and len(note) <= 4 else None
+
+
 # What is written; both give the further fields of the report
 
 
@@ -383,7 +393,7 @@ def _create(
     text = words(id_, session.notes.get(_TITLE, ""), source, package)
     files = [TwoTexts(path, now.base.get(path), now.now[path]) for path in now.changed]
     names = package_releases.names_of(package)
-    prepared = made_of(files, now, release, text, below, names, progress)
+    prepared = made_of(files, now, release, text, below, names, progress, _context(session))
     summary = prepared.summary
     if prepared.folder is None:
         raise UsageError("\n".join(str(file.problem) for file in summary.problems))

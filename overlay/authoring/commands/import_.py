@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
-from overlay._features.model import Feature
+from packaging.version import Version
+
+from overlay._features.folder import load
+from overlay._features.model import Feature, of_package, paths_of
 from overlay.authoring import releases as package_releases
 from overlay.authoring.building import Prepared, texts_with
+from overlay.authoring.commands.import_onto import open_onto, release_of
 from overlay.authoring.disk import NewFolder, replace_features
 from overlay.authoring.free_ids import expect_id, require_free
 from overlay.authoring.git import Checkout
 from overlay.authoring.importing import prepare
 from overlay.authoring.incoming import Commit
-from overlay.authoring.landing import Summary, landings, on_disk_only
-from overlay.authoring.locating import ReleaseTexts
+from overlay.authoring.landing import ContextKept, Summary, landings, moved_lines, on_disk_only
+from overlay.authoring.locating import OWN_BASE, Files, Origin, ReleaseTexts, release_before
+from overlay.authoring.paths import BY_RELEASES, PathRule, packages_in, path_of, place
+from overlay.authoring.reports.ported import PortReport
 from overlay.authoring.sources import ChangeSource, read_source
 from overlay.authoring.triage import FileFate
 from overlay.authoring.writing import check_folder, write_folder
 from overlay.commands.request import Request
 from overlay.errors import UsageError, told_once, without_secrets
-from overlay.package import VLLM, Package, known_package
+from overlay.package import VLLM, Package, distribution_name, is_module
 from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax
 from overlay.report.base import Report, by_fields, plain
@@ -33,7 +40,8 @@ from overlay.report.lines import BLANK, Line, Span, labelled
 from overlay.report.progress import doing
 from overlay.report.words import count, enumeration
 from overlay.results import Fate, Outcome
-from overlay.results.invocation import Invocation, absolute
+from overlay.results.invocation import Invocation, absolute, command
+from overlay.targets.resolution import release_named
 from overlay.targets.target import Progress
 
 #: The most letters of a subject that an id of ``--each`` takes.
@@ -51,7 +59,10 @@ def import_change(
     partial: bool = False,
     each: bool = False,
     update: bool = False,
-) -> ImportReport | SeriesReport:
+    context: int | None = None,
+    paths: PathRule = BY_RELEASES,
+    onto: str | None = None,
+) -> ImportReport | SeriesReport | PortReport:
     """Make a feature of diffs or mails, and write it below ``patches``.
 
     :param sources: files, ``-`` for standard input, URLs of pull requests or commits, or
@@ -62,87 +73,251 @@ def import_change(
     :param partial: leave out what Python alone cannot carry, instead of refusing it.
     :param each: make a feature of each commit, on top of those before; ``id_`` begins their ids.
     :param update: replace a feature of that id.
+    :param context: how many lines of context the hunks keep; default: as many as they need.
+    :param paths: what the user says about the paths of the change.
+    :param onto: the release on which a person places it, in a session of ``port``.
     :raises UsageError: if a source is not a diff, holds what no feature can carry, or nothing that
         one would (only tests and documentation).
     :raises OverlayError: if a source or a release cannot be read, or the folder not be written.
     """
+    if each and onto is not None:
+        raise UsageError("--each and --onto: expected one of them; a session is of one feature")
     if each:
         expect_id(id_, "--id")
     else:
         require_free(patches, id_, update=update, option="--id")
-    if checkout is not None and not checkout.is_dir():
-        raise UsageError(
-            f"--base {checkout}: expected a checkout of the package, found no such folder"
-        )
     read = []
     for source in sources:
         with doing(request.progress, f"reading {without_secrets(source)}"):
             read.append(read_source(source, each=each))
-    commits = [commit for source in read for commit in source.commits]
-    package, names = _served(commits, releases)
-    if checkout is not None:
-        _expect_checkout(checkout, package)
-    texts = package_releases.texts_of(names, package, request.progress)
-    importer = _Importer(Memo(), checkout, partial, package, request.progress)
-    if each:
-        return _each(importer, read, id_, texts, patches, update=update)
-    prepared = importer.prepare(read, commits, id_, texts)
-    _require_carried([prepared.summary], commits, package)
+    parts = _parts(read, releases, paths, request.progress)
+    base = None if checkout is None else _origin(checkout, parts[0].package, request.progress)
+    if onto is not None:
+        return _placed_onto(parts, id_, onto, patches, base, partial=partial, update=update)
+    imports = _Imports(Memo(), base, partial, patches, update, context, request.progress)
+    if each or len(parts) > 1:
+        return _series(imports, parts, id_, each=each)
+    (part,) = parts
+    prepared, below = imports.on_top(part, part.sources, id_)
+    _require_carried([prepared.summary], part)
     folder = prepared.folder
     written = None if folder is None else write_folder(folder, patches, update=update)
-    return _report(prepared.summary, written)
+    return _report(prepared.summary, written, part.prefixes, below, sources)
 
 
-def _expect_checkout(folder: Path, package: Package) -> None:
-    """Refuse a base from which no text could ever be read.
+def _placed_onto(
+    parts: Sequence[_Part],
+    id_: str,
+    onto: str,
+    patches: Path,
+    checkout: Origin | None,
+    *,
+    partial: bool,
+    update: bool,
+) -> PortReport:
+    """Open the session of a change of one package."""
+    if len(parts) > 1:
+        titles = enumeration([part.package.title for part in parts])
+        raise UsageError(
+            f"--onto {onto}: expected a change of one package, found one of {titles}: name the "
+            "releases of one of them with --releases, and pass --partial"
+        )
+    (part,) = parts
+    release = release_of(onto, part.package)
+    texts = part.texts.with_name(release)
+    return open_onto(
+        part.sources,
+        id_,
+        release,
+        texts,
+        patches,
+        part.package,
+        checkout=checkout,
+        partial=partial,
+        update=update,
+    )
 
-    :raises UsageError: if neither the package nor a history of git is there.
+
+def _origin(place: Path, package: Package, progress: Progress | None) -> Origin:
+    """What `--base` names: a checkout or unpacked sources, one file of them, or a release.
+
+    :raises UsageError: if it is none of these, or no text could ever be read from it.
+    :raises OverlayError: if the release cannot be read.
     """
-    if (folder / package.name).is_dir():
-        return
+    if not os.path.lexists(place) and release_named(str(place), package) is not None:
+        _, names = package_releases.names_in(str(place), package)
+        if len(names) == 1:
+            return package_releases.tree_of(names[0], package, progress)
+    if place.is_file() or (place / package.name).is_dir():
+        return place
+    if not place.is_dir():
+        raise UsageError(
+            f"--base {place}: expected a checkout of the package, one file of it or a release, "
+            "found no such folder"
+        )
     try:
-        Checkout(folder)
+        Checkout(place)
     except UsageError as error:
         raise UsageError(
-            f"--base {folder}: expected a checkout of {package.title} or its unpacked sources, "
+            f"--base {place}: expected a checkout of {package.title} or its unpacked sources, "
             f"found no folder {package.name} there, and no history of git"
         ) from error
-
-
-def _served(commits: Sequence[Commit], releases: str | None) -> tuple[Package, tuple[str, ...]]:
-    """The package that a change is of, and the releases that its feature may serve.
-
-    :param releases: as ``--releases`` takes them; with a name (``vllm-ascend==all``) it tells the
-        package, otherwise the paths of the change do.
-    :raises UsageError: if it names no release, or no release of the package is known.
-    """
-    package = known_package(file.path for commit in commits for file in commit.files) or VLLM
-    if releases is None:
-        return package, package_releases.names_of(package)
-    return package_releases.names_in(releases, package)
+    return place
 
 
 @dataclass(frozen=True)
-class _Importer:
+class _Part:
+    """What a change does to one package, with the paths of that.
+
+    :ivar texts: the releases that a feature of it may serve.
+    :ivar prefixes: what precedes the package in the paths of the change -> what it is.
+    """
+
+    package: Package
+    texts: ReleaseTexts
+    sources: tuple[ChangeSource, ...]
+    prefixes: tuple[tuple[str, str], ...]
+
+    @property
+    def commits(self) -> tuple[Commit, ...]:
+        """The commits of all sources."""
+        return tuple(commit for source in self.sources for commit in source.commits)
+
+
+def _parts(
+    sources: Sequence[ChangeSource],
+    releases: str | None,
+    rule: PathRule,
+    progress: Progress | None,
+) -> tuple[_Part, ...]:
+    """A change by the packages that it is for, its paths found; vLLM's first.
+
+    :param releases: as ``--releases`` takes them; with a name (``vllm-ascend==all``) it tells the
+        one package, otherwise the paths of the change do.
+    :raises UsageError: if it names no release, or no release of a package is known.
+    """
+    files = [file for source in sources for commit in source.commits for file in commit.files]
+    packages = packages_in([file.path for file in files]) or (VLLM,)
+    first, names = packages[0], package_releases.names_of(packages[0])
+    if releases is not None:
+        first, names = package_releases.names_in(releases, packages[0])
+    further = () if first not in packages or rule != BY_RELEASES else packages[1:]
+    if releases is not None and "==" in releases:
+        further = ()
+    parts = []
+    for package in (first, *further):
+        served = names if package == first else package_releases.names_of(package)
+        texts = package_releases.texts_of(served, package, progress)
+        own = [_of(source, package, further if package == first else None) for source in sources]
+        placed = place([c for each in own for c in each.commits], package, texts, rule)
+        remaining = iter(placed.commits)
+        own = [replace(each, commits=tuple(next(remaining) for _ in each.commits)) for each in own]
+        parts.append(
+            _Part(package, texts, tuple(each for each in own if each.commits), placed.prefixes)
+        )
+    return tuple(parts)
+
+
+def _of(source: ChangeSource, package: Package, further: Sequence[Package] | None) -> ChangeSource:
+    """A source with what it does to one package.
+
+    :param further: the packages whose files are not taken; ``None``: only those of the package are.
+    """
+
+    def is_own(path: str) -> bool:
+        if further is None:
+            return path_of(path, package) is not None
+        return all(path_of(path, other) is None for other in further)
+
+    commits = (
+        replace(commit, files=tuple(file for file in commit.files if is_own(file.path)))
+        for commit in source.commits
+    )
+    return replace(source, commits=tuple(commit for commit in commits if commit.files))
+
+
+@dataclass(frozen=True)
+class _Imports:
     """The arguments that every feature of an import shares."""
 
     syntax: Syntax
-    checkout: Path | None
+    checkout: Origin | None
     partial: bool
-    package: Package
-    progress: Progress | None
+    patches: Path
+    update: bool
+    context: int | None
+    progress: Progress | None = None
+
+    def on_top(
+        self, part: _Part, sources: Sequence[ChangeSource], id_: str
+    ) -> tuple[Prepared, tuple[str, ...]]:
+        """The feature that sources make, on top of those of the folder where it needs them.
+
+        :returns: the feature, and the ids of those on whose text it was made.
+        """
+        prepared = self.prepare(part, sources, id_, part.texts)
+        if prepared.folder is None and not prepared.summary.problems and self.checkout is not None:
+            return self._on_build(self.checkout, part, sources, id_) or prepared, ()
+        if not prepared.summary.problems or not self.patches.is_dir():
+            return prepared, ()
+        paths = {fate.path for fate in prepared.summary.problems}
+        touching = [
+            feature
+            for feature in of_package(load([self.patches]), part.package)
+            if feature.id < id_ and paths & {*paths_of([feature]), *_modules(feature)}
+        ]
+        stacked = (
+            self.prepare(part, sources, id_, texts_with(touching, part.texts, self.syntax))
+            if touching
+            else prepared
+        )
+        if stacked.summary.problems:
+            return prepared, ()
+        return stacked, tuple(feature.id for feature in touching)
+
+    def _on_build(
+        self, origin: Origin, part: _Part, sources: Sequence[ChangeSource], id_: str
+    ) -> Prepared | None:
+        """The feature for a build between releases, whose text is that of `--base`.
+
+        A range holds releases alone, so it is what follows the last one before the build: there is
+        no such release, and on a build the feature is judged by its lines.
+
+        :returns: ``None`` where the change is not of that text either.
+        """
+        texts, paths = part.texts, [file.path for commit in part.commits for file in commit.files]
+        before = release_before(origin, paths, texts, part.package)
+        if before is None:
+            return None
+        release = f"{Version(before).base_version}.post1"
+        build = ReleaseTexts(
+            sorted((*texts.names, release), key=Version),
+            lambda name: Files(origin) if name == release else texts.open(name),
+        )
+        prepared = self.prepare(part, sources, id_, build)
+        span = prepared.summary.releases
+        if prepared.folder is None or span is None or Version(release) not in span:
+            return None
+        note = (
+            "no release has the text that it was made on: it is for builds behind "
+            f"{before}, on which `overlay check` judges it by its lines and `overlay apply "
+            "--untested` applies it; `overlay port` carries it to a release"
+        )
+        summary = prepared.summary
+        outcomes = {name: summary.outcomes[name] for name in texts.names}
+        summary = replace(summary, outcomes=outcomes, warnings=(*summary.warnings, note))
+        own = {path: Files(origin).read(path) for path in prepared.hunks}
+        texts_of_it = {f"{OWN_BASE}/{path}": data for path, data in own.items() if data is not None}
+        folder = replace(prepared.folder, files={**prepared.folder.files, **texts_of_it})
+        return replace(prepared, summary=summary, folder=folder)
 
     def prepare(
-        self,
-        sources: Sequence[ChangeSource],
-        commits: Sequence[Commit],
-        id_: str,
-        texts: ReleaseTexts,
+        self, part: _Part, sources: Sequence[ChangeSource], id_: str, texts: ReleaseTexts
     ) -> Prepared:
         """The feature that commits of sources make; nothing is written."""
         pages = list(dict.fromkeys(source.upstream for source in sources if source.upstream))
         return prepare(
-            commits,
+            [commit for source in sources for commit in source.commits],
             id_,
             texts,
             source=sources[0].name,
@@ -152,45 +327,62 @@ class _Importer:
             partial=self.partial,
             upstream=pages[0] if len(pages) == 1 else "",
             syntax=self.syntax,
-            package=self.package,
+            package=part.package,
+            context=self.context,
             progress=self.progress,
         )
 
 
-# --each
+def _modules(feature: Feature) -> list[str]:
+    """The paths of the modules that a feature adds."""
+    return [module.path for module in feature.added]
 
 
-def _each(
-    importer: _Importer,
-    sources: Sequence[ChangeSource],
-    id_: str,
-    texts: ReleaseTexts,
-    patches: Path,
-    *,
-    update: bool,
-) -> SeriesReport:
-    """Make a feature of each commit; all of them are prepared before one is written.
+# Several features: --each, and a change of several packages
 
-    :raises UsageError: if one of their ids exists and ``update`` is not set.
+
+def _series(imports: _Imports, parts: Sequence[_Part], id_: str, *, each: bool) -> SeriesReport:
+    """Make a feature of each commit, or of each package; all are prepared before one is written.
+
+    :raises UsageError: if one of their ids exists and is not to be replaced.
     """
+    reports: list[tuple[Prepared, _Part]] = []
+    for part in parts:
+        own = id_ if part is parts[0] else f"{id_}-{distribution_name(part.package.distribution)}"
+        if each:
+            reports += [(entry, part) for entry in _each(imports, part, own)]
+        else:
+            require_free(imports.patches, own, update=imports.update, option="--id")
+            prepared, _ = imports.on_top(part, part.sources, own)
+            reports.append((prepared, part))
+        _require_carried([entry.summary for entry, of in reports if of is part], part)
+    prepared_all = [entry for entry, _ in reports]
+    complete = all(e.folder is not None or not _carried(e.summary) for e in prepared_all)
+    some = any(entry.folder is not None for entry in prepared_all)
+    written = _write_all(prepared_all, imports.patches) if complete and some else {}
+    return series(
+        tuple(
+            _report(entry.summary, written.get(entry.summary.id), part.prefixes)
+            for entry, part in reports
+        )
+    )
+
+
+def _each(imports: _Imports, part: _Part, id_: str) -> list[Prepared]:
+    """Make a feature of each commit, on top of those before."""
     prepared: list[Prepared] = []
     features: list[Feature] = []
-    commits = [(source, commit) for source in sources for commit in source.commits]
+    commits = [(source, commit) for source in part.sources for commit in source.commits]
     for number, (source, commit) in enumerate(commits, 1):
         name = _id(id_, number, len(commits), commit)
-        require_free(patches, name, update=update, option="--id")
-        below = texts_with(features, texts, importer.syntax)
-        with doing(importer.progress, f"making {name}, {number} of {len(commits)}"):
-            prepared.append(importer.prepare([source], [commit], name, below))
+        require_free(imports.patches, name, update=imports.update, option="--id")
+        below = texts_with(features, part.texts, imports.syntax)
+        alone = replace(source, commits=(commit,))
+        with doing(imports.progress, f"making {name}, {number} of {len(commits)}"):
+            prepared.append(imports.prepare(part, [alone], name, below))
         if (folder := prepared[-1].folder) is not None:
             features.append(check_folder(folder))
-    changes = [commit for _, commit in commits]
-    _require_carried([entry.summary for entry in prepared], changes, importer.package)
-    complete = all(entry.folder is not None or not _carried(entry.summary) for entry in prepared)
-    written = _write_all(prepared, patches) if complete and features else {}
-    return series(
-        tuple(_report(entry.summary, written.get(entry.summary.id)) for entry in prepared)
-    )
+    return prepared
 
 
 def _write_all(prepared: Sequence[Prepared], patches: Path) -> dict[str, Path]:
@@ -217,9 +409,7 @@ def _carried(summary: Summary) -> int:
     return sum(entry.fate in (Fate.EDITED, Fate.ADDED) for entry in summary.files)
 
 
-def _require_carried(
-    summaries: Sequence[Summary], commits: Sequence[Commit], package: Package
-) -> None:
+def _require_carried(summaries: Sequence[Summary], part: _Part) -> None:
     """Refuse a change that has nothing to carry: only tests, documentation and the like.
 
     :raises UsageError: naming what was found instead.
@@ -228,17 +418,23 @@ def _require_carried(
         return
     fates = [entry.fate.value for summary in summaries for entry in summary.files]
     kinds = enumeration([f"{fates.count(fate)} of {fate}" for fate in dict.fromkeys(fates)])
-    place = next(file.place for commit in commits for file in commit.files)
+    place = next(file.place for commit in part.commits for file in commit.files)
     raise UsageError(
-        f"{place}: expected a change of Python modules of {package.name}/, found nothing that a "
-        f"feature carries ({kinds}): there is nothing to import"
+        f"{place}: expected a change of Python modules of {part.package.name}/, found nothing that "
+        f"a feature carries ({kinds}): there is nothing to import"
     )
 
 
-def _report(summary: Summary, folder: Path | None) -> ImportReport:
+def _report(
+    summary: Summary,
+    folder: Path | None,
+    prefixes: tuple[tuple[str, str], ...] = (),
+    below: tuple[str, ...] = (),
+    sources: Sequence[str] = (),
+) -> ImportReport:
     span = None if summary.releases is None or folder is None else str(summary.releases)
     return ImportReport(
-        concluded(summary, folder),
+        concluded(summary, folder, sources),
         feature=summary.id,
         title=summary.title,
         commits=summary.commits,
@@ -249,6 +445,10 @@ def _report(summary: Summary, folder: Path | None) -> ImportReport:
         folder=folder,
         holders=summary.holders,
         warnings=summary.warnings,
+        context=None if folder is None else summary.context,
+        moved=summary.moved,
+        prefixes=dict(prefixes),
+        below=below,
     )
 
 
@@ -267,6 +467,10 @@ class ImportReport(Report):
     :ivar folder: the new feature; ``None`` where nothing was written.
     :ivar holders: path of an added module -> the releases that have another file of that name.
     :ivar warnings: what looks wrong although it was written.
+    :ivar context: how much context its hunks keep, where that was chosen.
+    :ivar moved: path -> release -> the file to which upstream moved what is changed in it.
+    :ivar prefixes: how paths of the change begin -> how those of the package do.
+    :ivar below: the features of the folder on whose text it was made.
     """
 
     _command: ClassVar[str] = "import"
@@ -281,6 +485,10 @@ class ImportReport(Report):
     folder: Path | None = None
     holders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    context: ContextKept | None = None
+    moved: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    prefixes: Mapping[str, str] = field(default_factory=dict)
+    below: tuple[str, ...] = ()
 
     @property
     def error(self) -> str | None:
@@ -303,13 +511,17 @@ class ImportReport(Report):
         """The text of the report."""
         read = f"{count(len(self.files), 'file')}, {count(self.commits, 'commit')}: {self.title}"
         yield labelled(0, "read      ", read)
+        for before, after in self.prefixes.items():
+            yield labelled(0, "paths     ", f"{before or 'no folder'} is {after or 'left out'}")
+        if self.below:
+            yield labelled(0, "on top of ", enumeration(self.below))
         if self.left_out:
             kinds = [f"{number} {kind}" for kind, number in self.left_out.items()]
             yield labelled(0, "left out  ", enumeration(kinds))
         for entry in self.carried:
             if entry.problem is not None:
                 continue  # told as the report's error
-            what = "added module"
+            what = "added module" if is_module(entry.path) else "added file"
             if entry.fate is Fate.EDITED:
                 base = entry.base or "a text that only --base has"
                 what = f"{count(entry.hunks, 'hunk')}, made on {base}"
@@ -317,14 +529,23 @@ class ImportReport(Report):
         for path, releases in self.holders.items():
             yield labelled(0, "taken     ", f"{path}  another file in {enumeration(releases)}")
         yield from landings(self.outcomes)
-        edited = [entry.path for entry in self.files if entry.fate is Fate.EDITED]
+        yield from moved_lines(self.moved, self.feature if self.folder else "")
+        if self.context is not None:
+            yield self.context.line
+        edited = [
+            entry.path
+            for entry in self.carried
+            if entry.fate is Fate.EDITED or not is_module(entry.path)
+        ]
         yield from on_disk_only(edited, self.releases)
         for warning in self.warnings:
             yield labelled(0, "warning:  ", warning)
 
     def plain(self) -> dict[str, Any]:
-        """The fields of the JSON, which has warnings only where there are any."""
-        return by_fields(self, "conclusion", "holders", *([] if self.warnings else ["warnings"]))
+        """The fields of the JSON, which has some only where they say something."""
+        some = ("warnings", "context", "moved", "prefixes", "below")
+        silent = [name for name in some if not getattr(self, name)]
+        return by_fields(self, "conclusion", "holders", *silent)
 
 
 @dataclass(frozen=True)
@@ -378,8 +599,11 @@ def series(imports: tuple[ImportReport, ...]) -> SeriesReport:
     return SeriesReport(Verdict(worst.code, text), imports)
 
 
-def concluded(summary: Summary, folder: Path | None) -> Verdict:
-    """The verdict of ``import``."""
+def concluded(summary: Summary, folder: Path | None, sources: Sequence[str] = ()) -> Verdict:
+    """The verdict of ``import``.
+
+    :param sources: what the command was given, which the next one repeats.
+    """
     if summary.problems:
         return Verdict(Code.NOT_PLACED, _not_placed(len(summary.problems)))
     if not _carried(summary):
@@ -393,6 +617,9 @@ def concluded(summary: Summary, folder: Path | None) -> Verdict:
             there = single if len(modules) == 1 else "are files of their own there"
             why = f"{enumeration(modules, most=3)} {there}: give the added module another name"
         text = f"Nothing was written: {summary.id} lands on none of the releases; {why}."
+        if sources and not modules:
+            step = command("import", *sources, "--id", summary.id, "--onto", _nearest(summary))
+            text = f"{text[:-1]}. Place it by hand: {step}."
         return Verdict(Code.NOT_IMPORTED, text)
     wrote = f"Wrote {folder} for {summary.releases}"
     if summary.review:
@@ -400,6 +627,17 @@ def concluded(summary: Summary, folder: Path | None) -> Verdict:
         return Verdict(Code.IMPORT_REVIEW, text)
     check = Invocation(patches=(absolute(folder.parent),)).command("check")
     return Verdict(Code.IMPORTED, f"{wrote}; {check} tries it.")
+
+
+def _nearest(summary: Summary) -> str:
+    """The release on which a change that lands nowhere is placed most easily.
+
+    It is the last one before the first that has it, or has a part of it; else the newest.
+    """
+    names = list(summary.outcomes)
+    there = (Outcome.UPSTREAM, Outcome.PARTLY)
+    first = next((at for at, name in enumerate(names) if summary.outcomes[name] in there), 0)
+    return names[first - 1]
 
 
 def _not_placed(files: int) -> str:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
-from overlay._features.model import Feature, Patch, Variant
+from overlay._features.model import Feature, Patch, PortedWay, Variant
 from overlay._features.patch_headers import author, last_update
 from overlay.authoring.git import Checkout, LogEntry
 from overlay.authoring.incoming import IncomingFile, read_changes
@@ -92,6 +92,7 @@ def _release(target: TargetReport | TargetFailure, feature: Feature) -> LoggedRe
     serving = _serving(feature, Version(release))
     patches = [variant.patch for variant in serving]
     why = _why(result)
+    parts = [(patch.name.split("/")[-2], patch) for patch in patches]
     return LoggedRelease(
         target.target,
         result.state,
@@ -102,6 +103,7 @@ def _release(target: TargetReport | TargetFailure, feature: Feature) -> LoggedRe
         _distinct(last_update(patch.headers) for patch in patches),
         None if why is None else why.text,
         word(result),
+        tuple(topic for topic, patch in parts if patch.ported is PortedWay.NOT_NEEDED),
         "" if why is None else why.common,
     )
 
@@ -310,6 +312,7 @@ class LoggedRelease(NamedTuple):
     :ivar why: what prevents it, or what else to know about it.
     :ivar word: the state for people, where that is another word: a clash.
     :ivar cause: the part of ``why`` that releases may share: without numbers of lines.
+    :ivar not_needed: the topics of which nothing is applied, since a person said so.
     """
 
     release: str
@@ -321,11 +324,12 @@ class LoggedRelease(NamedTuple):
     dates: tuple[str, ...] = ()
     why: str | None = None
     word: str = ""
+    not_needed: tuple[str, ...] = ()
     cause: str = ""
 
     def plain(self) -> dict[str, Any]:
         """The fields of the JSON."""
-        return by_fields(self, "word", "cause")
+        return by_fields(self, "word", "cause", *([] if self.not_needed else ["not_needed"]))
 
 
 class VariantView(NamedTuple):
@@ -459,6 +463,12 @@ def table(releases: Sequence[LoggedRelease]) -> Iterator[Line]:
         or (entry.state is State.INAPPLICABLE and ANY_MORE in (entry.why or ""))
     ]
     names = [entry.release for entry in releases]
+    notes = [
+        (entry.release, f"not needed there, so not applied: {enumeration(entry.not_needed)}")
+        for entry in releases
+        if entry.not_needed
+    ]
+    yield from causes(notes, names)
     texts: dict[str, set[str | None]] = {}
     occurrences: list[tuple[str, str]] = []
     for entry in needy:

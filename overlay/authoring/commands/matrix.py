@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from packaging.version import Version
 
-from overlay._features.model import Feature, Topic, of_package, packages_of
+from overlay._features.model import Feature, PortedWay, Topic, of_package, packages_of
 from overlay.authoring.carry import carry
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.releases import package_of
@@ -26,7 +26,7 @@ from overlay.report.base import Cell, Report, Table, plain
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, Line, Span, labelled
 from overlay.report.progress import counting
-from overlay.report.words import count, enumeration
+from overlay.report.words import count, enumeration, is_are
 from overlay.results import Outcome, State, whole_outcome
 from overlay.results.invocation import command
 from overlay.targets.resolution import release_named, releases, resolve, spelt
@@ -64,7 +64,12 @@ def matrix(request: Request, span: str | None = None) -> MatrixReport:
         MatrixRow(
             feature.id,
             tuple(
-                MatrixCell(name, column[at], outcomes[at].get(name))
+                MatrixCell(
+                    name,
+                    column[at],
+                    outcomes[at].get(name),
+                    _not_needed(feature, column[at], name),
+                )
                 for name, column in zip(names, columns, strict=True)
             ),
         )
@@ -165,6 +170,17 @@ class _Carrying:
         return carried[key]
 
 
+def _not_needed(feature: Feature, state: State, release: str) -> bool:
+    """Whether a person said of a part of a feature that a release does not need it."""
+    pair = release_named(release)
+    version = pair[0] if pair else Version(release)
+    return state in _STATES and any(
+        variant.patch.ported is PortedWay.NOT_NEEDED and version in variant.releases
+        for topic in feature.topics
+        for variant in topic.variants
+    )
+
+
 # The report
 
 
@@ -172,15 +188,19 @@ class MatrixCell(NamedTuple):
     """A feature on one release in the matrix.
 
     :ivar outcome: how a port would land there, where it does not apply or is not made for it.
+    :ivar not_needed: whether parts of it are not applied there, since a person said so.
     """
 
     release: str
     state: State
     outcome: Outcome | None = None
+    not_needed: bool = False
 
     @property
     def letter(self) -> str:
         """The letter of the matrix."""
+        if self.not_needed:
+            return "n"
         if self.state in _STATES:
             return _STATES[self.state]
         if self.outcome in (None, Outcome.EXACT) and self.state is not State.INAPPLICABLE:
@@ -204,6 +224,7 @@ _OUTCOMES = {
 LEGEND = (
     ("P", "applies"),
     ("U", "upstream has it"),
+    ("n", "applies without a part that is not needed there (`overlay log ID` names it)"),
     ("p", "would land, outside its range"),
     ("3", "merges, for review"),
     ("h", "upstream has a part"),
@@ -295,9 +316,9 @@ class MatrixReport(Report):
     def _not_shown(self) -> Iterator[Line]:
         """The features that a matrix does not show, with the command that does."""
         for other in self.elsewhere:
-            is_ = "is" if len(other.features) == 1 else "are"
             step = command("log", "--matrix", "--releases", other.releases)
-            text = f"{enumeration(list(other.features))} {is_} for {other.package}: {step}"
+            which = f"{enumeration(list(other.features))} {is_are(other.features)}"
+            text = f"{which} for {other.package}: {step}"
             yield labelled(2, "not shown: ", text)
 
 

@@ -26,9 +26,9 @@ from overlay.commands.request import Request
 from overlay.commands.scene import resolve
 from overlay.errors import PackageIndexError, UsageError
 from overlay.on_disk import ledger as ledgers
-from overlay.on_disk.beside import Beside, beside
+from overlay.on_disk.beside import Beside, beside, by_folder
 from overlay.on_disk.disk_state import conditions, void
-from overlay.on_disk.edits import FileEdit, PristineFiles, find, unhashed
+from overlay.on_disk.edits import FileEdit, PristineFiles, data_edits, find, unhashed
 from overlay.on_disk.journal import reading
 from overlay.on_disk.ledger import Ledger
 from overlay.package import VLLM, Package, Tree, path_problem
@@ -49,6 +49,7 @@ def new_from_edits(
     title: str = "",
     releases: str | None = None,
     update: bool = False,
+    context: int | None = None,
 ) -> NewReport:
     """Make a feature of the edits of an installed vLLM; the edits stay where they are.
 
@@ -57,6 +58,7 @@ def new_from_edits(
     :param releases: as ``--releases`` takes them; with a name (``vllm-ascend==all``) they tell the
         package that was edited; default: every known release of vLLM.
     :param update: replace a feature of that id.
+    :param context: how many lines of context the hunks keep; default: as many as they need.
     :raises UsageError: if the id exists or cannot be one, the target is a file or a release, or
         what the edits were made on cannot be told.
     :raises OverlayError: if the target, its pristine text or the features cannot be read.
@@ -78,7 +80,7 @@ def new_from_edits(
             f"{id_} is applied there and its files were edited since: choose another id, on top of "
             f"it, or take the edits over in {command('edit', id_)}"
         )
-    prepared = feature_of(workshop, id_, patches, title=title, releases=names)
+    prepared = feature_of(workshop, id_, patches, title=title, releases=names, context=context)
     return written(workshop, prepared, patches, update=update)
 
 
@@ -101,6 +103,8 @@ def written(
         outcomes=summary.outcomes,
         merged=summary.merged,
         unread=prepared.unread,
+        context=None if folder is None else summary.context,
+        moved=summary.moved,
     )
 
 
@@ -217,8 +221,12 @@ def survey(request: Request, target: Target, root: Path) -> Workshop:
         with doing(request.progress, f"looking for edits in {target.name}"):
             edits = find(pristine)
         record = target.record
+        changed_beside: tuple[Beside, ...] | None = None
         bare = (path for path in unhashed(record) if path_problem(path, package) is not None)
-        changed_beside = None if record is None or any(bare) else beside(root, record, package)
+        if record is not None and not any(bare):
+            of_data, rest = data_edits(pristine, beside(root, record, package))
+            edits = tuple(sorted((*edits, *of_data), key=lambda edit: edit.path))
+            changed_beside = by_folder(rest, record)
     # The folder that is written to comes last, and may not be there yet.
     if request.patches and not os.path.lexists(request.folders[-1]):
         request = request._replace(patches=request.patches[:-1])
@@ -285,12 +293,14 @@ def feature_of(
     *,
     title: str = "",
     releases: Sequence[str] | None = None,
+    context: int | None = None,
 ) -> Prepared:
     """The feature that makes the edits of a target, tried on releases; nothing is written.
 
     :param patches: the folder of patches that it is for: the order of features depends on it.
     :param releases: those that it may serve; the target's own is always one.  Default: those that
         are known of its package.
+    :param context: how many lines of context the hunks keep; default: as many as they need.
     :raises UsageError: if applying it would not give the edited files byte for byte.
     """
     release, package = str(workshop.release), workshop.target.package
@@ -301,7 +311,9 @@ def feature_of(
         pristine = ReleaseTexts((release,), lambda _: workshop.pristine)
         tree = texts_with(workshop.below, pristine, Memo()).open(release)
     names = package_releases.names_of(package) if releases is None else releases
-    prepared = made_of(files, tree, release, text, workshop.below, names, workshop.progress)
+    prepared = made_of(
+        files, tree, release, text, workshop.below, names, workshop.progress, context
+    )
     if prepared.folder is not None:
         _expect_edits(workshop, check_folder(prepared.folder), patches)
     return prepared
@@ -315,17 +327,19 @@ def made_of(
     below: Sequence[Feature],
     names: Sequence[str],
     progress: Progress | None,
+    context: int | None = None,
 ) -> Prepared:
     """The feature that edits of a release make, tried on releases; nothing is written.
 
     :param tree: the release's files with the features below applied.
     :param names: the releases that it may serve, beside the one of the edits.
+    :param context: how many lines of context the hunks keep; default: as many as they need.
     """
     syntax = Memo()
     plain, unread = readable(release, tree, names, text.package, progress)
     trees = texts_with(below, plain, syntax) if below else plain
     texts = ReleaseTexts(plain.names, lambda name: tree if name == release else trees.open(name))
-    change = change_of(files, release, syntax)
+    change = change_of(files, release, syntax, context)
     return replace(build(change, text, texts, {}, syntax, progress), unread=unread)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 from packaging.version import Version
 
@@ -32,6 +34,7 @@ from overlay.errors import OverlayError, UsageError
 from overlay.package import VLLM, Package
 from overlay.planning.scope_cache import Memo
 from overlay.report.progress import counting
+from overlay.results import Outcome
 from overlay.results.invocation import absolute, command
 from overlay.settings import in_home
 from overlay.targets.target import Progress
@@ -60,7 +63,7 @@ def port(
     everything = request.load()
     package, targets = package_releases.names_in(releases, request.package(everything))
     place = session or (session_folder(targets[0], package) if len(targets) == 1 else None)
-    _expect_no_session(place)
+    expect_no_session(place)
     features = request.authored(package, everything)
     own = _select(request, features)
     names = known_names(targets, package)
@@ -68,9 +71,12 @@ def port(
     for name in set(targets) - set(package_releases.names_of(package)):
         porter.texts.open(name)  # memory would answer for a release that nobody has
     ports: list[FeaturePort] = []
+    forms = list(features)  # of the features before, as they will be
     with counting(request.progress, "carried", len(own), "feature") as step:
         for feature in own:
-            ports += _carried(porter, feature, features, with_gaps(feature, targets, names))
+            at = features.index(feature)
+            ports += _carried(porter, feature, forms[:at], with_gaps(feature, targets, names))
+            forms[at] = _serving(feature, [port for port in ports if port.feature is feature])
             step()
     ready = [port for port in ports if not port.conflicts and (accept_merged or not port.review)]
     written = write_ports(porter, features, ready, names) if write else frozenset()
@@ -93,7 +99,7 @@ def port(
     return PortReport(verdict, reported, folder)
 
 
-def _expect_no_session(place: Path | None) -> None:
+def expect_no_session(place: Path | None) -> None:
     """Refuse a folder that is there already.
 
     :raises UsageError: if it is.
@@ -136,11 +142,21 @@ def _notable(
     )
 
 
+def _serving(feature: Feature, ports: Sequence[FeaturePort]) -> Feature:
+    """A feature with the releases in its range on which it lands exactly: others stand on it."""
+    exact = [Version(port.release) for port in ports if port.outcome is Outcome.EXACT]
+    span = feature.releases
+    ends = min([span.first, *exact]), max([span.last, *exact])
+    return replace(feature, releases=span._replace(first=ends[0], last=ends[1]))
+
+
 def _carried(
-    porter: Porter, feature: Feature, features: Sequence[Feature], releases: Sequence[str]
+    porter: Porter, feature: Feature, earlier: Sequence[Feature], releases: Sequence[str]
 ) -> Iterator[FeaturePort]:
-    """A feature carried to releases, oldest first; what one of them has, the later ones have."""
-    earlier = features[: features.index(feature)]
+    """A feature carried to releases, oldest first; what one of them has, the later ones have.
+
+    :param earlier: the features before it.
+    """
     current = feature
     for release in releases:
         port = porter.port(current, release, earlier)
@@ -303,36 +319,54 @@ def session_folder(release: str, package: Package = VLLM) -> Path:
     return Path(f"port-{release}" if package == VLLM else f"port-{package.distribution}-{release}")
 
 
+class ForeignChange(NamedTuple):
+    """A foreign change that a session keeps itself.
+
+    :ivar notes: what becomes of it; :ivar files: below the session's folder -> bytes.
+    :ivar base: path -> the text that it was made on.
+    :ivar texts: path -> the file to edit, where that is not what a merge makes.
+    """
+
+    notes: Mapping[str, str]
+    files: Mapping[str, bytes]
+    base: Mapping[str, bytes]
+    texts: Mapping[str, bytes] = MappingProxyType({})
+
+
 def create(
     folder: Path,
     release: str,
     ports: Sequence[FeaturePort],
     patches: Sequence[str],
     package: Package = VLLM,
+    change: ForeignChange | None = None,
 ) -> Path:
     """Make a session for the topics of ports that wait for a person, whole or not at all.
 
     A file in it is the release's with every hunk that lands, and the others between markers.
 
-    :param package: whose release it is.
+    :param package: whose release it is; :param change: that the session keeps, where it is no
+        feature of a patches folder.
     :raises UsageError: if something is there already; :raises OSError: if it cannot be written.
     :raises NotPrivate: if somebody else could have written the patches.
     """
     texts_to_edit: dict[str, bytes] = {}
     waiting: list[Waiting] = []
+    notes, files, base, own = change or ForeignChange({}, {}, {})
     for port in ports:
         id_, digest = port.feature.id, port.feature.digest
         for topic in port.topics:
-            if not topic.covered and (topic.conflicts or topic.review):
+            waits = topic.conflicts or topic.review or topic.path in own
+            if not topic.covered and waits:
                 texts = conflict(topic, release)
-                text = "" if texts is None else sha256(texts.merged)
+                data = None if texts is None else own.get(topic.path, texts.merged)
+                text = "" if data is None else sha256(data)
                 waiting.append(Waiting(id_, digest, topic.topic, topic.path, topic.base, text))
-                if texts is not None:
-                    texts_to_edit[waiting[-1].name] = texts.merged
+                if data is not None:
+                    texts_to_edit[waiting[-1].name] = data
         if port.problem is not None:
             waiting.append(Waiting(id_, digest, "files", port.feature.added[0].path, "", ""))
     features, places = features_of(waiting), tuple(Path(p).absolute() for p in patches)
-    session = Session(
-        folder, SessionKind.PORT, features, release, places, package=package, waiting=tuple(waiting)
-    )
-    return begin(session, texts_to_edit, {}).folder
+    session = Session(folder, SessionKind.PORT, features, release, places, package=package)
+    session = replace(session, waiting=tuple(waiting), notes=notes)
+    return begin(session, {**texts_to_edit, **files}, base).folder

@@ -20,6 +20,15 @@ from overlay.authoring.commands.port import (
     write_ports,
 )
 from overlay.authoring.composing import NotComposable, compose
+from overlay.authoring.locating import ReleaseTexts
+from overlay.authoring.onto import (
+    OwnTexts,
+    change_in,
+    feature_at,
+    verbatim_of,
+    with_own_text,
+    write_once,
+)
 from overlay.authoring.port_views import (
     Conflict,
     conflict,
@@ -37,6 +46,7 @@ from overlay.authoring.reports.ported import (
     ScopeViews,
     aborted,
     ended,
+    placed,
     waiting,
 )
 from overlay.authoring.resolvers import merge_tool, propose
@@ -95,13 +105,19 @@ class Resolving:
         self.session: Session = read(find(folder), SessionKind.PORT)
         folders = tuple(dict.fromkeys((*request.patches, *map(str, self.session.patches))))
         self.request = request._replace(patches=folders)
+        change = change_in(self.session)
         self.features: tuple[Feature, ...] = self.request.authored(self.session.package)
+        if change is not None:
+            self.features = (*(each for each in self.features if each.id != change.id), change)
         at_hand = {feature.id: feature for feature in self.features}
         check_there(self.session, at_hand)
         if not trusting:
             check_digests(self.session, at_hand)
         self.names = known_names([self.session.release], self.session.package)
         self.porter: Porter = make_porter(self.names, self.session.package, request.progress)
+        if change is not None:
+            texts = with_own_text(self.porter.texts, OwnTexts(self.session))
+            self.porter = Porter(texts, self.porter.syntax)
         self.ports = tuple(self._port(id_) for id_ in self.session.features)
 
     def _port(self, id_: str) -> FeaturePort:
@@ -168,9 +184,15 @@ class Resolving:
         """
         disk.write_below(self.session.folder, entry.name, data)
 
+    def is_by_hand(self, entry: Waiting) -> bool:
+        """Whether only a person can place a file's change, since no merge knows all of it."""
+        return f"stuck {entry.path}" in self.session.notes
+
     def place(self, entry: Waiting) -> bool:
         """Put the added lines before upstream's; whether there is a file for that."""
         topic = self.topic(entry)
+        if self.is_by_hand(entry):
+            return False
         data = None if topic is None else placed_before(topic, self.session.release)
         if data is not None:
             self.write(entry, data)
@@ -190,7 +212,7 @@ class Resolving:
         :raises UsageError: if what it gives cannot be a resolution.
         """
         texts = self.texts(entry)
-        if texts is None:
+        if texts is None or self.is_by_hand(entry):
             return False
         if command is None:
             data = merge_tool(texts, entry.path)
@@ -230,8 +252,29 @@ def proceed(request: Request, folder: str | None) -> PortReport:
     resolving = Resolving(request, folder)
     session = resolving.session
     ports = resolved(session, resolving.ports, resolving.porter.syntax)
+    if session.places_import:
+        return _written(resolving, ports[0])
     write_ports(resolving.porter, resolving.features, ports, resolving.names)
     return _ended(resolving, ports)
+
+
+def _written(resolving: Resolving, port: FeaturePort) -> PortReport:
+    """End a session of a foreign change, and write the feature that the edited files make.
+
+    :raises UsageError: if the feature cannot be made, or there is one of its id.
+    """
+    session, porter, place = resolving.session, resolving.porter, resolving.session.folder
+    if all(topic.new_hunks is None for topic in port.topics) and not port.feature.added:
+        return PortReport(ended(place, (), emptied=finish(session)))
+    texts = ReleaseTexts(resolving.names, porter.texts.open)
+    prepared = feature_at(port, session.notes, texts, verbatim_of(session), porter.syntax)
+    if prepared.folder is None:
+        problems = [file.problem for file in prepared.summary.files if file.problem]
+        why = "; ".join(problems) or f"it does not land on {session.release}"
+        raise UsageError(f"{place}: expected a change that a feature carries: {why}")
+    folder = write_once(prepared.folder, session.notes)
+    emptied = finish(session)
+    return PortReport(placed(folder, prepared.summary.releases, place, emptied=emptied))
 
 
 def _ended(resolving: Resolving, ports: Sequence[FeaturePort]) -> PortReport:
@@ -284,7 +327,7 @@ def retire(request: Request, folder: str | None, id_: str) -> PortReport:
     """
     resolving = Resolving(request, folder)
     port = next((port for port in resolving.ports if port.feature.id == id_), None)
-    if port is not None:
+    if port is not None and not resolving.session.places_import:
         write_ports(resolving.porter, resolving.features, [retired(port)], resolving.names)
     return _resume(resolving, without(resolving.session, id_))
 
@@ -489,7 +532,7 @@ def _edited(
         problems.append(f"{place}: expected Python: {error}")
         return topic
     if data == topic.before:
-        return _retired(topic)
+        return replace(_retired(topic), not_needed=True)
     try:
         hunks = compose(topic.before, data)
     except (NotComposable, TextError, UnparsableError) as error:

@@ -13,7 +13,7 @@ from overlay._features.model import Feature, of_package
 from overlay._features.sources import entries, unread
 from overlay.authoring import disk
 from overlay.authoring import releases as package_releases
-from overlay.authoring.commands.edit import find_feature, writable
+from overlay.authoring.commands.edit import find_feature, writable_folder
 from overlay.authoring.free_ids import require_free
 from overlay.authoring.locating import ReleaseTexts, ReleaseTree
 from overlay.authoring.pruning import groups_of
@@ -78,7 +78,7 @@ def fold(request: Request, id_: str, other: str) -> ReshapeReport:
     """
     folder, features = _at_hand(request, id_)
     second = find_feature(features, other)
-    if writable(second) != folder or id_ == other:
+    if writable_folder(second) != folder or id_ == other:
         raise UsageError(f"--fold {other}: expected another feature of {folder}")
     first = find_feature(features, id_)
     if first.package != second.package:
@@ -116,7 +116,7 @@ def _at_hand(request: Request, id_: str) -> tuple[Path, tuple[Feature, ...]]:
     """The folder of a feature, and every feature for its package."""
     every = request._replace(features=()).load()
     feature = find_feature(every, id_)
-    return writable(feature), of_package(every, feature.package)
+    return writable_folder(feature), of_package(every, feature.package)
 
 
 def _files(folder: Path, id_: str) -> Files:

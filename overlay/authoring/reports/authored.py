@@ -6,17 +6,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from overlay._features.model import Hunk
-from overlay.authoring.landing import landings, on_disk_only
+from overlay.authoring.landing import ContextKept, landings, moved_lines, on_disk_only
 from overlay.authoring.triage import FileFate
 from overlay.on_disk.beside import Beside
-from overlay.report.base import Report
+from overlay.package import is_module
+from overlay.report.base import Report, by_fields
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import Line, Span, labelled
 from overlay.report.targets import beside_lines
-from overlay.report.words import count, enumeration
+from overlay.report.words import agree, count, enumeration
 from overlay.results import Fate, Outcome
 from overlay.results.invocation import absolute, command
 
@@ -85,7 +86,9 @@ class NewReport(_Authored):
 
     :ivar target: what the user named.
     :ivar outcomes: release -> how the whole change lands there, oldest first.
-    :ivar beside: what was changed and is no module, which no feature carries.
+    :ivar beside: what was changed and no feature carries.
+    :ivar context: how much context its hunks keep, where that was chosen.
+    :ivar moved: path -> release -> the file to which upstream moved what is changed in it.
     """
 
     _command: ClassVar[str] = "new"
@@ -93,12 +96,24 @@ class NewReport(_Authored):
     target: str
     outcomes: Mapping[str, Outcome] = field(default_factory=dict)
     beside: tuple[Beside, ...] = ()
+    context: ContextKept | None = None
+    moved: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def _further_lines(self) -> Iterator[Line]:
         yield from beside_lines(self.beside)
         yield from landings(self.outcomes)
-        paths = [file.path for file in self.files if file.fate is Fate.EDITED]
+        yield from moved_lines(self.moved, self.feature if self.folder else "")
+        if self.context is not None:
+            yield self.context.line
+        paths = [
+            file.path for file in self.files if file.fate is Fate.EDITED or not is_module(file.path)
+        ]
         yield from on_disk_only(paths, self.releases)
+
+    def plain(self) -> dict[str, Any]:
+        """The fields of the JSON, which has context and moved only where there are such."""
+        absent = [name for name in ("context", "moved") if not getattr(self, name)]
+        return by_fields(self, "conclusion", *absent)
 
 
 class EditAction(Enum):
@@ -182,7 +197,7 @@ def made_new(
 ) -> Verdict:
     """The verdict of ``new --from-edits``.
 
-    :param beside: the files that are not modules.
+    :param beside: the files that no feature carries.
     """
     problems = sum(file.problem is not None for file in files)
     if problems:
@@ -200,13 +215,13 @@ def made_new(
     step = f"{command('revert', '--keep-as', feature)} takes them out"
     text = f"Wrote {folder} for {releases}; the edits stay in place: {step}."
     if beside:
-        text = f"{text[:-1]}; not in it, since a feature carries modules: {not_carried(beside)}."
+        text = f"{text[:-1]}; not in it, since no feature carries it: {not_carried(beside)}."
         return Verdict(Code.KEPT_IN_PART, text)
     return Verdict(Code.MADE, text)
 
 
 def not_carried(beside: Sequence[Beside]) -> str:
-    """Which changed files are not modules, in a sentence."""
+    """Which changed files no feature carries, in a sentence."""
     return enumeration(list(map(str, beside)))
 
 
@@ -240,8 +255,30 @@ def edited(
         which = enumeration(list(unedited), most=4)
         text = (
             f"Committed {feature} for {releases}; {which} "
-            f"{'has' if len(unedited) == 1 else 'have'} what was there before: "
+            f"{agree(unedited, 'has', 'have')} what was there before: "
             f"{command('port', feature, unedited[-1])} carries the edit there.{rest}"
         )
         return Verdict(Code.COMMITTED_IN_PART, text)
     return Verdict(Code.COMMITTED, f"Committed {feature} for {releases}.{rest}")
+
+
+def context_changed(
+    feature: str, folder: Path, number: int, patches: int, releases: str
+) -> Verdict:
+    """The verdict of ``edit --context``.
+
+    :param patches: how many patch files have another context now; :param releases: their range.
+    """
+    lines = count(number, "line")
+    if not patches:
+        text = (
+            f"Nothing was written: each hunk of {feature} has {lines} of context already, or needs "
+            "what it has."
+        )
+        return Verdict(Code.UNCHANGED, text)
+    text = (
+        f"Wrote {count(patches, 'patch', 'patches')} of {folder} with {lines} of context where "
+        f"that tells the place, for {releases}; {command('port', feature, 'all', '--write')} "
+        "carries it to the releases on which it lands by that."
+    )
+    return Verdict(Code.COMMITTED, text)

@@ -8,13 +8,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from overlay.authoring.ports import FeaturePort
+from overlay.authoring.ports import FeaturePort, base_name
+from overlay.package import ReleaseRange
 from overlay.report.base import Report
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, Line, Span, labelled
 from overlay.report.words import count, enumeration
 from overlay.results import Outcome
-from overlay.results.invocation import Command, absolute, command
+from overlay.results.invocation import Command, Invocation, absolute, command
 
 
 class ScopeViews(NamedTuple):
@@ -190,6 +191,18 @@ def ended(
     return Verdict(verdict.code, f"{verdict.text}{rest}")
 
 
+def placed(
+    folder: Path, releases: ReleaseRange | None, session: Path | None, *, emptied: bool = True
+) -> Verdict:
+    """The verdict of a foreign change that was placed and written as a feature.
+
+    :param session: the session that it was placed in; ``None`` where nothing waited.
+    """
+    rest = "" if emptied or session is None else f" {session} holds other files and stays."
+    check = Invocation(patches=(absolute(folder.parent),)).command("check")
+    return Verdict(Code.PORTED, f"Wrote {folder} for {releases}; {check} tries it.{rest}")
+
+
 def _ported(
     names: str,
     releases: str,
@@ -246,7 +259,7 @@ def _summary(entry: FeaturePort) -> str:
     summary = f"{total} of {total} hunks" if len(parts) == 1 else f"{enumeration(parts)} of {total}"
     if not total:
         summary = "added modules only"
-    base = f", from {enumeration(list(entry.bases))}" if entry.bases else ""
+    base = f", from {enumeration([*map(base_name, entry.bases)])}" if entry.bases else ""
     return f"{summary}{base}{'; written' if entry.written else ''}"
 
 
@@ -255,7 +268,7 @@ def open_lines(file: OpenFile) -> Iterator[Line]:
     place = "the release has no such file" if file.file is None else str(file.file)
     yield Line((Span(f"{file.feature}  {file.path}  ", "heading"),), (Span(place),))
     for scope, yours, upstream in file.scopes:
-        yield labelled(2, "scope     ", f"{scope}, base {file.base}")
+        yield labelled(2, "scope     ", f"{scope}, base {base_name(file.base)}")
         yield from _block("upstream  ", upstream or ("nothing changed there",))
         yield from _block("yours     ", yours)
     if file.merge:

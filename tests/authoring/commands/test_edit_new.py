@@ -199,13 +199,26 @@ def refused(cli: Cli, ours: Path, word: str) -> None:
 
 def test_what_a_feature_cannot_carry_is_refused(work: Cli, ours: Path) -> None:
     begin(work, ours)
-    (FOLDER / RUNNER).unlink()
-    refused(work, ours, "never removes a file")
     (FOLDER / RUNNER).write_text("def f(:\n")
     refused(work, ours, "is not Python")
     (FOLDER / RUNNER).write_bytes(releases.files("0.26.0")[RUNNER])
-    (FOLDER / "vllm/notes.txt").write_text("hello")
-    refused(work, ours, "not a Python module")
+    (FOLDER / "vllm/notes.so").write_text("hello")
+    refused(work, ours, "neither a module nor a data file")
+
+
+def test_a_removed_module_and_an_added_data_file_are_carried(work: Cli, ours: Path) -> None:
+    begin(work, ours, "--file", PROPOSER)
+    (FOLDER / RUNNER).unlink()
+    (FOLDER / "vllm/notes.json").write_text("{}")
+    text = (FOLDER / PROPOSER).read_text()
+    (FOLDER / PROPOSER).write_text(text.replace("self.model = None", "self.model = 1"))
+    result = work("edit", "--commit", FOLDER)
+    assert result.exit == 0, result.out + result.err
+    assert (ours / "stop-fix/files/vllm/notes.json").read_text() == "{}"
+    removals = [
+        path for path in (ours / "stop-fix").glob("*/*.patch") if b"deleted" in path.read_bytes()
+    ]
+    assert len(removals) == 1
 
 
 def test_a_feature_that_came_or_changed_meanwhile_is_said(work: Cli, ours: Path) -> None:

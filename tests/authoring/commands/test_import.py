@@ -153,3 +153,26 @@ def test_a_folder_to_write_to_must_be_named(cli: Cli, change: Path) -> None:
     missing = cli("import", "nowhere.diff", "--id", "a", "--patches", change.parent / "ours")
     assert missing.exit == 2
     assert "no such file" in missing.err
+
+
+def test_the_paths_of_a_copy_are_found_and_said(cli: Cli, tmp_path: Path) -> None:
+    change = tmp_path / "fix.diff"
+    change.write_bytes(CHANGE.replace(b" a/vllm/", b" a/lib/site-packages/vllm.orig/"))
+    result = call(cli, change, "--json")
+    jsonschema.Draft202012Validator(SCHEMA).validate(result.json)
+    assert result.json["import"]["prefixes"] == {"lib/site-packages/vllm.orig/": "vllm/"}
+    assert call(cli, change, "--update").exit == 0
+
+
+def test_a_change_on_top_of_a_feature_of_the_folder(cli: Cli, tmp_path: Path) -> None:
+    module = diff("vllm/ours.py", None, b"a = 1\n")
+    (tmp_path / "1.diff").write_bytes(module)
+    (tmp_path / "2.diff").write_bytes(diff("vllm/ours.py", b"a = 1\n", b"a = 2\n"))
+    for number, id_ in ((1, "b"), (2, "a")):
+        result = cli(
+            "import", tmp_path / f"{number}.diff", "--id", id_, "--patches", tmp_path / "p"
+        )
+    assert result.exit == 2  # it would come before the feature that it needs
+    result = cli("import", tmp_path / "2.diff", "--id", "c", "--patches", tmp_path / "p", "--json")
+    assert result.json["import"]["below"] == ["b"]
+    jsonschema.Draft202012Validator(SCHEMA).validate(result.json)

@@ -191,12 +191,12 @@ def test_the_patches_below_an_edit_have_to_be_at_hand(cli: Cli, site: Path, ours
 
 
 def test_what_a_feature_cannot_carry_is_named(cli: Cli, site: Path, ours: Path) -> None:
-    (site / RUNNER).unlink()
+    (site / RUNNER).write_text("def f(:\n")
     edit(site, PROPOSER, "self.model = None", "self.model = 1")
     before = digest(site)
     result = cli("new", "mine", site, "--from-edits", "--patches", ours)
     assert result.exit == 1
-    assert "never removes a file" in result.out
+    assert "is not Python" in result.out
     kept = cli("revert", site, "--keep-as", "mine", "--patches", ours)
     assert kept.exit == 1
     assert "Nothing was reverted" in kept.last

@@ -268,3 +268,27 @@ def test_the_matrix_shows_the_releases_of_one_package_and_names_the_others(
         "features": ["lengths"],
         "releases": "vllm-ascend==all",
     }
+
+
+def test_a_change_of_two_packages_becomes_two_features(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = ["vllm", "vllm_ascend"]
+    real = resolution.resolve
+
+    def resolve(name: str, **options: object) -> object:
+        return Release({}, name) if "==" not in name else real(name, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(resolution, "resolve", resolve)
+    more = "".join(
+        f"--- /dev/null\n+++ b/{name}/ours.py\n@@ -0,0 +1 @@\n+A = 1\n" for name in packages
+    )
+    file, ours = tmp_path / "two.diff", tmp_path / "ours"
+    file.write_text(more)
+    result = cli("import", file, "--id", "both", "--patches", ours)
+    assert result.exit == 0, result.err
+    assert "Wrote 2 features: both and both-vllm-ascend." in result.out
+    assert [feature.package.name for feature in load([ours])] == packages
+    alone = cli("import", file, "--id", "one", "--patches", ours, "--releases", "vllm-ascend==all")
+    assert alone.exit == 2
+    assert "import each by itself" in alone.err

@@ -25,7 +25,7 @@ from overlay.report.codes import Code
 from overlay.results import State
 from tests.support import port_world as world
 from tests.support.cli import Cli
-from tests.support.patches import write_feature
+from tests.support.patches import hunk, patch_text, write_feature
 from tests.support.releases import know
 
 SCHEMA = json.loads(
@@ -472,3 +472,23 @@ def test_a_release_that_nobody_has_is_an_error_where_memory_would_answer(
     assert result.exit == 2
     assert "vLLM 0.99.0" in result.err
     assert files(ours) == before
+
+
+def test_what_is_ported_in_one_command_stands_on_each_other(cli: Cli, tmp_path: Path) -> None:
+    """The second edits the module that the first adds."""
+    folder, span = tmp_path / "stack", "0.21.0..0.21.0"
+    module = b"def scale(x):\n    y = x\n    return y * 2\n"
+    write_feature(folder, {"files/vllm/ours.py": module}, id="a", releases=span)
+    edit = hunk(["     y = x", "-    return y * 2", "+    return y * 3"], "scale")
+    text = patch_text("vllm/ours.py", edit)
+    write_feature(folder, {f"10-ours/{span}.patch": text}, id="b", releases=span)
+    alone = cli("port", "b", "0.22.0", "--patches", folder)
+    assert "missing" in alone.out
+    assert cli("port", "--abort", "port-0.22.0", "--patches", folder).exit == 0
+    answer = cli("port", "a", "b", "0.22.0", "--write", "--patches", folder)
+    assert (answer.exit, answer.last) == (
+        0,
+        f"Ported a and b to 0.22.0; `overlay check --patches {folder}` tries it.",
+    )
+    assert [str(feature.releases) for feature in load([folder])] == ["0.21.0..0.22.0"] * 2
+    assert cli("check", "0.22.0", "--patches", folder, "--feature", "a", "--feature", "b").exit == 0

@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""Draw whole commits of upstream at random, and import each by one command: how many come in?
+
+    python bench/front_door.py --checkout DIR --seed 3707 --out bench/results/front-door-DATE.json
+
+A drawn commit changes a Python module of the package and lies between two neighbouring releases,
+which their texts tell: one lacks its new lines and the next has them.  It comes as the mail that
+git writes and is imported as a user would, with no more than its id.  What is not imported is
+opened as a session on the last release without it (`--onto`), where the command has that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+import random
+import re
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from bench.commits import _between, _path, _split
+from bench.real_changes import releases, write_figures
+from overlay.authoring.commands.import_ import import_change
+from overlay.authoring.git import Checkout
+from overlay.authoring.locating import ReleaseTexts
+from overlay.commands.parallel import in_processes, no_step
+from overlay.commands.request import Request
+from overlay.errors import OverlayError
+
+#: Whether this checkout can open a session for what conflicts.
+SESSIONS = "onto" in inspect.signature(import_change).parameters
+
+
+class Drawn(NamedTuple):
+    """A commit.
+
+    :ivar release: the last release that lacks it; :ivar mail: as `git format-patch` writes it.
+    """
+
+    commit: str
+    release: str
+    mail: bytes
+
+
+def draw(texts: ReleaseTexts, checkout: Path, seed: int) -> Iterator[Drawn]:
+    """Commits at random that lie between two of the releases."""
+    repository = Checkout(checkout)
+    commits = [entry.commit for entry in repository.history("vllm")]
+    random.Random(seed).shuffle(commits)
+    for commit in commits:
+        mail = repository.mail(commit)
+        if (release := _before(repository, mail, texts)) is not None:
+            yield Drawn(commit, release, mail)
+
+
+def _before(repository: Checkout, mail: bytes, texts: ReleaseTexts) -> str | None:
+    """The last release that lacks a commit; ``None`` where no module of it tells that."""
+    for part in _split(mail)[1:]:
+        path = _path(part)
+        ids = re.search(rb"^index ([0-9a-f]+)\.\.[0-9a-f]+", part, re.MULTILINE)
+        if not (path.startswith("vllm/") and path.endswith(".py") and ids):
+            continue
+        before = repository.blob(ids[1].decode()) or b""
+        added = {
+            line[1:].strip()
+            for line in part.decode("utf-8", "replace").splitlines()
+            if line.startswith("+") and not line.startswith("+++")
+        }
+        if (pair := _between(path, before, added, texts)) is not None:
+            return pair[0]
+    return None
+
+
+def judge(drawn: Drawn) -> dict[str, Any]:
+    """What becomes of a commit, and why it is refused where it is."""
+    answer: dict[str, Any] = {"commit": drawn.commit[:10], "release": drawn.release}
+    with tempfile.TemporaryDirectory() as place:
+        os.chdir(place)
+        Path("change.mbox").write_bytes(drawn.mail)
+        answer |= _imported(Path(place), {})
+        if not answer["imported"] and SESSIONS:
+            opened = _imported(Path(place), {"onto": drawn.release})
+            answer |= {"session": opened["imported"] or opened["session"], "then": opened["why"]}
+        os.chdir(ROOT)
+    return answer
+
+
+def _imported(place: Path, more: dict[str, Any]) -> dict[str, Any]:
+    try:
+        report: Any = import_change(Request(), ["change.mbox"], "change", place / "ours", **more)
+    except OverlayError as error:
+        return {"imported": False, "session": False, "why": str(error).splitlines()[0][:300]}
+    except Exception as error:  # noqa: BLE001 - a traceback is a finding, and counted as one
+        return {"imported": False, "session": False, "why": f"TRACEBACK {error!r}"[:300]}
+    folder = getattr(report, "folder", None)
+    text = " ".join(report.conclusion.text.split())
+    why = "" if folder else " ".join((report.error or text).split())[:300]
+    outcomes = getattr(report, "outcomes", {})
+    return {
+        "imported": folder is not None,
+        "session": getattr(report, "session", None) is not None,
+        "why": why.replace(str(place), ""),
+        "outcomes": dict(Counter(each.value for each in outcomes.values())),
+    }
+
+
+def counted(answers: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """The answers as counts."""
+    counts: Counter[str] = Counter()
+    for each in answers:
+        kind = "imported" if each["imported"] else "session" if each["session"] else "neither"
+        counts[kind] += 1
+        if not each["imported"]:
+            counts[f"{kind}: {_cause(each['why'])}"] += 1
+    return dict(sorted(counts.items()))
+
+
+def _cause(why: str) -> str:
+    """The kind of a refusal."""
+    for text, kind in (
+        ("TRACEBACK", "a traceback"),
+        ("lands on none", "lands on none of the releases"),
+        ("half a change", "not Python"),
+        ("edits modules in place", "removes or renames"),
+        ("cannot be said in hunks", "cannot be said in hunks"),
+        ("has its new lines already", "upstream has it"),
+        ("does not fit", "does not fit"),
+        ("is not in", "a file is missing"),
+        ("are not in", "its lines are missing"),
+    ):
+        if text in why:
+            return kind
+    return "other"
+
+
+def main() -> None:
+    """Measure, and write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--checkout", type=Path, required=True, help="a checkout of upstream")
+    parser.add_argument("--seed", type=int, default=3707)
+    parser.add_argument("--commits", type=int, default=150)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--date", default="", help="the day of the measurement, YYYY-MM-DD")
+    parser.add_argument("--out", type=Path, help="file for the figures")
+    options = parser.parse_args()
+    generator = draw(releases(), options.checkout, options.seed)
+    sample = [next(generator) for _ in range(options.commits)]
+    answers = in_processes(judge, sample, options.processes, no_step)
+    figures = {
+        "date": options.date,
+        "seed": options.seed,
+        "commits": len(sample),
+        "counts": counted(answers),
+        "answers": answers,
+    }
+    write_figures(figures, options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Follow a file or scope that upstream moved: the place in a release that has its text now.
+
+Where a release lacks a file or scope, its other files are asked: the few whose paths are like the
+file's own, and, where that is wanted, every file that defines something of the scope's name.  A
+file that the base has, too, is another file, and so is one whose text is not like enough.  What is
+carried there is for review.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from overlay._features.model import MODULE_SCOPE, Hunk
+from overlay.authoring.carry import MOVED, Carried, carry
+from overlay.authoring.locating import ReleaseTexts
+from overlay.errors import OverlayError
+from overlay.package import paths_in
+from overlay.planning.moved import likely
+from overlay.planning.scopes import Syntax, UnparsableError
+from overlay.planning.text import SourceText, TextError
+from overlay.results import Outcome
+
+#: A file that shares at least this much of its lines with a file that is gone took its place; git
+#: takes the same share for a rename.
+RENAMED = 0.5
+
+
+class NewPlace(NamedTuple):
+    """Where upstream moved what a file's hunks change.
+
+    :ivar before: the text of that file; :ivar carried: what became of the hunks there.
+    """
+
+    path: str
+    before: bytes
+    carried: Carried
+
+
+class Moved(NamedTuple):
+    """Hunks whose file or scope a release does not have.
+
+    :ivar path: the file; :ivar origin: the text that they were made on, in the release ``base``.
+    """
+
+    path: str
+    base: str
+    origin: bytes
+    hunks: tuple[Hunk, ...]
+
+
+def follow(
+    moved: Moved, release: str, texts: ReleaseTexts, syntax: Syntax, *, everywhere: bool = False
+) -> NewPlace | None:
+    """The one place in a release to which hunks can be carried; ``None`` where there is none.
+
+    :param everywhere: look in every file that defines something of a scope's name, too.
+    :raises OverlayError: if the release cannot be read.
+    """
+    here = texts.read(release, moved.path)
+    places: list[tuple[float, NewPlace]] = []
+    for path in _candidates(moved, release, texts, everywhere=everywhere):
+        data = texts.read(release, path)
+        if data is None or not _new_there(moved, path, texts, syntax, whole=here is None):
+            continue
+        share = _share(moved, data, syntax, whole=here is None)
+        if share is None:
+            continue
+        carried = carry(moved.origin, moved.hunks, data, syntax, less=True)
+        if carried.problem is None and not any(
+            hunk.outcome in (Outcome.CONFLICT, Outcome.MISSING) for hunk in carried.hunks
+        ):
+            places.append((share, NewPlace(path, data, _for_review(carried))))
+    places.sort(key=lambda each: -each[0])
+    if not places or (len(places) > 1 and places[0][0] == places[1][0]):
+        return None
+    return places[0][1]
+
+
+def _for_review(carried: Carried) -> Carried:
+    """What was carried to another file: nothing of it lands there unseen."""
+    return replace(
+        carried,
+        hunks=tuple(
+            hunk if hunk.outcome is Outcome.UPSTREAM else replace(hunk, outcome=Outcome.MOVED)
+            for hunk in carried.hunks
+        ),
+    )
+
+
+def _candidates(
+    moved: Moved, release: str, texts: ReleaseTexts, *, everywhere: bool
+) -> Iterator[str]:
+    """The files that may have it, the likeliest first."""
+    tree = texts.open(release)
+    paths = [path for path in paths_in(tree) if path != moved.path and path.endswith(".py")]
+    first = likely(moved.path, paths)
+    yield from first
+    names = {hunk.scope.partition(".")[0] for hunk in moved.hunks} - {MODULE_SCOPE}
+    if not everywhere or not names:
+        return
+    words = b"|".join(re.escape(name.encode()) for name in sorted(names))
+    header = re.compile(rb"^(?:class|def|async def) (?:" + words + rb")\b", re.MULTILINE)
+    top = moved.path.partition("/")[0] + "/"
+    for path in paths:
+        if path not in first and path.startswith(top):
+            try:
+                data = tree.read(path)
+            except OverlayError:
+                continue
+            if data is not None and header.search(data):
+                yield path
+
+
+def _new_there(
+    moved: Moved, path: str, texts: ReleaseTexts, syntax: Syntax, *, whole: bool
+) -> bool:
+    """Whether the base has not the same in that file already.
+
+    :param whole: the file itself is gone, so that a file of its text is asked for.
+    """
+    data = texts.read(moved.base, path)
+    if data is None:
+        return True
+    scopes = {hunk.scope for hunk in moved.hunks}
+    if whole or MODULE_SCOPE in scopes:
+        return False
+    try:
+        return scopes.isdisjoint(syntax.scopes(data, SourceText.from_bytes(data).lines))
+    except (TextError, UnparsableError):
+        return False
+
+
+def _share(moved: Moved, data: bytes, syntax: Syntax, *, whole: bool) -> float | None:
+    """How much of the text is there: of the file, or of each scope; ``None``: not enough."""
+    try:
+        own, there = SourceText.from_bytes(moved.origin), SourceText.from_bytes(data)
+        own_scopes = syntax.scopes(moved.origin, own.lines)
+        scopes = syntax.scopes(data, there.lines)
+    except (TextError, UnparsableError):
+        return None
+    if whole and (share := _alike(own.lines, there.lines)) >= RENAMED:
+        return share
+    shares: list[float] = []
+    for name in {hunk.scope for hunk in moved.hunks}:
+        places, others = own_scopes.get(name, ()), scopes.get(name, ())
+        if name == MODULE_SCOPE or len(places) != 1 or len(others) != 1:
+            return None
+        (place,), (other,) = places, others
+        shares.append(
+            _alike(own.lines[place.start : place.stop], there.lines[other.start : other.stop])
+        )
+    return min(shares) if shares and min(shares) >= MOVED else None
+
+
+def _alike(lines: Sequence[str], others: Sequence[str]) -> float:
+    """The share of lines that two texts have in common, blank ones aside, from 0 to 1."""
+    own = Counter(line.strip() for line in lines if line.strip())
+    other = Counter(line.strip() for line in others if line.strip())
+    total = own.total() + other.total()
+    return 2 * (own & other).total() / total if total else 0.0

@@ -1,0 +1,108 @@
+"""Land a hunk beside the changes of other features, whose lines may lie in its context.
+
+A hunk was made on a text without some of the features before it: the release's own, most often.
+It is looked for there, and carried to the text with all of them; where a line stands between its
+changes and theirs, both are made, in whatever order the features come.  Everything that a hunk says
+of a text, its guards too, it says of the text that it was made on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from overlay._features.model import Hunk
+from overlay.package import is_module
+from overlay.planning.attempt import Judged
+from overlay.planning.matching import edits, final_newline_after
+from overlay.planning.patched_tree import PatchedTree
+from overlay.planning.scopes import UnparsableError
+from overlay.planning.telling import present
+from overlay.planning.text import Edit, TextError
+from overlay.planning.weave import Carriage
+from overlay.results import HunkResult, State
+
+
+class Neighbourhood(NamedTuple):
+    """What became of a hunk beside other features.
+
+    :ivar landing: where it lands; ``None`` where it does not, or at several places.
+    :ivar met: the features, by number, that change the same lines or make the same change.
+    """
+
+    landing: Judged | None = None
+    met: tuple[int, ...] = ()
+
+
+class Placement(NamedTuple):
+    """A hunk on a text without some features: its state, its edits there, and those on all."""
+
+    result: HunkResult
+    data: bytes
+    own: tuple[Edit, ...]
+    carried: Carriage
+
+
+def beside(hunk: Hunk, path: str, own: int, tree: PatchedTree) -> Neighbourhood:
+    """Land a hunk on a text without some of the features that changed its file.
+
+    :param own: the feature whose hunk it is, by number; what it changed before stays.
+    """
+    weave = tree.weave(path)
+    landings: dict[tuple[Edit, ...], Judged] = {}
+    met: dict[int, None] = {}
+    for absent in dict.fromkeys((weave.all_but(own), *weave.sets_without_which(hunk.pre, own))):
+        place = place_without(hunk, path, absent, tree)
+        if place is None:
+            continue
+        meets = place.carried.met or _twins(hunk, path, absent, tree)
+        met |= dict.fromkeys(meets)
+        if not meets and (landing := _landing(hunk, path, absent, place, tree)) is not None:
+            landings.setdefault(place.carried.edits, landing)
+    if len(landings) == 1:
+        return Neighbourhood(next(iter(landings.values())))
+    return Neighbourhood(met=tuple(met))
+
+
+def place_without(
+    hunk: Hunk, path: str, absent: Collection[int], tree: PatchedTree
+) -> Placement | None:
+    """Where a hunk lands on the text without some features; ``None``: nowhere, or all are there."""
+    if not absent:
+        return None
+    try:
+        data = tree.without(path, absent)
+    except (TextError, UnparsableError):
+        return None
+    result = tree.texts.match(hunk, data)
+    if result.state is not State.PRISTINE or result.line is None:
+        return None
+    own = edits(hunk, result.line - 1)
+    return Placement(result, data, own, tree.weave(path).carry(own, absent))
+
+
+def _landing(
+    hunk: Hunk, path: str, absent: Collection[int], place: Placement, tree: PatchedTree
+) -> Judged | None:
+    """A hunk in its place on the text with all features; ``None`` where it is not Python alone."""
+    texts, weave = tree.texts, tree.weave(path)
+    try:
+        source = texts.source(place.data)
+        after = texts.keep(source.splice(place.own, final_newline_after(hunk)))
+        if is_module(path):
+            texts.scopes_after(after, place.data, place.own)
+    except (TextError, UnparsableError):
+        return None
+    at = (place.result.line or 1) - 1
+    first, last = weave.line(at, absent), weave.line(at + len(hunk.pre) - 1, absent)
+    result = place.result._replace(line=first + 1)
+    return Judged(result, place.carried.edits, range(first, last + 1), after)
+
+
+def _twins(hunk: Hunk, path: str, absent: Collection[int], tree: PatchedTree) -> tuple[int, ...]:
+    """The left-out feature that brings all that a hunk adds: code is never put in twice."""
+    for layer in tree.layers[path]:
+        if layer.feature in absent:
+            places = tree.texts.places(layer.after or b"", hunk.scope)
+            if present(hunk, places).share == 1.0:
+                return (layer.feature,)
+    return ()

@@ -1,0 +1,166 @@
+"""Hooks for ``run_engine.py``: loads in which a stock vLLM is wrong, and what came of them.
+
+They run on a CPU, where the tests' doubles schedule asynchronously and replay graphs, and on a GPU
+(``tests/gpu/mends.py``), where nothing is a double.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from overlay.proof import engine_compat
+from overlay.proof.oracle import FIRST_TOKEN
+from tests.engine import engine_facts
+from tests.engine.tiny_eagle import read_rule
+
+#: Of the engine's requests, and of its draft where that is short.
+LENGTH, SHORT = 96, 48
+MOST_STEPS = 400
+Added = list[tuple[int, str, list[int], dict[str, Any]]]
+
+
+def asynchronous() -> None:
+    """Before the engine is made, on a CPU: asynchronous scheduling."""
+    from tests.engine.steady_hooks import schedule_asynchronously
+
+    schedule_asynchronously()
+
+
+def graphs() -> None:
+    """Before the engine is made, on a CPU: the double of graphs, too."""
+    asynchronous()
+    from tests.draft_graphs import cpu_engine
+
+    cpu_engine.prepare()
+    if importlib.util.find_spec("vllm.v1.spec_decode.draft_graphs"):
+        from tests.draft_graphs.recorded_backend import RecordedBackend
+
+        RecordedBackend().install()
+
+
+def capture(llm: Any) -> None:
+    """Capture the double's graphs of the target."""
+    from tests.draft_graphs import cpu_engine
+
+    cpu_engine.capture_model(llm)
+
+
+def serve(llm: Any, added: Added) -> dict[str, Any]:
+    """Serve requests, each from its step on: their tokens, drafts and the error that ended it.
+
+    :param added: step, name, prompt and sampling parameters.
+    """
+    from vllm import SamplingParams
+
+    steps: dict[str, list[list[int]]] = defaultdict(list)
+    engine_compat.watch_drafts(
+        lambda name, *step: steps[engine_compat.external_id(name)].append(list(step))
+    )
+    engine, left, answers, error = llm.llm_engine, list(added), {}, None
+    try:
+        for number in range(MOST_STEPS):
+            while left and left[0][0] <= number:
+                _, name, prompt, parameters = left.pop(0)
+                asked = SamplingParams(ignore_eos=True, detokenize=False, **parameters)
+                engine_facts.add_request(llm, name, prompt, asked)
+            for output in engine.step():
+                if output.finished:
+                    answers[output.request_id] = output
+            if not left and not engine.has_unfinished_requests():
+                break
+    except Exception as ended:  # noqa: BLE001 - whatever ends the engine is the outcome
+        error = str(ended).partition("\n")[0]
+        engine.output_processor.request_states.clear()  # nobody waits for them any more
+    return {
+        "error": error,
+        "tokens": {name: list(each.outputs[0].token_ids) for name, each in answers.items()},
+        # What is served later comes to this watch, too.
+        "steps": {name: list(each) for name, each in steps.items()},
+        "prompts": {
+            name: [
+                entries and {str(t): round(e.logprob, 4) for t, e in entries.items()}
+                for entries in each.prompt_logprobs
+            ]
+            for name, each in answers.items()
+            if each.prompt_logprobs
+        },
+        "counts": counts(),
+    }
+
+
+def counts() -> dict[str, int]:
+    """What the features counted in this process."""
+    if importlib.util.find_spec("vllm.v1.overlay_effects") is None:
+        return {}
+    from vllm.v1.overlay_effects import effects
+
+    each = effects()
+    return {name: n for told in each.values() for name, n in told["counts"].items()}
+
+
+def context_limit(llm: Any) -> dict[str, Any]:
+    """A request whose drafts are all rejected, beside one with a penalty, up to the limit."""
+    rule = read_rule(Path(llm.llm_engine.model_config.model).parent)
+    same = next(
+        t for t in range(FIRST_TOKEN, 190) if t not in (rule.successor[t], rule.successor[t + 1])
+    )
+    plain = {"temperature": 0.0, "max_tokens": LENGTH, "allowed_token_ids": [same]}
+    # It takes as many steps for its tokens, so that it is still there when the other one ends.
+    penalised = {**plain, "frequency_penalty": 0.1}
+    return serve(llm, [(0, "a", [7] * 10, plain), (20, "b", [9] * 4, penalised)])
+
+
+def long_neighbour(llm: Any) -> dict[str, Any]:
+    """Requests that fit into the drafter's context, without and beside one that does not."""
+    prompts = [[FIRST_TOKEN + 11 * row + column for column in range(6)] for row in range(4)]
+    short = {"temperature": 0.0, "max_tokens": 24}
+    added: Added = [(0, f"s{row}", prompt, short) for row, prompt in enumerate(prompts)]
+    long = [FIRST_TOKEN + number % 150 for number in range(SHORT + 8)]
+    alone = serve(llm, added)
+    beside = serve(llm, [(0, "long", long, {**short, "max_tokens": 30}), *added])
+    again = serve(llm, added)
+    return {"alone": alone, "beside": beside, "again": again}
+
+
+def overwritten_states(llm: Any) -> dict[str, Any]:
+    """Log probabilities of prompts, without and with a drafter that writes over hidden states.
+
+    On a GPU it does so by itself where its graphs share their memory with the target's.
+    """
+    prompt = [FIRST_TOKEN + number for number in range(9)]
+    asked = {"temperature": 0.0, "max_tokens": 6, "prompt_logprobs": 1}
+    right = serve(llm, [(0, "p", prompt, asked)])
+    runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
+    forward, propose, states = runner._model_forward, runner.drafter.propose, []
+
+    def noted(*args: Any, **named: Any) -> Any:
+        output = forward(*args, **named)
+        states[:] = [output[0] if isinstance(output, tuple) else output]
+        return output
+
+    def overwriting(*args: Any, **named: Any) -> Any:
+        drafts = propose(*args, **named)
+        states[0].fill_(1.0)
+        return drafts
+
+    runner._model_forward, runner.drafter.propose = noted, overwriting
+    wrong = serve(llm, [(0, "q", prompt, asked)])
+    return {"right": right, "overwritten": wrong}
+
+
+def piecewise_prompts(llm: Any) -> dict[str, Any]:
+    """Log probabilities of prompts of several lengths, as the engine gives them by itself."""
+    asked = {"temperature": 0.0, "max_tokens": 4, "prompt_logprobs": 1}
+    added: Added = [
+        (
+            row,
+            f"p{row}",
+            [FIRST_TOKEN + (7 * row + number) % 180 for number in range(5 + row)],
+            asked,
+        )
+        for row in range(12)
+    ]
+    return serve(llm, added)
