@@ -29,7 +29,8 @@ from overlay.report.progress import counting
 from overlay.report.words import count, enumeration, is_are
 from overlay.results import Outcome, State, whole_outcome
 from overlay.results.invocation import command
-from overlay.targets.resolution import release_named, releases, resolve, spelt
+from overlay.targets import resolution
+from overlay.targets.resolution import release_named, releases, spelt
 
 A = TypeVar("A")
 
@@ -51,7 +52,9 @@ def matrix(request: Request, span: str | None = None) -> MatrixReport:
     features = of_package(every, package)
     spellings = [spelt(release, package) for release in package.releases]
     bases = tuple(dict.fromkeys((*spellings, *names)))
-    texts = ReleaseTexts(bases, lambda release: resolve(release, progress=request.progress))
+    texts = ReleaseTexts(
+        bases, lambda release: resolution.resolve(release, progress=request.progress)
+    )
     columns = _each(partial(_states, features), names, request, "read", "release")
     carrying = _Carrying(texts, Memo())
     carried = [
@@ -106,7 +109,9 @@ def _states(features: tuple[Feature, ...], release: str) -> list[State]:
 
     :raises OverlayError: if the release cannot be read.
     """
-    return [result.state for result in examine(resolve(release), features).report.features]
+    return [
+        result.state for result in examine(resolution.resolve(release), features).report.features
+    ]
 
 
 @dataclass(frozen=True)
