@@ -9,6 +9,7 @@ import click
 
 from overlay.authoring.cli_port import asked
 from overlay.authoring.commands import edit as sessions
+from overlay.authoring.commands import reshape as reshaping
 from overlay.authoring.commands.edit import begin_new
 from overlay.authoring.commands.edit_context import keep_context
 from overlay.authoring.commands.import_ import import_change
@@ -22,6 +23,7 @@ from overlay.cli.options import (
     complete_features,
     complete_releases,
     folder_to_write,
+    releases_option,
     target_argument,
 )
 from overlay.settings import in_home
@@ -48,12 +50,7 @@ _CONTEXT = click.option(
     metavar="CHECKOUT",
     help="A checkout of vLLM that has the text which the change was made on.",
 )
-@click.option(
-    "--releases",
-    metavar="RANGE",
-    help="The releases that it may serve: a closed range, one release, or all (the default).",
-    shell_complete=complete_releases,
-)
+@releases_option("Only these releases may be served, by default all")
 @click.option(
     "--partial",
     is_flag=True,
@@ -148,13 +145,7 @@ def import_(
     help="Take what differs from the release, or from the patches, in an installed vLLM.",
 )
 @click.option("--title", default="", help="What the change does, in a line.")
-@click.option(
-    "--releases",
-    metavar="RANGE",
-    help="With --from-edits: the releases that it may serve: a closed range, one release, or all "
-    "(the default).",
-    shell_complete=complete_releases,
-)
+@releases_option("With --from-edits: only these releases may be served, by default all")
 @click.option("--update", is_flag=True, help="With --from-edits: replace the feature of that id.")
 @_CONTEXT
 @asks
@@ -235,6 +226,14 @@ def _expect_one_way(id_: str, target: str | None, options: Mapping[str, Any]) ->
 @click.option("--commit", metavar="FOLDER", help="Make the feature of the files as edited.")
 @click.option("--abort", metavar="FOLDER", help="Remove a session with all edits in it.")
 @click.option(
+    "--rename", metavar="NEW", help="Give the feature another id, and place in the order."
+)
+@click.option("--fold", metavar="OTHER", help="Make one feature of this one and another.")
+@click.option(
+    "--split", metavar="TOPIC", multiple=True, help="With --into: take this topic out of it."
+)
+@click.option("--into", metavar="NEW", help="With --split: the id of the feature that gets them.")
+@click.option(
     "--context",
     type=click.IntRange(0, 1000),
     metavar="N",
@@ -243,12 +242,14 @@ def _expect_one_way(id_: str, target: str | None, options: Mapping[str, Any]) ->
 @asks
 def edit(
     request: Request,
+    /,
     id_: str | None,
     release: str | None,
     files: tuple[str, ...],
     commit: str | None,
     abort: str | None,
     context: int | None,
+    **form: Any,
 ) -> Report:
     """Edit a feature as files of vLLM instead of as diffs.
 
@@ -262,8 +263,17 @@ def edit(
       overlay edit stop-fix --release 0.28.0 --patches ./our-patches
       overlay edit --commit ./stop-fix@0.28.0
       overlay edit --abort ./stop-fix@0.28.0
+      overlay edit stop-fix --rename 10-stop-fix   # features are ordered by their ids
+      overlay edit stop-fix --split 20-utils --into utils-fix
       overlay edit stop-fix --context 1                # a hunk drifted by a line beside its change
     """
+    if any(form.values()):
+        _expect_one_form(id_, (release, *files, commit, abort, context), form)
+        if form["rename"] is not None:
+            return reshaping.rename(request, str(id_), form["rename"])
+        if form["fold"] is not None:
+            return reshaping.fold(request, str(id_), form["fold"])
+        return reshaping.split_off(request, str(id_), form["split"], form["into"])
     if sum(argument is not None for argument in (id_, commit, abort)) != 1:
         raise click.UsageError("give one of: ID, --commit FOLDER, --abort FOLDER.")
     if id_ is None and (release is not None or files):
@@ -277,3 +287,20 @@ def edit(
     if commit is not None:
         return sessions.commit(request, in_home(commit))
     return sessions.abort(in_home(abort or ""))
+
+
+def _expect_one_form(id_: str | None, session: tuple[object, ...], form: Mapping[str, Any]) -> None:
+    """Refuse arguments that do not say, in one way, what is to become of a feature.
+
+    :raises click.UsageError: with the ways that there are.
+    """
+    ways = [name for name in ("rename", "fold", "split") if form[name]]
+    if (
+        id_ is None
+        or any(each is not None for each in session)
+        or len(ways) != 1
+        or bool(form["split"]) is not bool(form["into"])
+    ):
+        raise click.UsageError(
+            "give ID and one of: --rename NEW, --fold OTHER, --split TOPIC... --into NEW."
+        )

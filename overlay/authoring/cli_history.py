@@ -11,7 +11,7 @@ from overlay.authoring.commands import log as history
 from overlay.authoring.commands import prune as pruning
 from overlay.authoring.commands.matrix import matrix as matrix_of
 from overlay.cli.group import cli
-from overlay.cli.options import asks, complete_features, complete_releases
+from overlay.cli.options import asks, complete_features, complete_releases, releases_option
 from overlay.settings import in_home
 
 if TYPE_CHECKING:
@@ -21,18 +21,16 @@ if TYPE_CHECKING:
 
 @cli.command()
 @click.argument("feature", metavar="[ID]", required=False, shell_complete=complete_features)
-@click.option(
-    "--releases",
-    metavar="RANGE",
-    help="Only these releases: a closed range, one release, new, or all (the default).",
-    shell_complete=complete_releases,
-)
+@releases_option("Only these releases, by default all")
 @click.option("--matrix", is_flag=True, help="Show every feature on every release, by letters.")
 @click.option(
     "--upstream",
     metavar="CHECKOUT",
     help="Look for the feature's pull request in a git checkout of vLLM: when it was merged, the "
     "first release with it, and which lines upstream merged otherwise.",
+)
+@click.option(
+    "--variants", is_flag=True, help="Show each variant beside the one that it came from."
 )
 @asks
 def log(
@@ -41,6 +39,7 @@ def log(
     releases: str | None,
     matrix: bool,
     upstream: str | None,
+    variants: bool,
 ) -> Report:
     """Show the state of a feature on each release: by which means, with which variant, by whom.
 
@@ -56,12 +55,13 @@ def log(
     """
     if (feature is None) is not matrix:
         raise click.UsageError("give the ID of a feature, or --matrix for all of them.")
-    if matrix and upstream is not None:
-        raise click.UsageError("--upstream speaks of one feature: give its ID, and no --matrix.")
+    if matrix and (upstream is not None or variants):
+        option = "--variants" if variants else "--upstream"
+        raise click.UsageError(f"{option} speaks of one feature: give its ID, and no --matrix.")
     if feature is None:
         return matrix_of(request, releases)
     checkout = None if upstream is None else in_home(upstream)
-    return history.log(request, feature, span=releases, upstream=checkout)
+    return history.log(request, feature, span=releases, upstream=checkout, variants=variants)
 
 
 @cli.command()

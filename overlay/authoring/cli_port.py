@@ -161,10 +161,10 @@ def _show(lines: list[Line]) -> None:
     if len(lines) < shutil.get_terminal_size().lines - len(_KEYS) - 2:
         paint(lines, sys.stdout)
         return
-    left = iter(lines)
+    unread = iter(lines)
     try:
-        click.echo_via_pager(f"{line}\n" for line in left)
-        rest = sum(1 for _ in left)
+        click.echo_via_pager(f"{line}\n" for line in unread)
+        rest = sum(1 for _ in unread)
         why = f"the pager ended before the last {rest} of {len(lines)} lines" if rest else ""
     except OSError as error:
         why = f"the pager cannot be run: {described(error)}"

@@ -147,15 +147,15 @@ class Pruner:
 
     def _answers(self, present: Sequence[ServedFeature]) -> Iterator[tuple[str, _Answer]]:
         """What features do on each release, one after the other."""
-        groups = _groups([entry.feature for entry in present])
+        groups = groups_of([entry.feature for entry in present])
         for name in self.names:
             yield name, self._answer(groups, name)
 
     def _answer(self, groups: Sequence[tuple[Feature, ...]], release: str) -> _Answer:
         """What groups of features do that have no file in common: each group is planned alone."""
         features = [feature for group in groups for feature in group]
-        joint = [self._planned(group, release) for group in groups]
-        alone = {feature.id: self._planned((feature,), release) for feature in features}
+        joint = [self._plan_once(group, release) for group in groups]
+        alone = {feature.id: self._plan_once((feature,), release) for feature in features}
         return _Answer(
             {result.feature: result.state for each in joint for result in each.features},
             frozenset(change for each in joint for change in each.changes),
@@ -163,7 +163,7 @@ class Pruner:
             frozenset(each.id for each in features if self._why_obsolete(each, release)),
         )
 
-    def _planned(self, features: tuple[Feature, ...], release: str) -> Plan:
+    def _plan_once(self, features: tuple[Feature, ...], release: str) -> Plan:
         """A plan, made once: a proposal changes one feature of a hundred."""
         key = tuple(map(id, features)), release
         if key not in self._plans:
@@ -186,7 +186,7 @@ class Pruner:
 
     def _states(self, feature: Feature) -> dict[str, State]:
         """A feature's state on each release that is served, taken alone."""
-        return {name: self._planned((feature,), name).features[0].state for name in self.names}
+        return {name: self._plan_once((feature,), name).features[0].state for name in self.names}
 
     # Proposals
 
@@ -211,7 +211,7 @@ class Pruner:
         if files is None or not since or not feature.releases.first <= last < feature.releases.last:
             return
         span = ReleaseRange(feature.releases.first, last)
-        clipped = _clipped(feature, files, span, self._rebased)
+        clipped = clip(feature, files, span, self._rebased)
         if clipped is not None:
             files_after = {**clipped, "feature.toml": with_releases(files["feature.toml"], span)}
             evidence = f"{self._why_obsolete(feature, since[0])}, from {since[0]} up to {since[-1]}"
@@ -248,7 +248,7 @@ class Pruner:
         last = min(feature.releases.last, Version(before[-1]))
         if last < feature.releases.last and last >= feature.releases.first:
             span = ReleaseRange(feature.releases.first, last)
-            clipped = _clipped(feature, files, span, self._rebased)
+            clipped = clip(feature, files, span, self._rebased)
             if clipped is not None:
                 files_after = {**clipped, "feature.toml": with_releases(noted, span)}
                 ends = f"{text}, and end its range at {last}"
@@ -268,7 +268,7 @@ class Pruner:
         if not old or files is None or feature.releases.last < oldest:
             return
         span = ReleaseRange(max(feature.releases.first, oldest), feature.releases.last)
-        clipped = _clipped(feature, files, span, self._rebased)
+        clipped = clip(feature, files, span, self._rebased)
         if clipped is None:
             self.holds[feature.id] = self._holding(feature, span)
             return
@@ -393,7 +393,7 @@ class _Answer:
         return {other: result for other, result in self.alone.items() if other != id_}
 
 
-def _groups(features: Sequence[Feature]) -> list[tuple[Feature, ...]]:
+def groups_of(features: Sequence[Feature]) -> list[tuple[Feature, ...]]:
     """Features in groups of which no two have a file in common, each in the given order."""
     groups: list[tuple[set[str], list[int]]] = []
     for number, feature in enumerate(features):
@@ -423,7 +423,7 @@ def _after(present: Sequence[ServedFeature], proposal: Proposal) -> list[ServedF
     return result
 
 
-def _clipped(
+def clip(
     feature: Feature,
     files: Mapping[str, bytes],
     span: ReleaseRange,

@@ -132,13 +132,13 @@ def _statement_at(lines: Sequence[str], at: int) -> Statement:
 
     :raises tokenize.TokenError, SyntaxError: where Python finds no tokens, or no end.
     """
-    begun = _begun_by(lines[at])
-    for unit in begun:
+    statements_there = _begun_by(lines[at])
+    for unit in statements_there:
         if unit.lines == tuple(lines[at : at + len(unit.lines)]):
             return unit
     unit = next(_units(lines[at:]))
-    if len(begun) < _MOST_ALIKE:
-        begun.append(unit)
+    if len(statements_there) < _MOST_ALIKE:
+        statements_there.append(unit)
     return unit
 
 
@@ -168,9 +168,13 @@ def _units(lines: Sequence[str]) -> Iterator[Statement]:
 
     :raises tokenize.TokenError, SyntaxError: where Python finds no tokens, or no end.
     """
-    next_line = 0
+    next_line = depth = 0
     tokens: list[_Token] = []
     for token in _tokens(lines):
+        if token.type == tokenize.OP:
+            depth += (token.text in _OPEN) - (token.text in _CLOSE)
+        if depth < 0:
+            raise SyntaxError("a bracket ends that did not begin")
         alone = token.type == tokenize.NL and all(each.type == tokenize.COMMENT for each in tokens)
         if token.type == tokenize.NEWLINE or alone:
             own = tuple(lines[next_line : token.stop[0]])

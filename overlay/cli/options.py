@@ -126,6 +126,20 @@ def feature_option(text: str) -> Callable[[F], F]:
     )
 
 
+def releases_option(text: str) -> Callable[[F], F]:
+    """``--releases RANGE``.
+
+    :param text: what is done with them.
+    """
+    return click.option(
+        "--releases",
+        metavar="RANGE",
+        help=f"{text}: 0.20.0..0.33.0, one release, all, or new (those on the package index that "
+        "this overlay does not know); of another package with its name in front: vllm-ascend==all.",
+        shell_complete=complete_releases,
+    )
+
+
 #: ``--without ID``, repeatable.
 without_option = click.option(
     "--without",

@@ -12,12 +12,12 @@ from overlay.cli.options import (
     WRITABLE_HELP,
     asks,
     complete_features,
-    complete_releases,
     complete_target,
     feature_option,
     folder_to_write,
     python_option,
     refuse_both,
+    releases_option,
     require_option,
     target_argument,
     wants_json,
@@ -35,14 +35,7 @@ _ONLY = "Only this feature; may be given several times."
 
 @cli.command(epilog=TARGET_HELP)
 @click.argument("targets", metavar="[TARGET]...", nargs=-1, shell_complete=complete_target)
-@click.option(
-    "--releases",
-    metavar="RANGE",
-    help="Also check these releases of vLLM, fetched into your cache: 0.20.0..0.33.0, one "
-    "release, all, or new (those on the package index that this overlay does not know); of "
-    "another package with its name in front: vllm-ascend==all.",
-    shell_complete=complete_releases,
-)
+@releases_option("Also check these releases, fetched into your cache")
 @click.option("--pre", is_flag=True, help="With `--releases new`: pre-releases as well.")
 @click.option(
     "--since",
@@ -79,10 +72,10 @@ def check(
     refuse_both(targets, request.python)
     if how["form"] != "text" and (how["since"] is None or wants_json()):
         raise click.UsageError("--format writes what changed: it goes with --since, not --json.")
-    earlier = None if how["since"] is None else in_home(how["since"])
-    return commands.check(
-        request, targets, releases, pre=how["pre"], earlier=earlier, form=how["form"]
-    )
+    report = commands.check(request, targets, releases, pre=how["pre"])
+    if how["since"] is None:
+        return report
+    return commands.since(report, in_home(how["since"]), request.at_hand(), how["form"])
 
 
 @cli.command(epilog=WRITABLE_HELP)

@@ -22,8 +22,6 @@ from overlay.results.invocation import NOTHING_NAMED, Invocation, current, invok
 from overlay.targets.resolution import packages_meant, releases
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from overlay._features.model import Feature
     from overlay.targets.target import Target
 
@@ -41,8 +39,6 @@ def check(
     span: str | None = None,
     *,
     pre: bool = False,
-    earlier: Path | None = None,
-    form: str = "text",
 ) -> CheckReport:
     """The state of the features in every target that is named, and in every release of ``span``.
 
@@ -52,10 +48,7 @@ def check(
     :param names: targets; none and no ``span`` is the vLLM that this Python would import.
     :param span: releases as ``--releases`` takes them.
     :param pre: whether ``new`` in ``span`` holds pre-releases, too.
-    :param earlier: the JSON of an earlier check: what changed since then is the answer, in
-        ``form`` (``text``, ``markdown`` or ``junit``).
-    :raises UsageError: if ``span`` is none, a feature that is meant does not exist, or ``earlier``
-        is no such report.
+    :raises UsageError: if ``span`` is none, or a feature that is meant does not exist.
     :raises PatchFormatErrors: if a folder of patches is malformed.
     """
     features = request.at_hand()
@@ -71,12 +64,7 @@ def check(
     answers = every_target(request, list(dict.fromkeys(targets)), features)
     reports = tuple(answer for answer in answers if isinstance(answer, TargetReport))
     failures = tuple(answer for answer in answers if isinstance(answer, TargetFailure))
-    report = CheckReport(checked(reports, failures), reports, failures)
-    if earlier is None:
-        return report
-    from overlay.commands.since import since  # what most checks do not need
-
-    return since(report, earlier, features, form)
+    return CheckReport(checked(reports, failures), reports, failures)
 
 
 def every_target(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from overlay.commands.revert import Keep as Keep
     from overlay.commands.revert import revert as revert
     from overlay.commands.show import show as show
+    from overlay.commands.since import since as since
     from overlay.commands.status import status as status
 
 #: Name -> the module that defines it, below ``overlay.commands``.
@@ -40,6 +41,7 @@ _HOMES = {
     "report": "report_",
     "revert": "revert",
     "show": "show",
+    "since": "since",
     "status": "status",
 }
 

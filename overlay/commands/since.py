@@ -47,12 +47,12 @@ def since(
     """
     before = _earlier(earlier)
     now = dict(_cells(report.checked))
-    asked = {target.target for target in report.checked}
-    carriers = {feature.id: carrier(feature) for feature in features}
+    targets_now = {target.target for target in report.checked}
+    upkeeps = {feature.id: upkeep(feature) for feature in features}
     differences = []
     for key in dict.fromkeys((*now, *before)):
         turn = _turn(before.get(key), now.get(key))
-        if turn is not None and not (key not in now and key[0] not in asked):
+        if turn is not None and not (key not in now and key[0] not in targets_now):
             old, new = before.get(key), now.get(key)
             differences.append(
                 StateChange(
@@ -61,7 +61,7 @@ def since(
                     None if new is None else new.state,
                     turn,
                     None if new is None else new.reason,
-                    carriers.get(key[2], Ownership()),
+                    upkeeps.get(key[2], Ownership()),
                 )
             )
     own = {each.name: getattr(report, each.name) for each in fields(report)}
@@ -77,7 +77,7 @@ def since(
     )
 
 
-def carrier(feature: Feature) -> Ownership:
+def upkeep(feature: Feature) -> Ownership:
     """Whose a feature is and since when, by the headers of its patches."""
     patches = [
         variant.patch

@@ -91,8 +91,8 @@ def _in_file(hunks: Sequence[Hunk], path: str, data: bytes, texts: Texts) -> tup
         return 1000 + round(100 * share), text
     places = ((hunk, _place(hunk, lines)) for hunk in hunks)
     at, size = next(((at, len(hunk.pre)) for hunk, at in places if at is not None), (None, 0))
-    named = [hunk.scope for hunk in hunks if _may_hold(data, hunk.scope)]
-    if at is None and not named:
+    likely_scopes = [hunk.scope for hunk in hunks if _may_hold(data, hunk.scope)]
+    if at is None and not likely_scopes:
         return None
     try:
         scopes = texts.scopes(data)  # parsed only where that tells something
@@ -101,7 +101,7 @@ def _in_file(hunks: Sequence[Hunk], path: str, data: bytes, texts: Texts) -> tup
     if at is not None:
         scope = innermost_scope(at, size, scopes)
         return 500, f"its lines before the change are in {where}, in {printable(scope)}"
-    there = next((scope for scope in named if scope in scopes), None)
+    there = next((scope for scope in likely_scopes if scope in scopes), None)
     return None if there is None else (100, f"{printable(there)} is in {where}")
 
 

@@ -16,7 +16,7 @@ from overlay.commands.output import write_output
 from overlay.errors import UsageError
 from overlay.proof.commands import bench as benching
 from overlay.proof.commands import verify as verifying
-from overlay.proof.commands.budget import Part
+from overlay.proof.commands.budget import BUDGET, Part
 from overlay.proof.commands.question import BenchQuestion
 from overlay.proof.reports import bench_page
 from overlay.proof.verification import GraphMode
@@ -113,9 +113,9 @@ def _on_engine(write: Callable[[str], None]) -> Callable[[str, float | None], No
     return write_progress
 
 
-def _refuse_side_by_side(_: click.Context, __: click.Parameter, given: bool) -> None:
+def _refuse_side_by_side(_: click.Context, __: click.Parameter, value: bool) -> None:
     """Refuse the option of engines side by side; engines one by one are what there is."""
-    if given:
+    if value:
         raise UsageError(
             "--side-by-side: bench starts its engines one after the other, in each round: omit the "
             "option, and give a larger --budget or fewer --rounds where they do not fit"
@@ -212,7 +212,7 @@ def _refuse_side_by_side(_: click.Context, __: click.Parameter, given: bool) -> 
 @option(
     "--budget",
     type=click.FloatRange(0),
-    default=1800.0,
+    default=BUDGET,
     help="Seconds for everything: what takes longer is left out, and the report names it.",
 )
 @option(

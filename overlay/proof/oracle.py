@@ -98,20 +98,20 @@ def adapted(rule: Rule, adapter: str | None) -> Rule:
     if adapter is None:
         return rule
     successor = list(rule.successor)
-    for one, other in swapped(rule, adapter):
-        successor[one], successor[other] = successor[other], successor[one]
+    for first, second in swapped(rule, adapter):
+        successor[first], successor[second] = successor[second], successor[first]
     return replace(rule, successor=tuple(successor))
 
 
-def _extend(table: Sequence[int], known: Sequence[int], count: int) -> list[int]:
-    if len(known) < 2:
-        raise ValueError(f"the rule needs two known tokens, not {len(known)}")
-    before, last = known[-2], known[-1]
-    made = []
+def _extend(table: Sequence[int], tokens: Sequence[int], count: int) -> list[int]:
+    if len(tokens) < 2:
+        raise ValueError(f"the rule needs two known tokens, not {len(tokens)}")
+    before, last = tokens[-2], tokens[-1]
+    tokens_after = []
     for _ in range(count):
         before, last = last, table[before]
-        made.append(last)
-    return made
+        tokens_after.append(last)
+    return tokens_after
 
 
 def continuation(rule: Rule, prompt: Sequence[int], count: int) -> list[int]:
@@ -122,17 +122,17 @@ def continuation(rule: Rule, prompt: Sequence[int], count: int) -> list[int]:
     return _extend(rule.successor, prompt, count)
 
 
-def drafts(rule: Rule, known: Sequence[int], k: int) -> list[int]:
-    """The ``k`` tokens that the drafts propose after the ``known`` ones."""
+def drafts(rule: Rule, tokens: Sequence[int], k: int) -> list[int]:
+    """The ``k`` tokens that the drafts propose after the known ones."""
     if rule.answers:
-        return [rule.answers[token] for token in continuation(rule, known, k)]
-    return _extend(rule.draft_successor, known, k)
+        return [rule.answers[token] for token in continuation(rule, tokens, k)]
+    return _extend(rule.draft_successor, tokens, k)
 
 
-def accepted(rule: Rule, known: Sequence[int], k: int) -> int:
-    """How many of the ``k`` proposals after the ``known`` tokens are right, from the first on."""
-    proposed = drafts(rule, known, k)
-    true = continuation(rule, known, k)
+def accepted(rule: Rule, tokens: Sequence[int], k: int) -> int:
+    """How many of the ``k`` proposals after the known tokens are right, from the first on."""
+    proposed = drafts(rule, tokens, k)
+    true = continuation(rule, tokens, k)
     return next((i for i in range(k) if proposed[i] != true[i]), k)
 
 
@@ -142,21 +142,21 @@ def undisturbed(rule: Rule, prompt: Sequence[int], count: int, k: int) -> list[O
     The prefill gives one token; then each step verifies ``k`` proposals and adds one token more
     than it accepts, the last one possibly running past ``count``.
     """
-    known = [*prompt, *continuation(rule, prompt, 1)]
+    tokens = [*prompt, *continuation(rule, prompt, 1)]
     steps = []
-    while len(known) < len(prompt) + count:
-        right = accepted(rule, known, k)
-        steps.append(OracleStep(len(known), k, right))
-        known += continuation(rule, known, right + 1)
+    while len(tokens) < len(prompt) + count:
+        right = accepted(rule, tokens, k)
+        steps.append(OracleStep(len(tokens), k, right))
+        tokens += continuation(rule, tokens, right + 1)
     return steps
 
 
 def count_steps(steps: Iterable[OracleStep], k: int) -> Counts:
     """Add up the steps of any number of requests."""
-    done = list(steps)
+    all_steps = list(steps)
     return Counts(
-        drafts=len(done),
-        draft_tokens=sum(step.drafted for step in done),
-        accepted=sum(step.accepted for step in done),
-        per_position=tuple(sum(step.accepted > i for step in done) for i in range(k)),
+        drafts=len(all_steps),
+        draft_tokens=sum(step.drafted for step in all_steps),
+        accepted=sum(step.accepted for step in all_steps),
+        per_position=tuple(sum(step.accepted > i for step in all_steps) for i in range(k)),
     )

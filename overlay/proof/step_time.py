@@ -141,10 +141,10 @@ class Engine:
             temperature=self.temperature, max_tokens=tokens, ignore_eos=True, detokenize=False
         )
         adapters = self.adapters
-        chosen = [adapters[i % len(adapters)] for i in range(size)] if adapters else None
+        request_adapters = [adapters[i % len(adapters)] for i in range(size)] if adapters else None
         start = time.perf_counter()
         # Ends with the tokens on the host.
-        self.llm.generate(prompts, params, use_tqdm=False, lora_request=chosen)
+        self.llm.generate(prompts, params, use_tqdm=False, lora_request=request_adapters)
         return time.perf_counter() - start
 
     def workers(self, method: str, *args: Any) -> list[Any]:

@@ -50,8 +50,8 @@ def zeros(*shape: int) -> torch.Tensor:
 def embedding(shown_as: list[int]) -> torch.Tensor:
     """[vocab, HIDDEN]: each token lights the slot dimension of the token it is shown as, and ON."""
     table = zeros(len(shown_as), HIDDEN)
-    for token, shown in enumerate(shown_as):
-        table[token, shown] = 1
+    for token, slot in enumerate(shown_as):
+        table[token, slot] = 1
         table[token, ON] = 1
     return table
 

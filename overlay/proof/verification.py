@@ -189,10 +189,10 @@ class Difference(NamedTuple):
         """The difference as a phrase."""
         what = "token" if self.kind is DifferenceKind.TOKEN else "accepted drafts"
         expected = "none" if self.expected is None else self.expected
-        found = "none" if self.found is None else self.found
+        actual = "none" if self.found is None else self.found
         return (
             f"request {self.request}, position {self.position}: expected {what} {expected}, "
-            f"found {found}"
+            f"found {actual}"
         )
 
 
@@ -213,10 +213,10 @@ def first_difference(expected: Sequence[Answer], actual: Sequence[Answer]) -> Di
 def _tokens(number: int, reference: Answer, served: Answer) -> Iterator[Difference]:
     length = max(len(reference.tokens), len(served.tokens))
     for position in range(length):
-        left = reference.tokens[position] if position < len(reference.tokens) else None
+        wanted_token = reference.tokens[position] if position < len(reference.tokens) else None
         right = served.tokens[position] if position < len(served.tokens) else None
-        if left != right:
-            yield Difference(number, position, DifferenceKind.TOKEN, left, right)
+        if wanted_token != right:
+            yield Difference(number, position, DifferenceKind.TOKEN, wanted_token, right)
             return
 
 

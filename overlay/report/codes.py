@@ -55,6 +55,7 @@ class Code(str, Enum):
     SESSION = "session"
     COMMITTED = "committed"
     ABORTED = "aborted"
+    RESHAPED = "reshaped"
     CAN_BE_PORTED = "can-be-ported"
     PORTED = "ported"
     NOTHING_TO_PORT = "nothing-to-port"

@@ -47,6 +47,10 @@ class Ownership(NamedTuple):
         return ", ".join(text for text in (self.owner, days) if text)
 
 
+#: Of a feature that says neither.
+NOBODY = Ownership()
+
+
 class StateChange(NamedTuple):
     """A feature on a target whose state is another one than it was.
 
@@ -64,7 +68,7 @@ class StateChange(NamedTuple):
     now: str | None
     turn: Turn
     reason: Reason | None = None
-    carrier: Ownership = Ownership()
+    upkeep: Ownership = NOBODY
 
     @property
     def words(self) -> str:
@@ -82,9 +86,9 @@ class StateChange(NamedTuple):
             "turn": self.turn.value,
             "reason": None if self.reason is None else self.reason.text,
             "next": None if self.reason is None else self.reason.next_step,
-            "owner": self.carrier.owner or None,
-            "since": self.carrier.since or None,
-            "days": self.carrier.age(today),
+            "owner": self.upkeep.owner or None,
+            "since": self.upkeep.since or None,
+            "days": self.upkeep.age(today),
         }
 
 
@@ -126,7 +130,7 @@ class SinceReport(CheckReport):
                     yield labelled(2, "why:   ", each.reason.text)
                     if each.reason.next_step is not None:
                         yield labelled(2, "next:  ", each.reason.next_step)
-                if words := each.carrier.words(self.today):
+                if words := each.upkeep.words(self.today):
                     yield labelled(2, "owner: ", words)
         if self.differences:
             yield Line(())
@@ -149,7 +153,7 @@ class SinceReport(CheckReport):
             for each in rows:
                 why = "" if each.reason is None else str(each.reason)
                 cells = [each.target, each.feature or each.package, each.words, why]
-                cells.append(each.carrier.words(self.today))
+                cells.append(each.upkeep.words(self.today))
                 text += f"| {' | '.join(map(_cell, cells))} |\n"
         return text
 
@@ -176,7 +180,7 @@ class SinceReport(CheckReport):
                     yield _case(f"{target.package} {target.target}", name)
                 continue
             why = "" if each.reason is None else str(each.reason)
-            text = f"{each.words}: {why} ({each.carrier.words(self.today)})"
+            text = f"{each.words}: {why} ({each.upkeep.words(self.today)})"
             yield _case(f"{target.package} {target.target}", name or "target", "failure", text)
 
 

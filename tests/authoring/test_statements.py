@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import tokenize
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ import overlay
 from overlay.authoring.carry import carry
 from overlay.authoring.composing import compose
 from overlay.authoring.merge import merge
-from overlay.authoring.statements import merge_statements, statements
+from overlay.authoring.statements import Statement, _units, merge_statements, statements
 from overlay.results import Outcome
 
 #: The arguments of a call, by their names.
@@ -209,3 +211,24 @@ def test_what_lines_refuse_is_carried_by_statements(
     assert result.problem is None
     assert result.after == BASE.replace(b"launch(a, b, block=1, warps=2)", merged)
     assert [hunk.by_statement for hunk in result.hunks] == [outcome is not Outcome.CONFLICT]
+
+
+@pytest.mark.parametrize("name", ["carry.py", "statements.py", "merge.py", "../cli/options.py"])
+def test_statements_that_are_kept_are_those_of_the_whole_text(name: str) -> None:
+    """A line alone, and a statement that stood in another text, say what the whole text says."""
+    file = Path(overlay.__file__).parent / "authoring" / name
+    lines = file.read_text(encoding="utf-8").splitlines()
+    expected = list(_units(lines))
+    assert list(statements(lines)) == expected
+    assert list(statements([*lines, "", "x = 1"])) == [*expected, *_units(["", "x = 1"])]
+
+
+@given(st.lists(st.sampled_from(["if a:", "    b", "        c", "  d", "# e", "f = (", ")", ""])))
+def test_a_text_that_python_does_not_take_has_no_statements(lines: list[str]) -> None:
+    def read(what: Callable[[list[str]], Iterable[Statement]]) -> list[Statement] | None:
+        try:
+            return list(what(lines))
+        except (tokenize.TokenError, SyntaxError):
+            return None
+
+    assert read(statements) == read(_units)

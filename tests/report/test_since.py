@@ -175,7 +175,7 @@ def test_a_report_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 def test_owner_and_age_in_words() -> None:
-    carrier = Ownership("Ada <ada@example.org>", "2026-11-01")
-    words = carrier.words(date(2026, 11, 26))
+    upkeep = Ownership("Ada <ada@example.org>", "2026-11-01")
+    words = upkeep.words(date(2026, 11, 26))
     assert words == "Ada <ada@example.org>, since 2026-11-01, 25 days"
     assert Ownership().words(date(2026, 11, 26)) == ""

@@ -6,8 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from difflib import unified_diff
 from enum import Enum
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,6 +20,7 @@ from overlay.authoring.git import Checkout, LogEntry
 from overlay.authoring.incoming import IncomingFile, read_changes
 from overlay.commands.check import every_target
 from overlay.commands.request import Request
+from overlay.commands.since import upkeep
 from overlay.errors import OverlayError, UsageError
 from overlay.package import VLLM, Package, path_problem
 from overlay.report.base import Report, by_fields
@@ -26,8 +28,9 @@ from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, MARK, Line, Span, aligned, causes, labelled
 from overlay.report.model import TargetFailure, TargetReport
 from overlay.report.problems import word
+from overlay.report.since import NOBODY, Ownership
 from overlay.report.words import count, enumeration
-from overlay.results import ANY_MORE, FeatureResult, State
+from overlay.results import ANY_MORE, FeatureResult, Reason, State
 from overlay.targets.resolution import releases
 
 _PULL = re.compile(r"/pull/(\d+)\b")
@@ -39,11 +42,13 @@ def log(
     *,
     span: str | None = None,
     upstream: Path | None = None,
+    variants: bool = False,
 ) -> LogReport:
     """The state of a feature on every release, who made its variants, and what upstream has of it.
 
     :param id_: the feature; :param span: releases as ``--releases`` takes them; default: all.
     :param upstream: a git checkout of vLLM in which the upstream pull request is looked for.
+    :param variants: whether each variant is shown beside the one that it came from.
     :raises UsageError: if there is no such feature, or the checkout cannot be asked.
     :raises OverlayError: if a release cannot be read.
     """
@@ -67,6 +72,8 @@ def log(
         edits=_edits(feature),
         merge=merge,
         not_found=missing,
+        upkeep=upkeep(feature),
+        variants=tuple(_beside(feature)) if variants else (),
     )
 
 
@@ -84,6 +91,7 @@ def _release(target: TargetReport | TargetFailure, feature: Feature) -> LoggedRe
     (result,) = (entry for entry in target.features if entry.feature == feature.id)
     serving = _serving(feature, Version(release))
     patches = [variant.patch for variant in serving]
+    why = _why(result)
     parts = [(patch.name.split("/")[-2], patch) for patch in patches]
     return LoggedRelease(
         target.target,
@@ -93,10 +101,31 @@ def _release(target: TargetReport | TargetFailure, feature: Feature) -> LoggedRe
         _distinct(patch.headers.get("Base", "") for patch in patches),
         _distinct(_author(patch) for patch in patches),
         _distinct(last_update(patch.headers) for patch in patches),
-        _why(result),
+        None if why is None else why.text,
         word(result),
         tuple(topic for topic, patch in parts if patch.ported is PortedWay.NOT_NEEDED),
+        "" if why is None else why.common,
     )
+
+
+def _beside(feature: Feature) -> Iterator[VariantView]:
+    """Each variant beside the one that it came from, as its headers say, or the one before it."""
+    for topic in feature.topics:
+        ordered = sorted(topic.variants, key=lambda each: each.releases)
+        for older, variant in pairwise(ordered):
+            base = variant.patch.headers.get("Ported-From", "").partition(" ")[0]
+            origins = [each for each in ordered if base and Version(base) in each.releases]
+            origin = next((each for each in origins if each != variant), older)
+            old, new = (
+                [
+                    line
+                    for hunk in each.patch.hunks
+                    for line in (f"@@ {hunk.scope}", *(op + text for op, text in hunk.lines))
+                ]
+                for each in (origin, variant)
+            )
+            difference = tuple(unified_diff(old, new, n=2, lineterm=""))[2:]
+            yield VariantView(topic.name, str(variant.releases), str(origin.releases), difference)
 
 
 def means(feature: Feature, release: Version, result: FeatureResult) -> Means | None:
@@ -131,12 +160,11 @@ def _author(patch: Patch) -> str:
     return first.partition("<")[0].strip().strip('"') or first
 
 
-def _why(result: FeatureResult) -> str | None:
-    """The first cause of a state, in words."""
+def _why(result: FeatureResult) -> Reason | None:
+    """The first cause of a state."""
     causes = [hunk.reason for file in result.files for hunk in file.hunks]
     causes = [file.reason for file in result.files] + causes
-    text = next((str(cause.text) for cause in causes if cause is not None), None)
-    return text or (result.reason.text if result.reason is not None else None)
+    return next((cause for cause in causes if cause is not None), result.reason)
 
 
 def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
@@ -283,6 +311,7 @@ class LoggedRelease(NamedTuple):
     :ivar authors: who wrote them, and ``dates`` when they were last changed, by their headers.
     :ivar why: what prevents it, or what else to know about it.
     :ivar word: the state for people, where that is another word: a clash.
+    :ivar cause: the part of ``why`` that releases may share: without numbers of lines.
     :ivar not_needed: the topics of which nothing is applied, since a person said so.
     """
 
@@ -296,10 +325,24 @@ class LoggedRelease(NamedTuple):
     why: str | None = None
     word: str = ""
     not_needed: tuple[str, ...] = ()
+    cause: str = ""
 
     def plain(self) -> dict[str, Any]:
         """The fields of the JSON."""
-        return by_fields(self, "word", *([] if self.not_needed else ["not_needed"]))
+        return by_fields(self, "word", "cause", *([] if self.not_needed else ["not_needed"]))
+
+
+class VariantView(NamedTuple):
+    """A variant beside the one that it came from.
+
+    :ivar releases: the range of the variant; :ivar origin: that of the other one.
+    :ivar difference: of their hunks, as the lines of a diff; none where they are the same.
+    """
+
+    topic: str
+    releases: str
+    origin: str
+    difference: tuple[str, ...]
 
 
 class UpstreamMerge(NamedTuple):
@@ -328,6 +371,7 @@ class LogReport(Report):
     :ivar edits: the history of its folder, the newest first; empty where there is none.
     :ivar merge: what a checkout knows of it; ``None`` where none was asked, or it has no merge.
     :ivar not_found: the pull request that a checkout was asked for and does not have.
+    :ivar upkeep: whose it is, and since when; :ivar variants: beside those that they came from.
     """
 
     _command: ClassVar[str] = "log"
@@ -340,14 +384,31 @@ class LogReport(Report):
     edits: tuple[LogEntry, ...] = ()
     merge: UpstreamMerge | None = None
     not_found: int | None = None
+    upkeep: Ownership = NOBODY
+    variants: tuple[VariantView, ...] = ()
+
+    def plain(self) -> dict[str, Any]:
+        """The fields of the JSON; variants beside each other only where they were asked for."""
+        data = by_fields(self, "conclusion", "upkeep", *([] if self.variants else ["variants"]))
+        return {**data, "owner": self.upkeep.owner or None, "since": self.upkeep.since or None}
 
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
         """The text of the report."""
         yield Line((Span(self.feature, "heading"), Span("  ")), (Span(self.title, "muted"),))
         reason = f"  ({self.reason})" if self.reason else ""
         yield labelled(2, "upstream: ", f"{self.upstream or 'none named'}{reason}")
+        if any(self.upkeep):
+            since = f", since {self.upkeep.since}" if self.upkeep.since else ""
+            yield labelled(2, "owner:    ", f"{self.upkeep.owner or 'none named'}{since}")
         yield BLANK
         yield from table(self.releases)
+        for view in self.variants:
+            yield BLANK
+            head = f"{view.topic} {view.releases}  beside {view.origin}  "
+            same = "" if view.difference else "the same hunks"
+            yield Line((Span(head, "heading"),), (Span(same),))
+            for text in view.difference:
+                yield Line((Span("  "),), (Span(text),))
         if self.edits:
             yield BLANK
             for edit in self.edits:
@@ -408,7 +469,16 @@ def table(releases: Sequence[LoggedRelease]) -> Iterator[Line]:
         if entry.not_needed
     ]
     yield from causes(notes, names)
-    yield from causes([(entry.release, entry.why) for entry in needy if entry.why], names)
+    texts: dict[str, set[str | None]] = {}
+    occurrences: list[tuple[str, str]] = []
+    for entry in needy:
+        texts.setdefault(entry.cause, set()).add(entry.why)
+    for entry in needy:
+        if len(texts[entry.cause]) == 1 or entry.why is None:
+            occurrences.append((entry.release, entry.why or ""))
+        else:
+            occurrences.append((entry.release, entry.cause))
+    yield from causes([(release, text) for release, text in occurrences if text], names)
 
 
 def _cells(entry: LoggedRelease) -> tuple[str, ...]:

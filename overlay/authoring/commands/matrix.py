@@ -29,7 +29,8 @@ from overlay.report.progress import counting
 from overlay.report.words import count, enumeration, is_are
 from overlay.results import Outcome, State, whole_outcome
 from overlay.results.invocation import command
-from overlay.targets.resolution import release_named, releases, resolve, spelt
+from overlay.targets import resolution
+from overlay.targets.resolution import release_named, releases, spelt
 
 A = TypeVar("A")
 
@@ -51,15 +52,17 @@ def matrix(request: Request, span: str | None = None) -> MatrixReport:
     features = of_package(every, package)
     spellings = [spelt(release, package) for release in package.releases]
     bases = tuple(dict.fromkeys((*spellings, *names)))
-    texts = ReleaseTexts(bases, lambda release: resolve(release, progress=request.progress))
+    texts = ReleaseTexts(
+        bases, lambda release: resolution.resolve(release, progress=request.progress)
+    )
     columns = _each(partial(_states, features), names, request, "read", "release")
     carrying = _Carrying(texts, Memo())
     carried = [
         [name for name, column in zip(names, columns, strict=True) if column[at] in _CARRIED]
         for at in range(len(features))
     ]
-    asked = list(zip(features, carried, strict=True))
-    outcomes = _each(carrying.outcomes, asked, request, "carried", "feature")
+    questions = list(zip(features, carried, strict=True))
+    outcomes = _each(carrying.outcomes, questions, request, "carried", "feature")
     rows = tuple(
         MatrixRow(
             feature.id,
@@ -106,23 +109,25 @@ def _states(features: tuple[Feature, ...], release: str) -> list[State]:
 
     :raises OverlayError: if the release cannot be read.
     """
-    return [result.state for result in examine(resolve(release), features).report.features]
+    return [
+        result.state for result in examine(resolution.resolve(release), features).report.features
+    ]
 
 
 @dataclass(frozen=True)
 class _Carrying:
-    """Tells how ports would land; asked feature by feature, since releases share most texts."""
+    """Tells how ports would land; questions feature by feature, since releases share most texts."""
 
     texts: ReleaseTexts
     syntax: Syntax
 
-    def outcomes(self, asked: tuple[Feature, Sequence[str]]) -> dict[str, Outcome | None]:
+    def outcomes(self, question: tuple[Feature, Sequence[str]]) -> dict[str, Outcome | None]:
         """How ports of a feature to releases would land.
 
-        :param asked: the feature, and the releases.
+        :param question: the feature, and the releases.
         :raises OverlayError: if a release cannot be read.
         """
-        feature, names = asked
+        feature, names = question
         carried: dict[tuple[str, bytes], Outcome] = {}
         return {name: self._outcome(feature, name, carried) for name in names}
 

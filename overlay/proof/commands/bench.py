@@ -80,10 +80,10 @@ def check_question(question: BenchQuestion) -> None:
     """
     if question.model is None:
         draft_options = {"--draft": question.draft, "--method": question.method}
-        named = [option for option, value in draft_options.items() if value is not None]
-        if named:
+        options = [option for option, value in draft_options.items() if value is not None]
+        if options:
             raise UsageError(
-                f"{' and '.join(named)}: expected --model as well, found none; a --shape has a "
+                f"{' and '.join(options)}: expected --model as well, found none; a --shape has a "
                 "draft of its own"
             )
     else:

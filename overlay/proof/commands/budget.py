@@ -16,6 +16,9 @@ from overlay.proof.repeats import order
 from overlay.proof.reports.benched import OVERLAY, STOCK, V2
 from overlay.report.words import count, enumeration
 
+#: Seconds for all engines of a comparison together, where the user names none.
+BUDGET = 1800.0
+
 #: The last seconds of a budget, in which an engine only ends what it is measuring; and their share
 #: of a small budget, at most.
 LAST, LAST_SHARE = 30.0, 0.1
@@ -96,7 +99,7 @@ class Budget:
         return self._clock() - self._began
 
     @property
-    def left(self) -> float:
+    def remaining(self) -> float:
         """Seconds in which something may still begin, 0 at least."""
         return max(0.0, self._seconds - self._last - self.spent)
 
@@ -113,4 +116,4 @@ class Budget:
 
     def allows(self, part: Part) -> bool:
         """Whether an engine can be measured in what is left, by the quickest start so far."""
-        return self.left > self._starts.get(part, 0.0)
+        return self.remaining > self._starts.get(part, 0.0)

@@ -119,9 +119,9 @@ class BenchStage:
                 spent = f"--budget {schedule.budget:g} s was spent"
                 return (f"round {number + 1} was not finished: {spent}",)
             seconds = self.launch.budget.spent - before
-            left = schedule.rounds - number - 1
-            if left and seconds > self.launch.budget.left:
-                rounds = "1 round was" if left == 1 else f"{left} rounds were"
+            rounds_to_go = schedule.rounds - number - 1
+            if rounds_to_go and seconds > self.launch.budget.remaining:
+                rounds = "1 round was" if rounds_to_go == 1 else f"{rounds_to_go} rounds were"
                 note = (
                     f"{rounds} left out: one more takes about {seconds:.0f} s, and "
                     f"{self.launch.budget.spent:.0f} s of --budget {schedule.budget:g} are spent"

@@ -65,7 +65,7 @@ class Launch:
             "--repeats": question.repeats,
             "--accept": question.acceptance,
             "--engine": question.engine,
-            "--seconds": round(self.budget.left, 1),
+            "--seconds": round(self.budget.remaining, 1),
             # The same folder for all: a later engine uses what an earlier one has compiled.
             "--configs": self.work / "configs",
             "--out": out,
@@ -107,7 +107,7 @@ class Launch:
             question.answer,
             rate,
             question.port,
-            round(self.budget.left, 1),
+            round(self.budget.remaining, 1),
         )
 
     def _environment(self, engine: str) -> dict[str, str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from overlay.proof.commands.budget import AGAINST, ENGINES, Part, Schedule
+from overlay.proof.commands.budget import AGAINST, BUDGET, ENGINES, Part, Schedule
 from overlay.proof.reports.benched import OVERLAY
 from overlay.proof.shapes import EAGLE3
 from overlay.untrusted import parse_json, read_regular
@@ -49,7 +49,7 @@ class BenchQuestion:
     port: int | None = None
     rounds: int = 3
     repeats: int = 5
-    budget: float = 1800.0
+    budget: float = BUDGET
     tokens: int = 192
     accept: float | None = None
     engine: str = "{}"
@@ -71,8 +71,8 @@ class BenchQuestion:
     @property
     def engines(self) -> tuple[str, ...]:
         """The overlay and what it is measured against."""
-        others = AGAINST.values() if self.against is None else (AGAINST[self.against],)
-        return tuple(each for each in ENGINES if each == OVERLAY or each in others)
+        beside = AGAINST.values() if self.against is None else (AGAINST[self.against],)
+        return tuple(each for each in ENGINES if each == OVERLAY or each in beside)
 
     @property
     def reference(self) -> str:

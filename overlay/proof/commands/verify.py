@@ -93,8 +93,8 @@ def verify(question: VerifyQuestion, on_engine: OnEngine) -> VerifyReport:
     with tempfile.TemporaryDirectory(prefix="overlay-verify-") as folder:
         work = Path(folder)
         if question.tiny:
-            chosen = (question.arguments, question.modes, question.draft)
-            sets = tiny_sets(python, work / "models", *chosen, on_cpu=on_cpu)
+            for_tiny = (question.arguments, question.modes, question.draft)
+            sets = tiny_sets(python, work / "models", *for_tiny, on_cpu=on_cpu)
         else:
             sets = [_own_set(question)]
         code = link_packages(work / "code")
@@ -139,13 +139,13 @@ def refuse_unknown_models(model: str, draft: str | None, arguments: Sequence[str
     :param arguments: of vLLM's engine, which may name the draft.
     :raises UsageError: naming what was expected and what was found.
     """
-    named = any(map(_names_draft, arguments))
-    if draft is None and not named:
+    names_draft = any(map(_names_draft, arguments))
+    if draft is None and not names_draft:
         raise UsageError(
             "expected a draft, found none: name it with --draft, or give vLLM's own "
             "--speculative-config behind --, such as for MTP layers of the model itself"
         )
-    if draft is not None and named:
+    if draft is not None and names_draft:
         raise UsageError("--draft and --speculative-config both name a draft: give one of them")
     for option, place in (("--model", model), ("--draft", draft)):
         if place is not None and _is_path(place) and not Path(place, "config.json").is_file():

@@ -41,7 +41,7 @@ svg text {{ fill: currentColor; font: 13px system-ui, sans-serif; }}
 <p>Medians, and the range of all repeats. Ratios say how many times as fast the overlay is; where
 the ranges overlap, nothing follows.</p>
 {tables}
-{left}
+{omitted}
 </body>
 </html>
 """
@@ -49,7 +49,7 @@ the ranges overlap, nothing follows.</p>
 
 def page(report: BenchReport) -> str:
     """The whole page."""
-    left = "".join(
+    omitted = "".join(
         f"<p>{_text(name)} was left out: {_text(why)}</p>" for name, why in report.left.items()
     )
     remarks = "".join(f"<p>{_text(remark)}</p>" for remark in report.remarks)
@@ -57,7 +57,7 @@ def page(report: BenchReport) -> str:
         title=_text(report.title),
         verdict=_text(report.verdict),
         tables="\n".join(_section(table) for table in report.tables),
-        left=remarks + left,
+        omitted=remarks + omitted,
     )
 
 

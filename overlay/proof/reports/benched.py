@@ -103,13 +103,13 @@ class BenchTable(NamedTuple):
     @property
     def cells(self) -> tuple[tuple[BenchCell, ...], ...]:
         """Head, then a row for each number of requests with medians, ranges and ratios."""
-        others = [name for name in self.columns if name != OVERLAY]
+        engines = [name for name in self.columns if name != OVERLAY]
         heads = (f"{name}, {self.unit}" for name in self.columns)
-        rows = [tuple(map(BenchCell, (self.load, *heads, *(f"/ {name}" for name in others))))]
+        rows = [tuple(map(BenchCell, (self.load, *heads, *(f"/ {name}" for name in engines))))]
         by_cell = {(each.other, each.batch): each for each in self.comparisons}
         for size in self.sizes:
             values = [self.shown(samples.get(size)) for samples in self.columns.values()]
-            ratios = [BenchCell(self.ratio_text(by_cell.get((other, size)))) for other in others]
+            ratios = [BenchCell(self.ratio_text(by_cell.get((other, size)))) for other in engines]
             rows.append((BenchCell(self.load_of(size)), *values, *ratios))
         return tuple(rows)
 
@@ -250,9 +250,9 @@ class BenchReport(Report):
         for remark in self.remarks:
             yield labelled(0, "", remark)
         for name, why in self.left.items():
-            first, *others = why.splitlines()
+            first, *more = why.splitlines()
             yield labelled(0, f"{name} was left out: ", first)
-            yield from (labelled(4, "", text) for text in others)
+            yield from (labelled(4, "", text) for text in more)
 
     def own_data(self) -> dict[str, Any]:
         """The repeats and the comparisons under ``bench``."""

@@ -160,9 +160,9 @@ def _explained(result: ModeResult, *, verbose: bool) -> Iterator[Line]:
         for rank in ranks:
             yield from _rank_lines(result, rank, verbose=verbose)
     if not result.outcome.right:
-        first, *others = (result.failure or _bad(result)).splitlines()
+        first, *more = (result.failure or _bad(result)).splitlines()
         yield labelled(0, f"{MARK} {result.title}: ", first, "bad")
-        yield from (labelled(4, "", text) for text in others)
+        yield from (labelled(4, "", text) for text in more)
 
 
 def _rank_lines(result: ModeResult, rank: RankFacts, *, verbose: bool) -> Iterator[Line]:

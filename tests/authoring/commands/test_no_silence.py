@@ -1,0 +1,89 @@
+"""No command of a patch's life is silent while something takes long."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from overlay.authoring import building, pruning
+from overlay.authoring.commands import edit, port
+from tests.authoring.test_importing import CHANGE, RELEASES, Tree
+from tests.support.cli import Cli
+from tests.support.releases import serve
+
+
+@pytest.fixture(autouse=True)
+def releases(monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(monkeypatch, RELEASES)
+    monkeypatch.setattr("overlay.targets.resolution.resolve", lambda name, **_: Tree(name))
+
+
+@pytest.fixture
+def ours(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "fix.diff").write_bytes(CHANGE)
+    ours = tmp_path / "ours"
+    assert cli(*importing(ours)).exit == 0
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("overlay.report.progress.PATIENCE", 0.05)
+    return ours
+
+
+def importing(ours: Path, id_: str = "count-runs") -> tuple[object, ...]:
+    return ("import", ours.parent / "fix.diff", "--id", id_, "--patches", ours)
+
+
+def slow(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
+    """Let a function take long."""
+    real = getattr(owner, name)
+
+    def wait(*arguments: object, **options: object) -> object:
+        time.sleep(0.3)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, wait)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "words", "line"),
+    [
+        (building, "carry", "import", "tried "),
+        (edit, "lay_out", "edit", "laying out files of vLLM 0.22.0"),
+        (edit, "lay_out", "new", "laying out files of vLLM 0.24.0"),
+        (pruning, "plan", "prune", "examined "),
+        (port, "with_gaps", "port", "carried "),
+    ],
+    ids=["import", "edit", "new", "prune", "port"],
+)
+def test_it_is_said_what_takes_long(
+    cli: Cli,
+    ours: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: object,
+    name: str,
+    words: str,
+    line: str,
+) -> None:
+    slow(monkeypatch, owner, name)
+    commands: dict[str, tuple[object, ...]] = {
+        "import": importing(ours, "again"),
+        "edit": ("edit", "count-runs", "--patches", ours),
+        "new": ("new", "other", "--file", "vllm/v1/runner.py", "--patches", ours),
+        "prune": ("prune", "--patches", ours),
+        "port": ("port", "count-runs", "0.20.0", "--patches", ours),
+    }
+    result = cli(*commands[words])
+    assert any(each.startswith(line) for each in result.err.splitlines()), result.err
+
+
+def test_a_release_that_takes_long_is_named(
+    cli: Cli, ours: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resolve(name: str, **_: object) -> Tree:
+        time.sleep(0.3)
+        return Tree(name)
+
+    monkeypatch.setattr("overlay.targets.resolution.resolve", resolve)
+    result = cli(*importing(ours, "again"))
+    assert "reading vLLM 0.2" in result.err
