@@ -134,6 +134,26 @@ KNOWN_PACKAGES = (
 )
 
 
+#: Distributions whose packages have another name, by the name of the package.
+_DISTRIBUTIONS = {"flashinfer": "flashinfer-python", "aiter": "amd-aiter"}
+
+#: Distributions whose package is a namespace, which has no ``__init__.py`` that tells its version.
+_NAMESPACES = {"megatron-core": "megatron", "nvidia-cutlass-dsl": "cutlass"}
+
+
+def namespace_problem(distribution: str) -> str | None:
+    """Why no feature patches what a distribution installs; ``None`` where one may.
+
+    >>> namespace_problem("megatron-core")
+    'megatron-core installs megatron/ as a namespace, and a feature patches a package of its own'
+    """
+    name = _NAMESPACES.get(distribution_name(distribution))
+    if name is None:
+        return None
+    why = "and a feature patches a package of its own"
+    return f"{distribution} installs {name}/ as a namespace, {why}"
+
+
 def known_package(paths: Iterable[str]) -> Package | None:
     """The package that the overlay knows in whose folder one of some paths lies, vLLM first.
 
@@ -176,7 +196,7 @@ def package_named(name: str) -> Package:
         return package
     if (problem := package_problem(name)) is not None:
         raise ValueError(problem)
-    return Package(name, name.replace("_", "-"), name)
+    return Package(name, _DISTRIBUTIONS.get(name, name.replace("_", "-")), name)
 
 
 def distribution_name(text: str) -> str:
@@ -198,7 +218,8 @@ def package_of_distribution(text: str) -> Package | None:
     for package in KNOWN_PACKAGES:
         if distribution_name(package.distribution) == distribution:
             return package
-    name = _import_name(text)
+    names = (name for name, other in _DISTRIBUTIONS.items() if other == distribution)
+    name = next(names, _import_name(text))
     return None if name is None or package_problem(name) else package_named(name)
 
 

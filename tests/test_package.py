@@ -13,7 +13,9 @@ from overlay.package import (
     Package,
     ReleaseRange,
     check_path,
+    distribution_name,
     folder_problem,
+    namespace_problem,
     package_named,
     package_of_distribution,
     package_problem,
@@ -104,3 +106,19 @@ def test_the_known_releases_are_in_order_and_each_once() -> None:
         assert known == sorted(set(known))
         assert [str(version) for version in known] == list(package.releases)
     assert not any(Version(text).is_prerelease for text in VLLM.releases)
+
+
+@pytest.mark.parametrize(
+    ("distribution", "name"), [("flashinfer-python", "flashinfer"), ("amd_aiter", "aiter")]
+)
+def test_a_distribution_of_another_name_installs_its_package(distribution: str, name: str) -> None:
+    package = package_of_distribution(distribution)
+    assert package is not None
+    assert package.name == name
+    assert package == package_named(name)
+    assert distribution_name(package.distribution) == distribution_name(distribution)
+
+
+def test_a_namespace_is_told() -> None:
+    assert "as a namespace" in (namespace_problem("megatron_core") or "")
+    assert namespace_problem("vllm") is None

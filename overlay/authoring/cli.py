@@ -47,8 +47,8 @@ _CONTEXT = click.option(
 @click.option("--id", "id_", metavar="ID", required=True, help="The new feature's id.")
 @click.option(
     "--base",
-    metavar="CHECKOUT",
-    help="A checkout of vLLM that has the text which the change was made on.",
+    metavar="BASE",
+    help="What has the text which it was made on: a checkout, one file of it, or a release.",
 )
 @releases_option("Only these releases may be served, by default all")
 @click.option(

@@ -26,7 +26,16 @@ from overlay.results import Fate
 from overlay.results.invocation import command
 
 #: Folders and endings of files that a patch of an installation has no use for.
-_TESTS = ("tests/", "test/", ".buildkite/", ".github/", "benchmarks/", "examples/", "tools/")
+_TESTS = (
+    "tests/",
+    "test/",
+    ".buildkite/",
+    ".github/",
+    "docker/",
+    "benchmarks/",
+    "examples/",
+    "tools/",
+)
 _DOCS = ("docs/",)
 _DOC_ENDINGS = (".md", ".rst", ".txt")
 

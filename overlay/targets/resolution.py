@@ -27,6 +27,7 @@ from overlay.package import (
     ReleaseRange,
     distribution_name,
     known_package,
+    namespace_problem,
     package_named,
     package_of_distribution,
     package_problem,
@@ -283,6 +284,8 @@ def _owner(part: str, text: str, package: Package) -> tuple[Package, str]:
     owner = package_of_distribution(match["name"])
     if owner is None:
         raise UsageError(f"--releases {text}: {match['name']!r} cannot be a package of Python")
+    if (problem := namespace_problem(match["name"])) is not None:
+        raise UsageError(f"--releases {text}: {problem}")
     return owner, match["rest"]
 
 
