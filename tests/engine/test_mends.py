@@ -29,13 +29,17 @@ GRAPHS = replace(
     compilation={"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
     pre=(f"{HOOKS}graphs",),
     speculative={"max_model_len": SHORT},
+    env={"OVERLAY_DRAFT_GATE": "on"},
 )
 #: Name -> the engine, and what is done with it; the last load ends a stock engine.
 ENGINES = {
     "plain": (PLAIN, ("overwritten_states", "context_limit")),
     "graphs": (GRAPHS, ("capture", "long_neighbour")),
     # Repeats the proof of the one with graphs.
-    "short draft": (replace(PLAIN, speculative={"max_model_len": SHORT}), ("long_neighbour",)),
+    "short draft": (
+        replace(PLAIN, speculative=GRAPHS.speculative, env=GRAPHS.env),
+        ("long_neighbour",),
+    ),
 }
 CASES = [
     pytest.param(name, hook, marks=pytest.mark.thorough if name == "short draft" else ())
