@@ -44,6 +44,4 @@ def test_the_examples_are_well_formed(tmp_path: Path) -> None:
 )
 def test_every_key_is_shown(keys: tuple[str, ...]) -> None:
     text = block("toml")
-    assert [
-        key for key in keys if f"\n{key} =" not in f"\n{text}" and f"[{key}]" not in text
-    ] == []
+    assert [key for key in keys if f"\n{key} =" not in f"\n{text}" and f"[{key}]" not in text] == []
