@@ -6,6 +6,7 @@ Each release's own functions of the runner and the batch, with the fault and men
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -73,7 +74,7 @@ SEATS = st.lists(
 @pytest.mark.parametrize("features", [MEND, BOTH], ids=["alone", "beside batched-bookkeeping"])
 @settings(max_examples=40, deadline=None)
 @given(drawn=SEATS)
-def test_no_load_fills_a_row(features: tuple[str, ...], drawn: list[tuple]) -> None:
+def test_no_load_fills_a_row(features: tuple[str, ...], drawn: list[Any]) -> None:
     """And where upstream serves the load, each count is upstream's."""
 
     def seats() -> list[tuple[int, Seat]]:

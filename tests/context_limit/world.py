@@ -225,7 +225,8 @@ def serve(
 
     :raises AssertionError: upstream's, where a row is full.
     """
-    world, number, counts = World(release, features), 0, []
+    world, number = World(release, features), 0
+    counts: list[list[tuple[str, int]]] = []
     waiting = list(seats)
     while True:
         for at, seat in list(waiting):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,13 @@ from vllm.v1.overlay_effects import effects
 from vllm.v1.worker import draft_gate
 
 LIMIT, K, BLOCK, WIDTH = 20, 3, 4, 8
+
+
+@pytest.fixture(autouse=True, scope="module")
+def switched_on() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(draft_gate.VARIABLE, "on")
+        yield
 
 
 def make_runner(lengths: list[int], **config: Any) -> Any:
@@ -126,8 +134,9 @@ def test_what_is_not_shown_is_left_to_upstream(config: dict[str, Any]) -> None:
 
 
 def test_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(draft_gate.VARIABLE, "off")
-    assert not draft_gate.DraftGate(make_runner([4])).works
+    for value in ("off", ""):
+        monkeypatch.setenv(draft_gate.VARIABLE, value)
+        assert not draft_gate.DraftGate(make_runner([4])).works
     monkeypatch.setenv(draft_gate.VARIABLE, "on")
     assert draft_gate.DraftGate(make_runner([4])).works
     assert effects()[draft_gate.FEATURE]["state"] == "active"

@@ -134,7 +134,8 @@ def overwritten_states(llm: Any) -> dict[str, Any]:
     asked = {"temperature": 0.0, "max_tokens": 6, "prompt_logprobs": 1}
     right = serve(llm, [(0, "p", prompt, asked)])
     runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
-    forward, propose, states = runner._model_forward, runner.drafter.propose, []
+    forward, propose = runner._model_forward, runner.drafter.propose
+    states: list[Any] = []
 
     def noted(*args: Any, **named: Any) -> Any:
         output = forward(*args, **named)

@@ -29,47 +29,66 @@ GRAPHS = replace(
     compilation={"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
     pre=(f"{HOOKS}graphs",),
     speculative={"max_model_len": SHORT},
+    env={"OVERLAY_DRAFT_GATE": "on"},
 )
-#: Name -> the engine and what is done with it.
-CASES = {
-    "context_limit": (PLAIN, ("context_limit",)),
-    "long_neighbour": (replace(PLAIN, speculative={"max_model_len": SHORT}), ("long_neighbour",)),
-    "long_neighbour in graphs": (GRAPHS, ("capture", "long_neighbour")),
-    "overwritten_states": (PLAIN, ("overwritten_states",)),
+#: Name -> the engine, and what is done with it; the last load ends a stock engine.
+ENGINES = {
+    "plain": (PLAIN, ("overwritten_states", "context_limit")),
+    "graphs": (GRAPHS, ("capture", "long_neighbour")),
+    # Repeats the proof of the one with graphs.
+    "short draft": (
+        replace(PLAIN, speculative=GRAPHS.speculative, env=GRAPHS.env),
+        ("long_neighbour",),
+    ),
 }
+CASES = [
+    pytest.param(name, hook, marks=pytest.mark.thorough if name == "short draft" else ())
+    for name, (_, hooks) in ENGINES.items()
+    for hook in hooks
+    if hook in JUDGES
+]
 
 
 @dataclass
 class Ran:
-    """What the engines of a stock and of a patched vLLM did, by case."""
+    """What the engines of a stock and of a patched vLLM did, by engine and hook."""
 
     stock: dict[str, Any]
     mended: dict[str, Any]
 
 
-def run(python: Path, models: Path) -> dict[str, Any]:
-    """Run each case."""
+def run(python: Path, models: Path, names: list[str]) -> dict[str, Any]:
+    """Run engines; what each hook gave."""
     specs = [
-        replace(spec, models=str(models), post_load=tuple(HOOKS + hook for hook in hooks))
-        for spec, hooks in CASES.values()
+        replace(
+            ENGINES[name][0],
+            models=str(models),
+            post_load=tuple(HOOKS + hook for hook in ENGINES[name][1]),
+        )
+        for name in names
     ]
-    return {
-        name: result["hooks"][f"mend_hooks:{CASES[name][1][-1]}"]
-        for name, result in zip(CASES, launch_forked(python, specs), strict=True)
-    }
+    results = launch_forked(python, specs)
+    return {name: result["hooks"] for name, result in zip(names, results, strict=True)}
 
 
 @pytest.fixture(scope="module")
 def ran(
-    engine_python: Path, tiny_models: Path, tmp_path_factory: pytest.TempPathFactory
+    engine_python: Path,
+    tiny_models: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    pytestconfig: pytest.Config,
 ) -> Iterator[Ran]:
+    thorough = pytestconfig.getoption("--thorough")
+    names = [name for name in ENGINES if thorough or name != "short draft"]
     for copy in private_vllm(engine_python, tmp_path_factory.mktemp("mends")):
-        stock = run(copy.python, tiny_models)
+        stock = run(copy.python, tiny_models, names)
         overlay("apply", copy.site)
-        yield Ran(stock, run(copy.python, tiny_models))
+        yield Ran(stock, run(copy.python, tiny_models, names))
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_stock_engine_has_the_fault_and_a_mended_one_does_not(ran: Ran, case: str) -> None:
-    judge = JUDGES[CASES[case][1][-1]]
-    assert judge(ran.stock[case], ran.mended[case]) == []
+@pytest.mark.parametrize(("name", "hook"), CASES)
+def test_a_stock_engine_has_the_fault_and_a_mended_one_does_not(
+    ran: Ran, name: str, hook: str
+) -> None:
+    stock, mended = (side[name][f"mend_hooks:{hook}"] for side in (ran.stock, ran.mended))
+    assert JUDGES[hook](stock, mended) == []

@@ -55,7 +55,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "loop": ("loop",),
     "all step": (*SWITCHES, "step"),
     "all loop": (*SWITCHES, "loop"),
-    MENDED: (*SWITCHES, *MENDS, "loop"),
+    # Without the one that is off by default.
+    MENDED: (*SWITCHES, *(name for name in MENDS if name != "draft-gate"), "loop"),
 }
 #: Nothing is left to chance, to the machine's cores or to a compiler.
 ENVIRONMENT = {

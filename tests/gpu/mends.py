@@ -44,7 +44,7 @@ PLAIN = EngineSpec(
     packages=(str(TESTS),),
     engine={"gpu_memory_utilization": 0.05, "kv_cache_memory_bytes": 1 << 30},
 )
-LONG = replace(PLAIN, speculative={"max_model_len": SHORT})
+LONG = replace(PLAIN, speculative={"max_model_len": SHORT}, env={"OVERLAY_DRAFT_GATE": "on"})
 
 
 def graphs(spec: EngineSpec, mode: str, compiled: int = 0) -> EngineSpec:

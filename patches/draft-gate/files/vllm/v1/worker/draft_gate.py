@@ -11,6 +11,7 @@ The shape of the batch stays, so that graphs go on.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -98,8 +99,9 @@ def _limit(runner: Any) -> int:
 def _reason(runner: Any) -> str | None:
     """Why the gate does not work with a runner; None where it does."""
     config = runner.speculative_config
-    if not is_on(VARIABLE):
-        return f"{VARIABLE}=off"
+    # It is off unless it is asked for.
+    if not is_on(VARIABLE, {VARIABLE: os.environ.get(VARIABLE) or "off"}):
+        return f"{VARIABLE} is not on"
     if config is None:
         return "there is no speculative decoding"
     if config.method not in ("eagle", "eagle3", "mtp", "draft_model"):
