@@ -39,6 +39,7 @@ from tests.support.shipped_features import (
     GREEDY,
     LORA,
     OURS,
+    SCHEDULER,
     STEADY,
     bound_by,
     feature,
@@ -170,6 +171,7 @@ def test_every_known_release_takes_the_draft_graphs_and_has_the_rest(release: st
         GREEDY: State.PRISTINE,
         DBO: State.PRISTINE,
         BOOKKEEPING: State.PRISTINE,
+        SCHEDULER: State.PRISTINE,
     }
     assert planned(release).notices == ()
     assert all(not result.untested for result in planned(release).features)
@@ -314,6 +316,7 @@ def test_the_history_begins_with_0_16() -> None:
         GREEDY: State.INAPPLICABLE,
         DBO: State.INAPPLICABLE,
         BOOKKEEPING: State.INAPPLICABLE,
+        SCHEDULER: State.INAPPLICABLE,
     }
 
 

@@ -17,8 +17,9 @@ STEADY = "steady-inputs"
 GREEDY = "greedy-verification"
 DBO = "dbo"
 BOOKKEEPING = "batched-bookkeeping"
+SCHEDULER = "steady-scheduler"
 #: The features that patch the known releases.
-OURS = (DRAFTS, STEADY, GREEDY, DBO, BOOKKEEPING)
+OURS = (DRAFTS, STEADY, GREEDY, DBO, BOOKKEEPING, SCHEDULER)
 
 
 @functools.cache
