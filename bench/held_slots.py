@@ -4,7 +4,7 @@ Runs where vLLM can be imported, with its own manager of the KV cache: each requ
 tokens a step of which two and a half are accepted on average; its slots are allocated, and what it
 computed is noted for the prefix cache. The figures are CPU times of these two alone: no model
 runs, no GPU is used, and nothing about serving follows. That both keep the same is shown by
-`tests/batched_bookkeeping/test_held_slots.py`.
+`tests/steady_scheduler/test_held_slots.py`.
 """
 
 from __future__ import annotations
@@ -98,9 +98,7 @@ def microseconds(rows: int, *, caching: bool, asks: bool) -> float:
     manager = make_manager(rows, caching=caching)
     requests = [admit(manager, number, caching=caching) for number in range(rows)]
     if asks:
-        scheduler = SimpleNamespace(
-            kv_cache_manager=manager, use_v2_model_runner=False, max_model_len=LONGEST
-        )
+        scheduler = SimpleNamespace(kv_cache_manager=manager, max_model_len=LONGEST)
         hold_slots(scheduler)
     return round(statistics.median(steps(manager, requests)), 2)
 
@@ -113,7 +111,7 @@ def prepare() -> None:
     from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 
     for package in (vllm.v1, vllm.v1.core, vllm.v1.worker):
-        for home in ("batched-bookkeeping", "shared"):
+        for home in ("steady-scheduler", "shared"):
             files = PATCHES / home / "files"
             package.__path__.append(str(files / package.__name__.replace(".", "/")))
     register_all_kvcache_specs(None)
@@ -126,7 +124,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("out", type=Path, help="file for the figures, JSON")
     chosen = parser.parse_args(arguments)
-    os.environ.pop("OVERLAY_BATCHED_BOOKKEEPING", None)
+    os.environ.pop("OVERLAY_STEADY_SCHEDULER", None)
     prepare()
     from vllm import __version__
 

@@ -167,36 +167,3 @@ REQUESTS: list[Bug] = [
     ("_correct", "batch.req_id_to_index.get(name)", "last"),
     ("_correct", "rejected.append(number)", "rejected.append(1)"),
 ]
-
-#: In what answers at once for requests that hold their slots.
-HELD_SLOTS: list[Bug] = [
-    ("_reason_against", "type(group) is not FullAttentionManager", "False"),
-    ("_allocating.held", "min(end + lookahead, longest)", "min(end, longest)"),
-    ("_allocating.held", "request.num_computed_tokens + tokens", "tokens"),
-    ("_allocating.held", "len(own) * size < needed", "False"),
-    ("_allocating.held", "min(end, request.num_tokens)", "0"),
-    ("_allocating.held", "noted.get(name, 0) + 1", "noted.get(name, 0) + 2"),
-    ("_allocating.held", "noted.get(name, 0) + 1", "len(own) + 1"),
-    ("_noting.cache_blocks", "noted.get(name, 0) + 1", "noted.get(name, 0) + 2"),
-    ("_noting.cache_blocks", "note(request, num_computed_tokens)", "pass"),
-]
-
-#: In what appends the tokens of a step together.
-APPENDED_TOKENS: list[Bug] = [
-    ("_appending.append_together", old, new)
-    for old, new in (
-        ("request.num_tokens + number >= longest", "False"),
-        ("request.num_tokens + number >= longest", "request.num_tokens + number > longest"),
-        ("request.num_output_tokens + number >= request.max_tokens", "False"),
-        (
-            "request.num_output_tokens + number >= request.max_tokens",
-            "request.num_output_tokens + number > request.max_tokens",
-        ),
-        ("params.eos_token_id in tokens", "False"),
-        ("params.eos_token_id in tokens", "params.eos_token_id == tokens[-1]"),
-        ("params.stop_token_ids", "False"),
-        ("params.repetition_detection is not None", "False"),
-        ("params is None", "False"),
-        ("request.append_output_token_ids(tokens)", "pass"),
-    )
-]

@@ -60,9 +60,11 @@ def watch(llm: Any) -> None:
 
     Batches of any size are kept together, since there are few requests.
     """
+    from vllm.v1.core import steady_steps
     from vllm.v1.worker import batched_bookkeeping
 
     batched_bookkeeping.FEWEST_ROWS = batched_bookkeeping.FEWEST_GOING_ON = 1
+    steady_steps.FEWEST = 1
     watch_verification(_steps)
     runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
     inner_all = runner._prepare_inputs
@@ -95,3 +97,11 @@ def bookkeeping(_: Any) -> dict[str, Any]:
 
     told: dict[str, Any] = effects()["batched-bookkeeping"]
     return told
+
+
+def scheduling(_: Any) -> dict[str, Any]:
+    """What `steady-scheduler` reports of this process."""
+    from vllm.v1.overlay_effects import effects
+
+    report: dict[str, Any] = effects()["steady-scheduler"]
+    return report

@@ -29,6 +29,7 @@ SPEC = EngineSpec(
     finish=(
         "tests.engine.steady_hooks:steps",
         "tests.engine.steady_hooks:bookkeeping",
+        "tests.engine.steady_hooks:scheduling",
     ),
     packages=(TESTS,),
 )
@@ -53,6 +54,7 @@ def ran(
             "OVERLAY_STEADY_INPUTS",
             "OVERLAY_GREEDY_VERIFICATION",
             "OVERLAY_BATCHED_BOOKKEEPING",
+            "OVERLAY_STEADY_SCHEDULER",
         )
         yield request.param, launch(copy.python, spec, env=dict.fromkeys(switches, request.param))
 
@@ -85,8 +87,7 @@ def test_the_bookkeeping_is_done_together_where_it_is_on(ran: tuple[str, dict[st
     told = result["hooks"]["steady_hooks:bookkeeping"]
     if switch == "off":
         assert told["state"] == "idle"
-        way = "schedulers that allocate upstream's way: OVERLAY_BATCHED_BOOKKEEPING=off"
-        assert told["counts"] == {way: 1}
+        assert not told["counts"]
     else:
         assert told["state"] == "active"
         steps = result["hooks"]["steady_hooks:steps"]["all"]
@@ -95,7 +96,24 @@ def test_the_bookkeeping_is_done_together_where_it_is_on(ran: tuple[str, dict[st
         assert told["counts"]["steps whose requests went on together"] > steps / 3
         assert told["counts"]["steps whose rejected drafts were taken off together"] > steps / 3
         assert told["counts"]["steps whose last tokens were listed together"] > steps / 3
-        assert told["counts"]["schedulers that ask which requests hold their slots"] == 1
         assert told["counts"]["steps whose drafts were counted together"] > 3
         # Those of steady steps are copied as they are; the others are filled here.
         assert told["counts"]["steps whose input ids were filled together"] > 3
+
+
+def test_steps_are_taken_as_one_where_it_is_on(ran: tuple[str, dict[str, Any]]) -> None:
+    switch, result = ran
+    report = result["hooks"]["steady_hooks:scheduling"]
+    if switch == "off":
+        assert report["state"] == "idle"
+        way = "schedulers that allocate upstream's way: OVERLAY_STEADY_SCHEDULER=off"
+        assert report["counts"] == {way: 1}
+    else:
+        assert report["state"] == "active"
+        counts = report["counts"]
+        assert counts["schedulers that ask which requests hold their slots"] == 1
+        steps = result["hooks"]["steady_hooks:steps"]["all"]
+        names = ("steps scheduled together", "steps scheduled in part")
+        assert sum(counts.get(name, 0) for name in names) > steps / 3
+        names = ("outputs noted together", "outputs noted in part")
+        assert sum(counts.get(name, 0) for name in names) > steps / 3

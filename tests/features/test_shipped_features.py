@@ -40,6 +40,7 @@ from tests.support.shipped_features import (
     LORA,
     MENDS,
     OURS,
+    SCHEDULER,
     STEADY,
     bound_by,
     feature,
@@ -172,6 +173,7 @@ def test_every_known_release_takes_the_draft_graphs_and_has_the_rest(release: st
         DBO: State.PRISTINE,
         BOOKKEEPING: State.PRISTINE,
         **dict.fromkeys(MENDS, State.PRISTINE),
+        SCHEDULER: State.PRISTINE,
     }
     assert planned(release).notices == ()
     assert all(not result.untested for result in planned(release).features)
@@ -317,6 +319,7 @@ def test_the_history_begins_with_0_16() -> None:
         DBO: State.INAPPLICABLE,
         BOOKKEEPING: State.INAPPLICABLE,
         **dict.fromkeys(MENDS, State.INAPPLICABLE),
+        SCHEDULER: State.INAPPLICABLE,
     }
 
 

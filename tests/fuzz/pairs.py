@@ -16,7 +16,7 @@ from tests.engine.engine_spec import EngineSpec
 from tests.engine.forked_engines import launch_forked
 from tests.fuzz.comparison import Difference, figures, first_difference, first_other_answer
 from tests.fuzz.loads import Shape, change_target, draw_load, draw_shape
-from tests.fuzz.watched import APPENDED, HELD, REPLAYS, asked
+from tests.fuzz.watched import REPLAYS, asked
 
 TESTS = Path(__file__).resolve().parents[1]
 #: What ``watched.run`` gives, with the release and the device.
@@ -25,6 +25,7 @@ SWITCHES = {
     "steady-inputs": "OVERLAY_STEADY_INPUTS",
     "greedy-verification": "OVERLAY_GREEDY_VERIFICATION",
     "batched-bookkeeping": "OVERLAY_BATCHED_BOOKKEEPING",
+    "steady-scheduler": "OVERLAY_STEADY_SCHEDULER",
 }
 #: Those of features that mend what a stock vLLM does wrong, so that engines differ where they work.
 MENDS = {
@@ -42,8 +43,9 @@ AT_WORK = {
     "greedy-verification": ("batches verified from one argmax",),
     "batched-bookkeeping": (
         *("steps whose requests went on together", "outputs listed together"),
-        *("steps whose placeholders were written together", HELD, APPENDED),
+        "steps whose placeholders were written together",
     ),
+    "steady-scheduler": ("steps scheduled in part", "outputs noted in part"),
     "step": (REPLAYS,),
     "loop": (REPLAYS,),
 }

@@ -26,7 +26,10 @@ SCRIPT = TESTS / "gpu/fuzz.py"
 HOST = Pair(
     seed=0,
     shape=Shape(seqs=17, length=96, tokens=40, blocks=30, dtype="float32"),
-    variants=("host", "steady-inputs", "greedy-verification", "batched-bookkeeping"),
+    variants=(
+        *("host", "steady-inputs", "greedy-verification"),
+        *("batched-bookkeeping", "steady-scheduler"),
+    ),
     loads=(22, 1, 2),
     requests=24,
 )

@@ -290,6 +290,9 @@ def run(llm: Any) -> dict[str, Any]:
     rows: Any = sys.modules.get("vllm.v1.worker.batched_bookkeeping")
     if shape.few_rows and rows is not None:
         rows.FEWEST_ROWS = rows.FEWEST_GOING_ON = 1
+    steps: Any = sys.modules.get("vllm.v1.core.steady_steps")
+    if shape.few_rows and steps is not None:
+        steps.FEWEST = 1
     if shape.graphs and not given["gpu"]:
         from tests.draft_graphs import cpu_engine
 

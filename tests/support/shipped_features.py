@@ -18,12 +18,12 @@ GREEDY = "greedy-verification"
 DBO = "dbo"
 BOOKKEEPING = "batched-bookkeeping"
 LIMIT = "context-limit"
-GATE = "draft-gate"
 PROMPTS = "prompt-logprobs"
-#: The features that patch the known releases.
+SCHEDULER = "steady-scheduler"
 #: Those that mend a fault of a stock vLLM.
-MENDS = (LIMIT, GATE, PROMPTS)
-OURS = (DRAFTS, STEADY, GREEDY, DBO, BOOKKEEPING, *MENDS)
+MENDS = (LIMIT, PROMPTS)
+#: The features that patch the known releases.
+OURS = (DRAFTS, STEADY, GREEDY, DBO, BOOKKEEPING, SCHEDULER, *MENDS)
 
 
 @functools.cache

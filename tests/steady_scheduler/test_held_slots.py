@@ -23,8 +23,9 @@ from overlay.package import KNOWN_RELEASES
 pytest.importorskip("vllm")  # in the environment of the engine
 
 # isort: split
-from tests.batched_bookkeeping import releases
-from tests.batched_bookkeeping.kv_caches import (
+from tests.batched_bookkeeping.mutations import Bug
+from tests.steady_scheduler import releases
+from tests.steady_scheduler.kv_caches import (
     LOOKAHEAD,
     Side,
     World,
@@ -34,8 +35,8 @@ from tests.batched_bookkeeping.kv_caches import (
     own_modules,
     scheduler_of,
 )
-from tests.batched_bookkeeping.mutations import HELD_SLOTS, Bug
-from tests.batched_bookkeeping.releases import assert_noticed, each_bug_of, shipped
+from tests.steady_scheduler.mutations import HELD_SLOTS
+from tests.steady_scheduler.releases import assert_noticed, each_bug_of
 
 # isort: split
 from vllm.v1.core import held_slots
@@ -214,14 +215,15 @@ def test_nothing_is_answered_where_nothing_is_asked_for() -> None:
             side.manager.allocate_slots(side.requests[0], 0, num_lookahead_tokens=LOOKAHEAD)
 
 
-def reasons(world: World, *, second: bool = False, class_: type | None = None) -> list[str]:
+def reasons(world: World, *, class_: type | None = None) -> list[str]:
     """What is counted where a scheduler of 0.33.0 is made."""
     with own_modules(modules("0.33.0")), mock.patch.object(held_slots, "count") as count:
         manager = make_manager("0.33.0", world)
         manager.__class__ = class_ or type(manager)
-        held_slots.hold_slots(scheduler_of(manager, second=second))
+        held_slots.hold_slots(scheduler_of(manager))
         replaced = {"allocate_slots", "cache_blocks"} & set(vars(manager))
     told = [call.args[1] for call in count.call_args_list]
+    assert told
     assert bool(replaced) is (told == [ASKS])
     return told
 
@@ -230,7 +232,6 @@ def test_who_allocates_upstreams_way_and_why(monkeypatch: pytest.MonkeyPatch) ->
     way = "schedulers that allocate upstream's way: "
     usual = World(FULL, caching=True, blocks=8)
     assert reasons(usual) == [ASKS]
-    assert reasons(usual, second=True) == [f"{way}model runner V2"]
     stock = modules("0.33.0")["vllm.v1.core.kv_cache_manager"].KVCacheManager
     other = type("Other", (stock,), {"allocate_slots": lambda *_: None, "__module__": "theirs"})
     other.allocate_slots.__module__ = "theirs"  # type: ignore[attr-defined]  # just made
@@ -241,9 +242,9 @@ def test_who_allocates_upstreams_way_and_why(monkeypatch: pytest.MonkeyPatch) ->
     assert reasons(World(("full", "window"), caching=True, blocks=8)) == [way + rules]
     parts = World(("wide", "wider"), caching=True, blocks=8)
     assert reasons(parts) == [f"{way}blocks are hashed in parts"]
-    monkeypatch.setenv(shipped.VARIABLE, "off")
-    assert reasons(usual) == [f"{way}{shipped.VARIABLE}=off"]
-    monkeypatch.setenv(shipped.VARIABLE, "perhaps")
+    monkeypatch.setenv(held_slots.VARIABLE, "off")
+    assert reasons(usual) == [f"{way}{held_slots.VARIABLE}=off"]
+    monkeypatch.setenv(held_slots.VARIABLE, "perhaps")
     with pytest.raises(ValueError, match="perhaps"):
         reasons(usual)
 

@@ -14,9 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from vllm.v1.overlay_effects import count
+from vllm.v1.core.steady_steps import FEATURE, take_steps
+from vllm.v1.overlay_effects import active, count, idle
 from vllm.v1.overlay_switches import is_on
-from vllm.v1.worker.batched_bookkeeping import FEATURE, VARIABLE
+
+VARIABLE = "OVERLAY_STEADY_SCHEDULER"
 
 
 def hold_slots(scheduler: Any) -> None:
@@ -33,11 +35,19 @@ def hold_slots(scheduler: Any) -> None:
     scheduler.append_together = _appending(scheduler.max_model_len if reason is None else 0)
     if reason is not None:
         count(FEATURE, f"schedulers that allocate upstream's way: {reason}")
+        idle(FEATURE, reason)
         return
     count(FEATURE, "schedulers that ask which requests hold their slots")
     manager.allocate_slots = _allocating(manager, manager.allocate_slots)
     if manager.enable_caching:
         manager.cache_blocks = _noting(manager, manager.cache_blocks)
+    reason = take_steps(scheduler)
+    active(
+        FEATURE,
+        "requests that go on are scheduled and noted together"
+        if reason is None
+        else f"held slots are not asked for again; steps are upstream's: {reason}",
+    )
 
 
 def _reason_against(scheduler: Any, manager: Any) -> str | None:
@@ -47,8 +57,6 @@ def _reason_against(scheduler: Any, manager: Any) -> str | None:
 
     if not is_on(VARIABLE):
         return f"{VARIABLE}=off"
-    if scheduler.use_v2_model_runner:
-        return "model runner V2"
     # Another package may have a class of its own, or a function in the place of vLLM's.
     allocate = type(manager).allocate_slots
     if type(manager) is not KVCacheManager or allocate.__module__ != KVCacheManager.__module__:

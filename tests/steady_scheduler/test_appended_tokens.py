@@ -21,10 +21,11 @@ from overlay.package import KNOWN_RELEASES
 pytest.importorskip("vllm")  # in the environment of the engine
 
 # isort: split
-from tests.batched_bookkeeping import releases
-from tests.batched_bookkeeping.kv_caches import feature, modules, own_modules, scheduler_of
-from tests.batched_bookkeeping.mutations import APPENDED_TOKENS, Bug
-from tests.batched_bookkeeping.releases import assert_noticed, each_bug_of, shipped
+from tests.batched_bookkeeping.mutations import Bug
+from tests.steady_scheduler import releases
+from tests.steady_scheduler.kv_caches import feature, modules, own_modules, scheduler_of
+from tests.steady_scheduler.mutations import APPENDED_TOKENS
+from tests.steady_scheduler.releases import assert_noticed, each_bug_of
 
 # isort: split
 from vllm.sampling_params import RepetitionDetectionParams, SamplingParams
@@ -210,7 +211,7 @@ def test_a_scheduler_that_allocates_upstreams_way_appends_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     release, case = "0.33.0", Case(3, [0], [0, 3, 4], most=12)
-    monkeypatch.setenv(shipped.VARIABLE, "off")
+    monkeypatch.setenv(held_slots.VARIABLE, "off")
     with own_modules(modules(release)):
         scheduler = scheduler_of(SimpleNamespace())
         held_slots.hold_slots(scheduler)

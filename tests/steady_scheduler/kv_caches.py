@@ -19,7 +19,7 @@ from unittest import mock
 
 from overlay.targets.resolution import resolve
 from tests.batched_bookkeeping.mutations import Bug
-from tests.batched_bookkeeping.releases import torch, with_bug
+from tests.steady_scheduler.releases import torch, with_bug
 
 # isort: split
 from vllm import envs
@@ -202,11 +202,9 @@ def feature(bug: Bug) -> Iterator[None]:
 # -- what a scheduler does
 
 
-def scheduler_of(manager: Any, *, second: bool = False) -> Any:
-    """What of a scheduler is asked for."""
-    return SimpleNamespace(
-        kv_cache_manager=manager, use_v2_model_runner=second, max_model_len=LONGEST
-    )
+def scheduler_of(manager: Any) -> Any:
+    """What of a scheduler is asked for; its class has rules of its own, so steps are upstream's."""
+    return SimpleNamespace(kv_cache_manager=manager, max_model_len=LONGEST)
 
 
 class Side:

@@ -1,0 +1,304 @@
+#!/usr/bin/env python3
+"""Load several engines of one GPU in turn, round by round, and compare each with the first.
+
+Each engine has a process, an environment and options of its own. They start together, and then
+take turns: in each round every engine serves the same load once, the order turned each round, the
+others idle. What counts is the ratio to the first engine in the same round: its median, and in how
+many rounds it was above 1. ``uniform`` is so many equal requests at once, ``mixed`` three times as
+many with answers of different lengths, of which so many are in flight.
+
+    paired_load.py --out result.json --rounds 8 --requests 256,64,1
+        --party 'stock;PYTHONPATH=/site' --party 'overlay;PYTHONPATH=/patched'
+        --party 'sizes;PYTHONPATH=/site;{"max_cudagraph_capture_size": 1024}'
+
+A party is NAME;VARIABLE=VALUE ...;options of the engine, JSON. An engine that dies is named with
+its last lines, and the others go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import datetime
+import json
+import os
+import queue
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).resolve()
+sys.path.insert(0, str(HERE.parents[1]))
+
+UNIFORM, MIXED = "uniform", "mixed"
+
+
+class Party(NamedTuple):
+    """One of the engines.
+
+    :ivar variables: of its environment.
+    :ivar options: of the engine, beside those that all have.
+    """
+
+    name: str
+    variables: dict[str, str]
+    options: dict[str, Any]
+
+
+def party(text: str) -> Party:
+    """Read a party from the command line.
+
+    :raises argparse.ArgumentTypeError: if it is none.
+    """
+    name, _, rest = text.partition(";")
+    variables, _, options = rest.partition(";")
+    try:
+        own = {each[: each.index("=")]: each[each.index("=") + 1 :] for each in variables.split()}
+        return Party(name, own, json.loads(options or "{}"))
+    except ValueError as error:
+        message = f"{text} is not NAME;VARIABLE=VALUE ...;JSON: {error}"
+        raise argparse.ArgumentTypeError(message) from error
+
+
+# -- an engine's own process
+
+
+def serve(args: argparse.Namespace) -> None:
+    """Start an engine; for each line that comes, serve a load and print what it took."""
+    from bench.load_engine import Load, add_engine_options, start
+
+    own = argparse.ArgumentParser()
+    add_engine_options(own)
+    given = json.loads(args.serve)
+    engine = own.parse_args(given["arguments"])
+    engine.concurrency = given["most"]
+    llm, told = start(engine, own_process=given["own_process"])
+    print("STARTED " + json.dumps(told), flush=True)
+    for line in sys.stdin:
+        kind, number, prompt, answer = json.loads(line)
+        spread = 0.5 if kind == MIXED else 0.0
+        load = Load(llm, number, prompt, answer, spread)
+        began = time.perf_counter()
+        if kind == MIXED:
+            load.run(3 * number)
+        load.step()
+        load.finish()
+        taken = time.perf_counter() - began
+        print("TOOK " + json.dumps([load.produced, round(taken, 4)]), flush=True)
+
+
+class Engine:
+    """One engine's process, as its parent sees it."""
+
+    def __init__(self, which: Party, args: argparse.Namespace, log: Path) -> None:
+        self.party, self._log = which, log
+        options = {**json.loads(args.engine), **which.options}
+        drafts = options.pop("k", args.k)
+        if not drafts:
+            options["speculative_config"] = None
+        request = {
+            "arguments": [
+                *("--shape", args.shape, "--k", str(max(drafts, 1)), "--accept", str(args.accept)),
+                *("--drafter", args.drafter, "--mode", options.pop("mode", args.mode)),
+                *("--engine", json.dumps(options), "--configs", str(log.with_suffix(".configs"))),
+            ],
+            "most": max(args.requests),
+            "own_process": args.own_process,
+        }
+        root = os.environ.get("PYTHONPATH", "")
+        path = os.pathsep.join(filter(None, (which.variables.get("PYTHONPATH"), root)))
+        environment = {**os.environ, **which.variables, "PYTHONPATH": path}
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE), "--serve", json.dumps(request)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log.open("w"),
+            env=environment,
+            text=True,
+        )
+        self.told: dict[str, Any] = {}
+        self.failed = ""
+        # An engine's own lines must never fill the pipe while another one is asked.
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._last: collections.deque[str] = collections.deque(maxlen=60)
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._last.append(line.rstrip())
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def answer(self, word: str, seconds: float) -> Any:
+        """What a line says that begins with a word; None where the process has ended."""
+        last = time.monotonic() + seconds
+        try:
+            while (line := self._lines.get(timeout=max(last - time.monotonic(), 0.0))) is not None:
+                if line.startswith(word + " "):
+                    return json.loads(line[len(word) :])
+            why = f"it ended with {self._process.wait()}"
+        except queue.Empty:
+            why = f"nothing within {seconds:.0f} s"
+            self._process.kill()
+        lines = self._log.read_text(errors="replace").splitlines()[-60:]
+        self.failed = "\n".join([why, *self._last, *lines])
+        return None
+
+    def serve(self, load: tuple[str, int, int, int], seconds: float) -> float | None:
+        """Output tokens a second of a load; None where the engine is gone."""
+        if self.failed or self._process.stdin is None:
+            return None
+        with contextlib.suppress(OSError):  # its last lines say why
+            print(json.dumps(load), file=self._process.stdin, flush=True)
+        answer = self.answer("TOOK", seconds)
+        return None if answer is None else round(answer[0] / answer[1], 1)
+
+    def stop(self) -> None:
+        """End the process."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+# -- all of them
+
+
+def compared(rates: dict[str, list[float | None]]) -> dict[str, Any]:
+    """Rates of each engine, and its ratios to the first one's of the same round."""
+    first = next(iter(rates.values()))
+    result: dict[str, Any] = {}
+    for name, each in rates.items():
+        ratios = [
+            round(own / other, 4)
+            for own, other in zip(each, first, strict=True)
+            if own is not None and other is not None
+        ]
+        result[name] = {"tokens_per_s": each}
+        if each is not first and ratios:
+            result[name] |= {
+                "ratios": ratios,
+                "median_ratio": round(statistics.median(ratios), 4),
+                "above_1": f"{sum(ratio > 1 for ratio in ratios)} of {len(ratios)}",
+            }
+    return result
+
+
+def measure(engines: list[Engine], args: argparse.Namespace, keep: Callable[..., None]) -> None:
+    """Serve all loads in rounds, as long as there is time."""
+    last = time.monotonic() + args.seconds
+    loads = [
+        (kind, number, args.prompt, args.answer)
+        for number in args.requests
+        for kind in args.kinds
+        if kind == UNIFORM or number > 1
+    ]
+    rates: dict[str, dict[str, list[float | None]]] = {
+        f"{number} {kind}": {each.party.name: [] for each in engines} for kind, number, *_ in loads
+    }
+    for round_ in range(args.rounds + 1):  # the first is not counted
+        for load in loads:
+            first = round_ % len(engines)
+            found: dict[str, float | None] = {}
+            for each in engines[first:] + engines[:first]:
+                found[each.party.name] = each.serve(load, args.timeout)
+            if round_:
+                cell = rates[f"{load[1]} {load[0]}"]
+                for name, rate in found.items():
+                    cell[name].append(rate)
+            print(round_, load[:2], json.dumps(found), flush=True)
+        keep(rates)
+        if time.monotonic() > last:
+            break
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help="file for the result, JSON")
+    parser.add_argument("--party", type=party, action="append", default=[], dest="parties")
+    parser.add_argument("--shape", default="1b")
+    parser.add_argument("--drafter", default="eagle3")
+    parser.add_argument("--k", type=int, default=3, help="drafts; 0 for none")
+    parser.add_argument("--accept", type=float, default=2.5)
+    parser.add_argument("--mode", default="FULL_AND_PIECEWISE")
+    parser.add_argument("--engine", default="{}", help="options of all engines, JSON")
+    parser.add_argument(
+        "--requests",
+        type=lambda text: [int(each) for each in text.split(",")],
+        default=[256, 64, 1],
+    )
+    parser.add_argument("--kinds", nargs="+", default=[UNIFORM, MIXED], choices=(UNIFORM, MIXED))
+    parser.add_argument("--prompt", type=int, default=256)
+    parser.add_argument("--answer", type=int, default=192)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=400, help="no round begins after that")
+    parser.add_argument("--timeout", type=float, default=300, help="for a start, or for a load")
+    parser.add_argument("--own-process", action="store_true", help="engines as servers have them")
+    args = parser.parse_args()
+    if args.serve is None and (args.out is None or len(args.parties) < 1):
+        parser.error("expected --out and a --party at least")
+    return args
+
+
+def main() -> int:
+    """Start all engines, measure, write the result; 1 if one died."""
+    args = arguments()
+    if args.serve is not None:
+        serve(args)
+        return 0
+    work = Path(tempfile.mkdtemp(prefix="paired-"))
+    began = time.monotonic()
+    engines = [Engine(each, args, work / f"{each.name}.log") for each in args.parties]
+    for each in engines:
+        each.told = each.answer("STARTED", args.timeout) or {}
+        print(each.party.name, json.dumps(each.told), each.failed, flush=True)
+    started = round(time.monotonic() - began, 1)
+
+    def keep(rates: dict[str, dict[str, list[float | None]]]) -> None:
+        date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        document = {
+            "what": "output tokens a second of engines that served the same loads in turn; "
+            "ratios to the first engine, round by round",
+            "date": date,
+            "started_s": started,
+            **{name: getattr(args, name) for name in ("shape", "drafter", "k", "accept", "mode")},
+            **{name: getattr(args, name) for name in ("prompt", "answer", "own_process")},
+            "engine": json.loads(args.engine),
+            "parties": {
+                each.party.name: {
+                    "variables": each.party.variables,
+                    "options": each.party.options,
+                    "engine": each.told,
+                    "failed": each.failed,
+                }
+                for each in engines
+            },
+            "loads": {name: compared(cell) for name, cell in rates.items()},
+        }
+        args.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+    try:
+        measure(engines, args, keep)
+    finally:
+        for each in engines:
+            each.stop()
+    return int(any(each.failed for each in engines))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
