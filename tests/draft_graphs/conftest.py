@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.draft_graphs.forked_modules import ForkedModules, forked_modules
 from tests.engine.engine_fixtures import overlay, private_vllm
 
 
@@ -17,6 +18,13 @@ def patched_python(engine_python: Path, tmp_path_factory: pytest.TempPathFactory
     for copy in private_vllm(engine_python, tmp_path_factory.mktemp("draft-graphs")):
         overlay("apply", copy.site)
         yield copy.python
+
+
+@pytest.fixture(scope="session")
+def forks(patched_python: Path) -> Iterator[ForkedModules]:
+    """One process that imported this vLLM; each harness and each engine is forked from it."""
+    with forked_modules(patched_python) as process:
+        yield process
 
 
 @pytest.fixture

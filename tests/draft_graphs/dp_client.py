@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.draft_graphs.dp_rank import DpOutcome, DpRun, Engines
-from tests.draft_graphs.harness_client import FULL_DECODE_ONLY, TESTS
+from tests.draft_graphs.harness_client import FULL_DECODE_ONLY, QUICKEST, TESTS
 from tests.engine.engine_launch import append_path, foreign_environment, link_packages
 from tests.engine.engine_spec import EngineSpec, Request
 
@@ -65,6 +65,7 @@ def make_dp_spec(models: Path, draft: str, k: int, *, patience: int = 60) -> dic
         compilation=FULL_DECODE_ONLY,
         async_scheduling=False,
         engine={
+            **QUICKEST,
             # vLLM's own choice for several ranks is a process a worker, where nobody can look.
             "distributed_executor_backend": "uni",
             "cpu_distributed_timeout_seconds": patience,

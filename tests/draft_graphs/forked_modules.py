@@ -6,7 +6,7 @@ others.
 
 ``python -m tests.draft_graphs.forked_modules`` reads a JSON list a line, `[module, output, error,
 argument...]`: the module to run as a program, the files that take what it prints, and its
-arguments. It answers each with the exit status.
+arguments. It answers each with the exit status and the seconds of CPU.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.engine.engine_launch import append_path, foreign_environment, link_packages
+from tests.support.costs import spent_elsewhere
 from tests.support.forks import run_and_exit
 
 TESTS = Path(__file__).resolve().parents[1]
 #: Seconds after which a module that does not end is killed.
-DEADLINE = 1800
+DEADLINE = 3600
 #: What takes longest to import.
 EARLY = ("torch", "vllm.config", "vllm.model_executor.models.llama_eagle3")
 #: The package of the modules that draft-graphs adds, which mutations change.
@@ -41,6 +42,7 @@ class ForkedModules:
 
     def __init__(self, process: subprocess.Popen[str], folder: Path, log: Path) -> None:
         self._process, self._folder, self._log = process, folder, log
+        self._seconds = 0.0
 
     def run(self, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run a module as a program, to its end.
@@ -58,8 +60,16 @@ class ForkedModules:
         if not answer:
             said = self._log.read_text(encoding="utf-8", errors="replace")
             raise RuntimeError(f"the process that forks has ended; it printed:\n{said[-4000:]}")
+        status, seconds = answer.split()
+        self._seconds += float(seconds)
+        spent_elsewhere(float(seconds))
         output, error = (file.read_text(encoding="utf-8", errors="replace") for file in files)
-        return subprocess.CompletedProcess(command, int(answer), output, error)
+        return subprocess.CompletedProcess(command, int(status), output, error)
+
+    def end(self) -> None:
+        """End the process, for which its children's seconds count from then on."""
+        self._process.communicate(timeout=60)
+        spent_elsewhere(-self._seconds)
 
 
 @contextlib.contextmanager
@@ -83,10 +93,11 @@ def forked_modules(python: Path) -> Iterator[ForkedModules]:
                 stdout=subprocess.PIPE,
                 stderr=stream,
             )
+        forks = ForkedModules(process, folder, log)
         try:
-            yield ForkedModules(process, folder, log)
+            yield forks
         finally:
-            process.communicate(timeout=60)
+            forks.end()
 
 
 def serve() -> None:
@@ -97,6 +108,7 @@ def serve() -> None:
     # What vLLM prints while it is imported goes to the errors, beside the answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # which is read once, at the import
     for module in EARLY:
         importlib.import_module(module)
     if CHANGED in sys.modules:
@@ -108,8 +120,9 @@ def serve() -> None:
             signal.alarm(DEADLINE)
             work = functools.partial(run, module, arguments)
             run_and_exit(work, Path(output), Path(error))
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        print(status, file=answers, flush=True)
+        _, ended, used = os.wait4(child, 0)
+        seconds = used.ru_utime + used.ru_stime
+        print(os.waitstatus_to_exitcode(ended), seconds, file=answers, flush=True)
 
 
 def run(module: str, arguments: list[str]) -> None:

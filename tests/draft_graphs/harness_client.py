@@ -1,30 +1,31 @@
-"""Call `harness.py` in the environment of a patched vLLM; the part that pytest imports."""
+"""Call `harness.py` in a process forked from one that imported a patched vLLM.
+
+The part that pytest imports.
+"""
 
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tests.draft_graphs.forked_modules import ForkedModules
 from tests.draft_graphs.harness import Outcome, Plan, Run
-from tests.engine.engine_launch import append_path, foreign_environment, link_packages
 from tests.engine.engine_spec import EngineSpec, Request
 
 MODULE = "tests.draft_graphs.harness"
 TESTS = Path(__file__).resolve().parents[1]
 #: The target runs eagerly on CPU; its mode decides what the drafter may do.
 FULL_DECODE_ONLY = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
-
-
-#: Harnesses beside each other. Where pytest itself runs in several processes they have the cores.
-PROCESSES = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
+#: What a CPU without instructions for 16 bits multiplies ten times as fast as bfloat16 (with AVX2):
+#: a third of what a run cost. The weights are the same numbers, and what is computed with them is
+#: more exact. Graphs and drafter ask nowhere which of the two it is. `test_mutations`, whose bugs
+#: are caught at 16 bits, and `qwen3-next`, whose attention wants them, stay with bfloat16.
+QUICKEST = {"dtype": "float32"}
 
 
 class HarnessFailed(AssertionError):
@@ -58,53 +59,18 @@ def make_spec(models: Path, draft: str, k: int, **more: Any) -> dict[str, Any]:
     return dict(json.loads(spec.to_json()))
 
 
-def run_harness(
-    python: Path, plans: Sequence[Plan], *, processes: int = PROCESSES, timeout: float = 3600
-) -> list[dict[str, Outcome]]:
+def run_harness(forks: ForkedModules, plans: Sequence[Plan]) -> list[dict[str, Outcome]]:
     """The outcomes of every plan, by the names of its runs.
 
-    :param processes: how many harnesses run beside each other; each keeps one core busy.
-    :param timeout: seconds for each of them.
-    :raises HarnessFailed: if one ends without a result; says what it printed last.
+    :raises HarnessFailed: if it ends without a result; says what it printed last.
     """
-    shares: list[list[int]] = [[] for _ in range(processes)]
-    for number in sorted(range(len(plans)), key=lambda each: -len(plans[each].runs)):
-        min(shares, key=lambda share: sum(2 + len(plans[each].runs) for each in share)).append(
-            number
-        )
-    by_plan: dict[int, dict[str, Outcome]] = {}
-    with ThreadPoolExecutor(processes) as pool:
-        tasks = {
-            pool.submit(_run_one_harness, python, [plans[each] for each in share], timeout): share
-            for share in shares
-            if share
-        }
-        for task, share in tasks.items():
-            by_plan.update(zip(share, task.result(), strict=True))
-    return [by_plan[number] for number in range(len(plans))]
-
-
-def _run_one_harness(
-    python: Path, plans: Sequence[Plan], timeout: float
-) -> list[dict[str, Outcome]]:
     with tempfile.TemporaryDirectory(prefix="draft-graphs-") as folder:
-        plan, out, log = (Path(folder, name) for name in ("plan.json", "out.json", "log"))
+        plan, out = Path(folder, "plan.json"), Path(folder, "out.json")
         plan.write_text(json.dumps([asdict(each) for each in plans]), encoding="utf-8")
-        code = link_packages(Path(folder, "code"), (TESTS,))
-        with log.open("wb") as stream:
-            ended = subprocess.run(
-                [str(python), "-m", MODULE, str(plan), "--out", str(out)],
-                cwd=folder,
-                env=append_path(foreign_environment(), code),
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                check=False,
-                timeout=timeout,
-            )
+        ended = forks.run(MODULE, str(plan), "--out", str(out))
         if ended.returncode != 0 or not out.is_file():
-            said = log.read_text(encoding="utf-8", errors="replace")
-            raise HarnessFailed(f"ended with status {ended.returncode}:\n{said[-4000:]}")
+            said = f"{ended.stdout[-2000:]}\n{ended.stderr[-4000:]}"
+            raise HarnessFailed(f"ended with status {ended.returncode}:\n{said}")
         by_plan = json.loads(out.read_text(encoding="utf-8"))
     return [{each["name"]: Outcome(**each) for each in outcomes} for outcomes in by_plan]
 
@@ -146,6 +112,7 @@ def live_sizes(outcome: Outcome, entry: str) -> set[int]:
 
 __all__ = [
     "FULL_DECODE_ONLY",
+    "QUICKEST",
     "HarnessFailed",
     "Outcome",
     "Plan",

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from overlay.proof.tiny_drafters import LEAST_PROMPT, VOTERS, following, voters_rule
+from tests.draft_graphs.forked_modules import ForkedModules
 from tests.draft_graphs.harness_client import (
+    QUICKEST,
     Outcome,
     Plan,
     Run,
@@ -90,7 +92,7 @@ def looked_at(items: Iterable[pytest.Item]) -> list[tuple[str, int]]:
 
 @pytest.fixture(scope="module")
 def outcomes(
-    patched_python: Path,
+    forks: ForkedModules,
     engine_python: Path,
     tmp_path_factory: pytest.TempPathFactory,
     request: pytest.FixtureRequest,
@@ -102,9 +104,11 @@ def outcomes(
     for drafter, k in cases:
         folder, draft, speculative = DRAFTERS[drafter]
         more = {"requests": requests()} if folder == "parallel" else {}
-        spec = make_spec(models / folder, draft, k, speculative=speculative, **more)
+        spec = make_spec(
+            models / folder, draft, k, speculative=speculative, engine=QUICKEST, **more
+        )
         plans.append(Plan(spec, runs(drafter, k)))
-    return dict(zip(cases, run_harness(patched_python, plans), strict=True))
+    return dict(zip(cases, run_harness(forks, plans), strict=True))
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
+from tests.draft_graphs.forked_modules import ForkedModules
 from tests.draft_graphs.harness_client import (
     FULL_DECODE_ONLY,
+    QUICKEST,
     Outcome,
     Plan,
     Run,
@@ -71,16 +73,16 @@ ALWAYS = {
 
 @pytest.fixture(scope="module")
 def matrix(
-    patched_python: Path, tiny_models: Path, pytestconfig: pytest.Config
+    forks: ForkedModules, tiny_models: Path, pytestconfig: pytest.Config
 ) -> dict[tuple[str, int], dict[str, Outcome]]:
     """Every draft and K, each in one engine, and all engines in one process."""
     whole = {(draft, k): names_for(k) for draft, k in CASES}
     cases = whole if pytestconfig.getoption("--thorough") else ALWAYS
     plans = [
-        Plan(make_spec(tiny_models, draft, k), [RUNS[name] for name in names])
+        Plan(make_spec(tiny_models, draft, k, engine=QUICKEST), [RUNS[name] for name in names])
         for (draft, k), names in cases.items()
     ]
-    return dict(zip(cases, run_harness(patched_python, plans), strict=True))
+    return dict(zip(cases, run_harness(forks, plans), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -192,7 +194,8 @@ def scenario(models: Path, name: str) -> Plan:
     runs = [Run("off", "off"), *bugs, Run("auto")] if name == "LoRA" else [*runs, *bugs]
     # Of the drafts, this one reads its tokens through its embedding alone.
     draft = "eagle3" if name == "LoRA" else "eagle3hid"
-    return Plan(make_spec(models, draft, 3, **settings[name]), runs)
+    engine = QUICKEST | settings[name].pop("engine", {})
+    return Plan(make_spec(models, draft, 3, engine=engine, **settings[name]), runs)
 
 
 #: The host reads a length, which no capture allows.
@@ -226,10 +229,10 @@ REFUSED = {
 
 
 @pytest.fixture(scope="module")
-def scenarios(patched_python: Path, tiny_models: Path) -> dict[str, dict[str, Outcome]]:
+def scenarios(forks: ForkedModules, tiny_models: Path) -> dict[str, dict[str, Outcome]]:
     names = [*USED, *REFUSED, "sampled drafts", "K by batch size", "LoRA"]
     plans = [scenario(tiny_models, name) for name in names]
-    return dict(zip(names, run_harness(patched_python, plans), strict=True))
+    return dict(zip(names, run_harness(forks, plans), strict=True))
 
 
 @pytest.mark.parametrize("name", USED)

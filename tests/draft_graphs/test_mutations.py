@@ -18,6 +18,7 @@ import pytest
 
 from tests.draft_graphs.added_modules import FOLDER, require_fit
 from tests.draft_graphs.dp_mutations import DP_MUTATIONS, DpMutation
+from tests.draft_graphs.forked_modules import ForkedModules
 from tests.draft_graphs.harness_client import (
     Outcome,
     Plan,
@@ -141,12 +142,12 @@ def looked_at(items: Iterable[pytest.Item]) -> dict[str, set[str]]:
 
 @pytest.fixture(scope="module")
 def outcomes(
-    patched_python: Path, tiny_models: Path, request: pytest.FixtureRequest
+    forks: ForkedModules, tiny_models: Path, request: pytest.FixtureRequest
 ) -> dict[str, dict[str, Outcome]]:
     """What the runs showed that the chosen tests look at, by engine and name."""
     runs = looked_at(request.session.items)
     plans = [plan_for(part, tiny_models, wanted) for part, wanted in runs.items()]
-    return dict(zip(runs, run_harness(patched_python, plans), strict=True))
+    return dict(zip(runs, run_harness(forks, plans), strict=True))
 
 
 def part_of(mutation: Mutation) -> str:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.draft_graphs.forked_modules import ForkedModules, forked_modules
+from tests.draft_graphs.forked_modules import ForkedModules
 from tests.draft_graphs.mutation_types import one
 from tests.engine.engine_launch import write_models
 from tests.gpu import connectors, reload, rounds
@@ -49,13 +48,6 @@ def models(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     for name in ("eagle", "drafters"):
         write_models(engine_python, folder / name, reload.WRITERS[name])
     return folder
-
-
-@pytest.fixture(scope="module")
-def forks(patched_python: Path) -> Iterator[ForkedModules]:
-    """Every engine is forked from one process that imported vLLM."""
-    with forked_modules(patched_python) as process:
-        yield process
 
 
 def launch(plan: dict[str, Any], log: Path, forks: ForkedModules) -> dict[str, Any]:

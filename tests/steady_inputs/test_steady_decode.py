@@ -46,34 +46,39 @@ def test_the_state_after_each_step_is_upstreams(release: str, sequence: list[Ste
             assert run(ours, step) == run(upstream, step)
 
 
+@functools.cache
+def read(release: str) -> tuple[str, dict[str, set[str]]]:
+    """A release's ``_prepare_inputs`` without docstring, and what each function reads.
+
+    :returns: by `attribute.side` of a buffer, the names of the functions that read it.
+    """
+    bodies, readers = [], dict[str, set[str]]()
+    for function in ast.walk(ast.parse(sources(release)[0])):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        if function.name == "_prepare_inputs":
+            bodies.append(ast.unparse(ast.Module(function.body[1:], [])))
+        for node in ast.walk(function):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute):
+                place = f"{node.value.attr}.{node.attr}"
+                readers.setdefault(place, set()).add(function.name)
+    (body,) = bodies
+    return body, readers
+
+
 def test_between_the_releases_tried_nothing_changed() -> None:
     """``_prepare_inputs`` of every release is, but for its docstring, one that was tried."""
-
-    @functools.cache
-    def code(release: str) -> str:
-        tree = ast.parse(sources(release)[0])
-        found = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
-        (function,) = [n for n in found if n.name == "_prepare_inputs"]
-        return ast.unparse(ast.Module(function.body[1:], []))
-
     # 0.29 writes out the rows of positions that a steady step never has (M-RoPE, XD-RoPE).
-    tried = {code(release) for release in CHANGED}
-    untried = [str(r) for r in KNOWN_RELEASES if code(str(r)) not in tried]
+    tried = {read(release)[0] for release in CHANGED}
+    untried = [str(r) for r in KNOWN_RELEASES if read(str(r))[0] not in tried]
     assert untried == ["0.29.0"]
 
 
 def test_what_a_steady_step_leaves_is_read_nowhere_else() -> None:
-    readers: dict[str, set[str]] = {}
     for release in KNOWN_RELEASES:
-        for function in ast.walk(ast.parse(sources(str(release))[0])):
-            if not isinstance(function, ast.FunctionDef):
-                continue
-            for node in ast.walk(function):
-                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute):
-                    place = f"{node.value.attr}.{node.attr}"
-                    readers.setdefault(place, set()).add(function.name)
-    for name, side in UNREAD:
-        assert readers.get(f"{name}.{side}", set()) <= {"_prepare_inputs", "_prepare_input_ids"}
+        readers = read(str(release))[1]
+        for name, side in UNREAD:
+            assert readers.get(f"{name}.{side}", set()) <= {"_prepare_inputs", "_prepare_input_ids"}
 
 
 @pytest.fixture
