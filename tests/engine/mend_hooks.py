@@ -17,7 +17,7 @@ from tests.engine import engine_facts
 from tests.engine.tiny_eagle import read_rule
 
 #: Of the engine's requests, and of its draft where that is short.
-LENGTH, SHORT = 96, 48
+LENGTH = 96
 MOST_STEPS = 400
 Added = list[tuple[int, str, list[int], dict[str, Any]]]
 
@@ -27,25 +27,6 @@ def asynchronous() -> None:
     from tests.engine.steady_hooks import schedule_asynchronously
 
     schedule_asynchronously()
-
-
-def graphs() -> None:
-    """Before the engine is made, on a CPU: the double of graphs, too."""
-    asynchronous()
-    from tests.draft_graphs import cpu_engine
-
-    cpu_engine.prepare()
-    if importlib.util.find_spec("vllm.v1.spec_decode.draft_graphs"):
-        from tests.draft_graphs.recorded_backend import RecordedBackend
-
-        RecordedBackend().install()
-
-
-def capture(llm: Any) -> None:
-    """Capture the double's graphs of the target."""
-    from tests.draft_graphs import cpu_engine
-
-    cpu_engine.capture_model(llm)
 
 
 def serve(llm: Any, added: Added) -> dict[str, Any]:
@@ -111,18 +92,6 @@ def context_limit(llm: Any) -> dict[str, Any]:
     # It takes as many steps for its tokens, so that it is still there when the other one ends.
     penalised = {**plain, "frequency_penalty": 0.1}
     return serve(llm, [(0, "a", [7] * 10, plain), (20, "b", [9] * 4, penalised)])
-
-
-def long_neighbour(llm: Any) -> dict[str, Any]:
-    """Requests that fit into the drafter's context, without and beside one that does not."""
-    prompts = [[FIRST_TOKEN + 11 * row + column for column in range(6)] for row in range(4)]
-    short = {"temperature": 0.0, "max_tokens": 24}
-    added: Added = [(0, f"s{row}", prompt, short) for row, prompt in enumerate(prompts)]
-    long = [FIRST_TOKEN + number % 150 for number in range(SHORT + 8)]
-    alone = serve(llm, added)
-    beside = serve(llm, [(0, "long", long, {**short, "max_tokens": 30}), *added])
-    again = serve(llm, added)
-    return {"alone": alone, "beside": beside, "again": again}
 
 
 def overwritten_states(llm: Any) -> dict[str, Any]:

@@ -7,14 +7,8 @@ from typing import Any
 
 from tests.engine.mend_hooks import LENGTH
 
-SHORT_NAMES = tuple(f"s{row}" for row in range(4))
 FULL = "Sampled token IDs exceed the max model length"
 Outcome = Mapping[str, Any]
-
-
-def accepted(outcome: Outcome, name: str) -> int:
-    """How many drafts of a request were accepted."""
-    return sum(step[2] for step in outcome["steps"][name])
 
 
 def context_limit(stock: Outcome, mended: Outcome) -> list[str]:
@@ -32,29 +26,6 @@ def context_limit(stock: Outcome, mended: Outcome) -> list[str]:
     return problems
 
 
-def long_neighbour(stock: Outcome, mended: Outcome) -> list[str]:
-    """Stock accepts nothing beside a long request; mended, what it does without that."""
-    problems = []
-    for name in SHORT_NAMES:
-        if not accepted(stock["alone"], name) or accepted(stock["beside"], name):
-            problems.append(f"stock does not have the fault for {name}")
-        problems += [
-            f"{name} drafted otherwise {served}"
-            for served in ("beside", "again")
-            if mended[served]["steps"][name] != mended["alone"]["steps"][name]
-        ]
-    if mended["alone"]["steps"] != stock["alone"]["steps"]:
-        problems.append("drafts without a long request are not stock's")
-    if accepted(mended["beside"], "long") != accepted(stock["beside"], "long"):
-        problems.append("the long request's drafts are not stock's")
-    problems += [
-        f"tokens are not stock's {served}"
-        for served in ("alone", "beside", "again")
-        if mended[served]["tokens"] != stock[served]["tokens"]
-    ]
-    return problems
-
-
 def overwritten_states(stock: Outcome, mended: Outcome) -> list[str]:
     """Stock's values change where the drafter writes over hidden states; mended ones do not."""
     problems = []
@@ -68,6 +39,5 @@ def overwritten_states(stock: Outcome, mended: Outcome) -> list[str]:
 
 JUDGES = {
     "context_limit": context_limit,
-    "long_neighbour": long_neighbour,
     "overwritten_states": overwritten_states,
 }

@@ -30,7 +30,6 @@ SWITCHES = {
 #: Those of features that mend what a stock vLLM does wrong, so that engines differ where they work.
 MENDS = {
     "context-limit": "OVERLAY_CONTEXT_LIMIT",
-    "draft-gate": "OVERLAY_DRAFT_GATE",
     "prompt-logprobs": "OVERLAY_PROMPT_LOGPROBS",
 }
 #: The variant in which they are on: its engines may take other steps, but none may die, and what a
@@ -57,8 +56,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "loop": ("loop",),
     "all step": (*SWITCHES, "step"),
     "all loop": (*SWITCHES, "loop"),
-    # Without the one that is off by default.
-    MENDED: (*SWITCHES, *(name for name in MENDS if name != "draft-gate"), "loop"),
+    MENDED: (*SWITCHES, *MENDS, "loop"),
 }
 #: Nothing is left to chance, to the machine's cores or to a compiler.
 ENVIRONMENT = {

@@ -32,7 +32,7 @@ from tests.engine.engine_launch import (
     write_models,
 )
 from tests.engine.engine_spec import EngineSpec
-from tests.engine.mend_hooks import LENGTH, SHORT
+from tests.engine.mend_hooks import LENGTH
 from tests.engine.mend_judging import JUDGES
 
 HOOKS = "tests.engine.mend_hooks:"
@@ -44,7 +44,6 @@ PLAIN = EngineSpec(
     packages=(str(TESTS),),
     engine={"gpu_memory_utilization": 0.05, "kv_cache_memory_bytes": 1 << 30},
 )
-LONG = replace(PLAIN, speculative={"max_model_len": SHORT}, env={"OVERLAY_DRAFT_GATE": "on"})
 
 
 def graphs(spec: EngineSpec, mode: str, compiled: int = 0) -> EngineSpec:
@@ -57,8 +56,6 @@ def graphs(spec: EngineSpec, mode: str, compiled: int = 0) -> EngineSpec:
 CELLS = {
     "context limit": (PLAIN, "context_limit"),
     "context limit, graphs": (graphs(PLAIN, "FULL_DECODE_ONLY"), "context_limit"),
-    "long neighbour": (LONG, "long_neighbour"),
-    "long neighbour, graphs": (graphs(LONG, "FULL_DECODE_ONLY"), "long_neighbour"),
     "prompt log probabilities": (PLAIN, "overwritten_states"),
     "prompt log probabilities, piecewise": (graphs(PLAIN, "PIECEWISE", 3), "piecewise_prompts"),
     # What is right: the same prompts without drafts.
@@ -82,7 +79,7 @@ def run(spec: EngineSpec, hook: str, path: str, overlay: str, timeout: float) ->
 
 
 #: Those that mend, and draft graphs, which go on beside them.
-FEATURES = "context-limit,draft-gate,prompt-logprobs,draft-graphs"
+FEATURES = "context-limit,prompt-logprobs,draft-graphs"
 
 
 def absolute(path: str) -> str:
