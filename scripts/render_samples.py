@@ -38,7 +38,7 @@ RELEASE = "0.26.0"
 NOT_RUN = re.compile(r"pip install|vllm serve|overlay status --live")
 SECONDS = 300
 #: Lines of progress, which come only where something takes more than a second.
-_PROGRESS = re.compile(r"\w+ \d+ of \d+ \w+|.* \d+\.\d( of \d+\.\d)? MB")
+_PROGRESS = re.compile(r"\w+ \d+ of \d+ \w+|.* \d+\.\d( of \d+\.\d)? MB|.*, \d+ s")
 _FILE = re.compile(r"<!-- file: (\S+) -->")
 
 
