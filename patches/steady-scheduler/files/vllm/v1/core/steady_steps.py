@@ -141,7 +141,7 @@ class _Steps:
         self._remembers = not (scheduler.use_v2_model_runner and "use_v2_model_runner" in names)
         update = type(scheduler)._update_after_schedule.__code__.co_names
         self._staggers = scheduler.use_v2_model_runner and "next_decode_eligible_step" in update
-        base = type(scheduler).__mro__[1]
+        base: Any = type(scheduler).__mro__[1]
         scheduled = base._update_after_schedule.__code__.co_names
         self._in_flight = "num_in_flight_tokens" in scheduled
         # From 0.33.0 on the cache is told of what is computed and not under way.
@@ -248,7 +248,7 @@ class _Steps:
         ):
             return True
         most = [getattr(scheduler, name) for name in LIMITS if hasattr(scheduler, name)][-1]
-        return batch.seen >= most
+        return bool(batch.seen >= most)
 
     def _reason_against_part(
         self, batch: _Batch, given: tuple[Any, ...], named: dict[str, Any]
