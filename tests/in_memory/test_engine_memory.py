@@ -172,8 +172,8 @@ def test_the_asynchronous_scheduler_is_patched_in_memory(box: Box, tiny_models: 
     spec = replace(ASYNCHRONOUS, models=str(tiny_models), post_load=hooks)
     result = launch(box.copy.python, spec, env=box.environment)
     expect_the_oracle(result)
-    told = result["hooks"]["steady_hooks:bookkeeping"]
-    assert told["counts"]["schedulers that ask which requests hold their slots"] == 1
+    scheduler = result["hooks"]["steady_hooks:scheduling"]
+    assert scheduler["counts"]["schedulers that ask which requests hold their slots"] == 1
     (process,) = result["hooks"]["engine_hooks:live"]
     assert process["problem"] is None
     modules = {module["module"]: module["state"] for module in process["record"]["modules"]}
