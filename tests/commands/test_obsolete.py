@@ -11,7 +11,7 @@ import pytest
 from overlay._features.feature_toml import read_document, read_fields
 from overlay._features.folder import load
 from overlay.authoring.commands.log import LoggedRelease, table
-from overlay.authoring.commands.matrix import _Column
+from overlay.authoring.commands.matrix import _Carrying
 from overlay.cli.run import run
 from overlay.planning.scope_cache import Memo
 from overlay.results import RUNNER_FILES, ModelRunner, Outcome, State
@@ -165,10 +165,10 @@ def test_how_a_port_would_land_is_not_asked_where_there_is_nothing_to_do(
             return dict.fromkeys(trees[release], "")
 
     (feature,) = [each for each in load([cli.shipped]) if each.id == v1]
-    column = _Column((feature,), cast("ReleaseTexts", Texts()), Memo())
-    assert column._outcome(feature, "0.34.0") is None
+    carrying = _Carrying(cast("ReleaseTexts", Texts()), Memo())
+    assert carrying.outcomes((feature, ["0.34.0"])) == {"0.34.0": None}
     trees["0.34.0"][RUNNER] = trees["0.33.0"][RUNNER]
-    assert column._outcome(feature, "0.34.0") is Outcome.EXACT
+    assert carrying.outcomes((feature, ["0.34.0"])) == {"0.34.0": Outcome.EXACT}
 
 
 @pytest.mark.parametrize(
@@ -194,8 +194,9 @@ def test_how_a_feature_of_modules_would_land_is_told(
         def record(self, release: str) -> None:
             return None
 
-    column = _Column(tuple(load([cli.team])), cast("ReleaseTexts", Texts()), Memo())
-    assert column._outcome(column.features[0], "0.19.0") is outcome
+    (feature,) = load([cli.team])
+    carrying = _Carrying(cast("ReleaseTexts", Texts()), Memo())
+    assert carrying.outcomes((feature, ["0.19.0"])) == {"0.19.0": outcome}
 
 
 @pytest.mark.parametrize(

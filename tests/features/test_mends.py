@@ -8,7 +8,7 @@ from packaging.version import Version
 from overlay.planning.planner import plan
 from overlay.results import State
 from overlay.targets.resolution import resolve
-from tests.support.shipped_features import GATE, LIMIT, MENDS, PROMPTS, feature
+from tests.support.shipped_features import LIMIT, MENDS, PROMPTS, feature
 
 pytestmark = pytest.mark.network
 
@@ -18,10 +18,6 @@ MERGED = {
     LIMIT: (
         "            # Update the persistent batch.\n",
         "            self.input_batch.num_tokens_no_spec[req_index] = end_of(req_index)\n",
-    ),
-    GATE: (
-        "            common_attn_metadata.max_seq_len + num_drafter_query_tokens\n",
-        "            common_attn_metadata.min_seq_len + num_drafter_query_tokens\n",
     ),
     PROMPTS: (
         '        with record_function_or_nullcontext("gpu_model_runner: bookkeep"):\n',
@@ -33,20 +29,20 @@ MERGED = {
 class Release:
     """The tree of 0.33.0 as a release that mends something itself."""
 
-    def __init__(self, old: str, new: str, *, instead: bool) -> None:
-        self.old, self.new, self.instead = old.encode(), new.encode(), instead
+    def __init__(self, old: str, new: str) -> None:
+        self.old, self.new = old.encode(), new.encode()
 
     def read(self, path: str) -> bytes | None:
         data = resolve("0.33.0").read(path)
         if data is not None and path == RUNNER:
             assert data.count(self.old) == 1
-            data = data.replace(self.old, self.new if self.instead else self.new + self.old)
+            data = data.replace(self.old, self.new + self.old)
         return data
 
 
 @pytest.mark.parametrize("name", MENDS)
 def test_a_mend_retires_once_a_release_has_its_own(name: str) -> None:
-    target = Release(*MERGED[name], instead=name == GATE)
+    target = Release(*MERGED[name])
     (result,) = plan([feature(name)], target, Version("0.33.0")).features
     assert result.state is State.UPSTREAMED
 
@@ -55,6 +51,6 @@ def test_a_mend_retires_once_a_release_has_its_own(name: str) -> None:
 def test_the_mends_of_others_do_not_retire_it(name: str) -> None:
     for other in (LIMIT, PROMPTS):
         if other != name:
-            target = Release(*MERGED[other], instead=False)
+            target = Release(*MERGED[other])
             (result,) = plan([feature(name)], target, Version("0.33.0")).features
             assert result.state is State.PRISTINE

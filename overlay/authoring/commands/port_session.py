@@ -363,7 +363,7 @@ def ask(
     request: Request,
     report: PortReport,
     question: Callable[[OpenFile, str], Key],
-    tell: Callable[[str], None],
+    tell: Callable[[str], None] = lambda _: None,
 ) -> PortReport:
     """Ask about each file of a session, and write what the answers make, once nothing is left.
 

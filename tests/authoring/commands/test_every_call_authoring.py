@@ -44,7 +44,6 @@ def ours(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Path:
         return opened[name] if name in opened else real(name, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(resolution, "resolve", resolve)
-    monkeypatch.setattr("overlay.authoring.commands.matrix.resolve", resolve)
     releases.know(monkeypatch, releases.RELEASES)
     for module in ("log", "matrix"):
         known = f"overlay.authoring.commands.{module}.releases"

@@ -46,7 +46,6 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli: Cli) -> Path:
         )
     monkeypatch.setattr(resolution, "resolve", opened)
     monkeypatch.setattr(resolution, "resolve_each", lambda name, *_, **__: (opened(name),))
-    monkeypatch.setattr("overlay.authoring.commands.matrix.resolve", opened)
     change = tmp_path / "fix.mbox"
     change.write_bytes(MAIL + diff(PATH, BASE, PATCHED))
     place = tmp_path / "ours"

@@ -243,10 +243,11 @@ def test_the_matrix_shows_the_releases_of_one_package_and_names_the_others(
         tree = tmp_path / "trees" / version
         if not tree.exists():
             fake_vllm.tree(tree, version, text_of(version), package=ASCEND)
-        target = resolution.resolve(str(tree), package=PACKAGE)
+        target = real(str(tree), package=PACKAGE)
         return replace(target, name=name, root=None)
 
-    monkeypatch.setattr(matrix, "resolve", opened)
+    real = resolution.resolve
+    monkeypatch.setattr(resolution, "resolve", opened)
     shown = cli("log", "--matrix", "--releases", "vllm-ascend==all", "--patches", narrow)
     assert shown.exit == 1, shown.out + shown.err
     count = len(PACKAGE.releases)
