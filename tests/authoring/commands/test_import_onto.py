@@ -111,7 +111,7 @@ def test_what_somebody_wrote_meanwhile_is_not_replaced(cli: Cli, change: Path) -
 
 def test_upstreams_side_leaves_the_added_module(cli: Cli, change: Path) -> None:
     ours = opened(cli, change)
-    ask(Request(), show(Request(), None), lambda _: Key.UPSTREAM)
+    ask(Request(), show(Request(), None), lambda _, __: Key.UPSTREAM)
     (feature,) = load([ours])
     assert not feature.topics
     assert [module.path for module in feature.added] == ["vllm/ours.py"]
@@ -151,7 +151,7 @@ def test_what_no_merge_can_place_waits_between_markers(cli: Cli, tmp_path: Path)
     assert b"<<<<<<< yours" in place.read_bytes()
     laid = place.read_bytes()
     keys = iter([Key.PLACE, Key.STOP])
-    ask(Request(), show(Request(), None), lambda _: next(keys))
+    ask(Request(), show(Request(), None), lambda _, __: next(keys))
     assert place.read_bytes() == laid  # no merge knows all of it
     assert "no markers" in cli("port", "--continue").err
     place.write_bytes(TEXT.replace(b"return sizes", b"return [*sizes]"))

@@ -398,7 +398,7 @@ def test_in_a_terminal_each_conflict_is_asked_about(
     answers = iter(keys)
     shown: list[OpenFile] = []
 
-    def question(file: OpenFile) -> Key:
+    def question(file: OpenFile, which: str) -> Key:
         shown.append(file)
         return Key(next(answers))
 
@@ -413,7 +413,7 @@ def test_in_a_terminal_each_conflict_is_asked_about(
 
 def test_placing_mine_puts_it_before_upstreams_lines(waiting: PortReport, ours: Path) -> None:
     answers = iter("pq")
-    report = ask(Request((str(ours),)), waiting, lambda file: Key(next(answers)))
+    report = ask(Request((str(ours),)), waiting, lambda file, _: Key(next(answers)))
     assert report.exit == 1
     text = Path("port-0.24.0/replay/10-runner", world.PATH).read_text()
     mine, theirs = text.index("replay_graph"), text.index("stream=None")
