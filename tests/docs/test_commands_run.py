@@ -36,6 +36,7 @@ ELSEWHERE = {
     "adopt": "needs patches without a ledger: tests/commands/test_adopt.py",
     "revert --keep-as": "needs an edit: tests/docs/test_tutorial.py",
     "log stop-strings --upstream": "needs a checkout of vLLM: tests/authoring/commands/test_log.py",
+    "check --releases all --since": "needs an earlier report: tests/report/test_since.py",
     "check --releases new": "asks the index for newer releases: tests/commands/test_releases.py",
     "check --releases vllm-ascend==": "asks the index: tests/commands/test_packages.py",
     "check vllm-ascend==": "asks the index: tests/commands/test_packages.py",
