@@ -135,7 +135,7 @@ def releases_option(text: str) -> Callable[[F], F]:
         "--releases",
         metavar="RANGE",
         help=f"{text}: 0.20.0..0.33.0, one release, all, or new (those on the package index that "
-        "this overlay does not know); of another package with its name in front: vllm-ascend==all.",
+        "are not known here); of another package with its name in front: vllm-ascend==all.",
         shell_complete=complete_releases,
     )
 
