@@ -15,17 +15,12 @@ from typing import Any
 
 from tests.draft_graphs.forked_modules import ForkedModules
 from tests.draft_graphs.harness import Outcome, Plan, Run
-from tests.engine.engine_spec import EngineSpec, Request
+from tests.engine.engine_spec import QUICKEST, EngineSpec, Request
 
 MODULE = "tests.draft_graphs.harness"
 TESTS = Path(__file__).resolve().parents[1]
 #: The target runs eagerly on CPU; its mode decides what the drafter may do.
 FULL_DECODE_ONLY = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
-#: What a CPU without instructions for 16 bits multiplies ten times as fast as bfloat16 (with AVX2):
-#: a third of what a run cost. The weights are the same numbers, and what is computed with them is
-#: more exact. Graphs and drafter ask nowhere which of the two it is. `test_mutations`, whose bugs
-#: are caught at 16 bits, and `qwen3-next`, whose attention wants them, stay with bfloat16.
-QUICKEST = {"dtype": "float32"}
 
 
 class HarnessFailed(AssertionError):

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.engine.engine_fixtures import overlay, private_vllm
-from tests.engine.engine_spec import EngineSpec, Request, make_requests
+from tests.engine.engine_spec import QUICKEST, EngineSpec, Request, make_requests
 from tests.engine.forked_engines import launch_forked
 from tests.engine.private_copy import PrivateCopy, hash_files, orphaned_bytecode, site_packages
 
@@ -37,9 +37,8 @@ def with_prompt_logprobs(requests: tuple[Request, ...]) -> tuple[Request, ...]:
     )
 
 
-#: What a CPU without instructions for bfloat16 is quick with; the last case keeps that type.
-QUICKEST = {"dtype": "float32"}
-#: In the second, chunked prefills, decodes and requests that come and go share steps.
+#: The last keeps bfloat16; in the second, chunked prefills, decodes and requests that come and go
+#: share steps.
 CASES = {
     "eagle3-k3": EngineSpec("", "eagle3", 3, make_requests(6), engine=QUICKEST),
     "eagle3hid-k5": EngineSpec(

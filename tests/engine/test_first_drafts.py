@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.engine_spec import EngineSpec, make_requests
+from tests.engine.engine_spec import QUICKEST, EngineSpec, make_requests
 from tests.engine.forked_engines import launch_forked
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -36,7 +36,7 @@ def faults(engine_python: Path, tiny_models: Path) -> dict[str, list[str]]:
             block_size=16,
             pre=("tests.draft_graphs.graph_safe_attention:register", *hooks),
             finish=("tests.engine.scheduler_hooks:faults",),
-            engine={"dtype": "float32"},  # the quickest on a CPU
+            engine=QUICKEST,
         )
         for hooks in CASES.values()
     ]
