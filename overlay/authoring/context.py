@@ -9,6 +9,7 @@ that with a line on each side, which ``git apply`` and ``patch`` take too.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import NamedTuple
@@ -253,14 +254,17 @@ class Forms:
         """The texts that a form serves; ``None`` where it must not take the hunk's place.
 
         It must not where it would land elsewhere, or on a text that has the change, or where it
-        would take a text for one that has it by lines that say too little.
+        would take a text for one that has it by lines that say too little, or though one of equal
+        lines is put in or taken out too few.
         """
         lands: set[bytes] = set()
         has: set[bytes] = set()
         for data in texts:
             narrow, full = self.state(form, data), self.state(hunk, data)
             if narrow.state is State.UPSTREAMED:
-                if full.state is not State.UPSTREAMED and not self._shows(form):
+                if full.state is not State.UPSTREAMED and (
+                    not self._shows(form) or self._miscounts(hunk, data)
+                ):
                     return None
                 has.add(data)
             elif narrow.state is State.PRISTINE:
@@ -275,6 +279,27 @@ class Forms:
         """Whether a text that has the lines after the change has them by the change."""
         telling = sum(map(says_much, form.post))
         return bool(new_lines(self._based(form))) or telling > 1
+
+    def _miscounts(self, hunk: Hunk, data: bytes) -> bool:
+        """Whether a text lacks a line that a hunk adds, or has one too many of those it removes.
+
+        Of equal lines in a scope only their number tells whether one was put in or taken out.
+        """
+        text = self._text(data)
+        if text is None or self._after is None:
+            return False
+        lines = {op: {line.strip() for sign, line in hunk.lines if sign == op} for op in "+-"}
+
+        def most(of: ScopedText | _ScopedLines) -> Counter[str]:
+            counts: Counter[str] = Counter()
+            for place in of.scopes.get(hunk.scope, ()):
+                counts |= Counter(line.strip() for line in of.lines[place.start : place.stop])
+            return counts
+
+        after, there = most(self._after), most(text)
+        return any(there[line] < after[line] for line in lines["+"] - {""}) or any(
+            there[line] > after[line] for line in lines["-"] - {""}
+        )
 
     def same_place(self, form: Hunk, result: HunkResult, data: bytes) -> bool:
         """Whether a hunk lands where a diff of its scope in both texts puts all of its lines."""

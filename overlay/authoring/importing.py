@@ -14,7 +14,7 @@ from overlay.authoring.baseless import why as why_no_base
 from overlay.authoring.building import EditedFile, FeatureChange, Prepared, Words, build
 from overlay.authoring.composing import NotComposable, compose_file, contexts_from, whole_file
 from overlay.authoring.incoming import ChangeKind, Commit, IncomingFile
-from overlay.authoring.locating import Origin, ReleaseTexts, following_bytes, locate
+from overlay.authoring.locating import Origin, ReleaseTexts, following_bytes, having, locate
 from overlay.authoring.mailbox import described
 from overlay.authoring.triage import (
     FileFate,
@@ -135,7 +135,9 @@ def _topic(
     try:
         hunks = compose_file(path, base.before, after, contexts)
     except NotComposable as error:
-        return refused(str(error))
+        if base.by_id or not having(parts[0], texts, parts[1:]):
+            return refused(str(error))
+        return refused(why_no_base(parts[0], texts, parts[1:], checkout=checkout is not None))
     if (problem := uncompilable(path, after, syntax)) is not None:
         return refused(f"with the change, {problem}")
     fate = FileFate(path, Fate.EDITED, base.release, base.by_id, len(hunks))

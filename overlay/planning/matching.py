@@ -89,6 +89,8 @@ def match(
         )
         reason = Reason(f"{why}, at lines {', '.join(map(str, candidates))}", cause=why)
         return HunkResult(hunk.scope, State.AMBIGUOUS, candidates[0], reason, candidates)
+    if posts and not _is_anchored(hunk):
+        return HunkResult(hunk.scope, State.DRIFTED, posts[0] + 1, _not_anchored(posts[0] + 1))
     if posts:
         return HunkResult(hunk.scope, State.UPSTREAMED, line=posts[0] + 1)
     line, reason = _why_drifted(hunk, lines, scopes, final_newline)
@@ -110,6 +112,17 @@ def _already_merged(hunk: Hunk) -> Reason:
         f"such as {new_lines(hunk)[0]!r}: the change may be there already",
         "if upstream has the change, retire it there (`merged` or [[upstreamed]] in feature.toml); "
         "if its base had these lines too, name them in a Base-Has header",
+    )
+
+
+def _not_anchored(line: int) -> Reason:
+    """Why a hunk whose post-image is there may still not be in the text."""
+    return _numbered(
+        lambda number: (
+            f"its lines after the change are at line {number(line)}, but its context is made of "
+            "lines that it changes itself, and of equal lines nothing tells which are the change"
+        ),
+        "give the hunk more context, up to a line that it does not change",
     )
 
 
@@ -186,6 +199,21 @@ def _at_edge(
     return None
 
 
+def _is_anchored(hunk: Hunk) -> bool:
+    """Whether each side of a post-image shows a line that the change beside it does not hold.
+
+    Among equal lines nothing tells which of them were put in or taken out, and a post-image whose
+    context is made of them stands in a text that lacks a part of the change, too.
+    """
+    for ops in (hunk.lines, hunk.lines[::-1]):
+        context = [text for _, text in takewhile(lambda line: line[0] == " ", ops)]
+        changed = {text for _, text in takewhile(lambda op: op[0] != " ", ops[len(context) :])}
+        lines = {text for text in context if text.strip()}
+        if lines and lines <= changed:
+            return False
+    return True
+
+
 def _occurrences(image: Sequence[str], lines: Sequence[str], scope: range) -> Iterator[int]:
     size = len(image)
     if not size:
@@ -222,12 +250,12 @@ def misplaced(hunk: Hunk, lines: Sequence[str], scopes: Scopes) -> bool:
     return next(inside, None) is None and _elsewhere(hunk, lines, scopes) is not None
 
 
-def _numbered(words: Callable[[Callable[[int], str]], str]) -> Reason:
+def _numbered(words: Callable[[Callable[[int], str]], str], next_step: str = "") -> Reason:
     """The reason that ``words`` gives with line numbers, and without them for its cause.
 
     :param words: makes the text; it is given what writes a line number.
     """
-    return Reason(words(str), cause=words(lambda _: "..."))
+    return Reason(words(str), next_step, cause=words(lambda _: "..."))
 
 
 def _elsewhere(hunk: Hunk, lines: Sequence[str], scopes: Scopes) -> Reason | None:

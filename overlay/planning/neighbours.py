@@ -74,6 +74,38 @@ def flanked(code: Sequence[str], at: int, rows: Rows, size: int | None = None) -
     return any(all(sides) for sides in _sides(code, at, rows, 1, size))
 
 
+def as_often(
+    lines: Sequence[HunkLine], removed: Iterable[str], at: int, rows: Rows, size: int
+) -> bool:
+    """Whether a text has a line of a hunk as often as the hunk has it between two lines that stay.
+
+    Of equal lines only their number tells that one more was put in.  A line that stays is one that
+    the hunk neither adds nor removes.  Where it has none on a side of equal ones the text has to
+    end there.
+
+    :param removed: the lines that the hunk removes; :param size: the length of the text.
+    """
+    key = lines[at].key
+    changed = {*removed, *(line.key for line in lines if line.added)}
+    stays = [number for number, line in enumerate(lines) if line.key not in changed]
+    first = max((number for number in stays if number < at), default=-1)
+    stop = min((number for number in stays if number > at), default=len(lines))
+    often = sum(line.key == key for line in lines[first + 1 : stop])
+    if often == 1:
+        return True
+    begun, ended = first >= 0, stop < len(lines)
+    starts = rows.get(lines[first].key, ()) if begun else [-1]
+    ends = rows.get(lines[stop].key, ()) if ended else [size]
+    most = stop - first - 1 + (REACH if begun and ended else 0)
+    for start in starts:
+        end = next((row for row in ends if row > start), start)
+        if end - start - 1 <= most:
+            standing = sum(start < row < end for row in rows.get(key, ()))
+            if standing >= often:
+                return True
+    return False
+
+
 def placed(
     hunk: Hunk, code: Sequence[tuple[int, str]], loose: Container[int]
 ) -> tuple[HunkLine, ...]:

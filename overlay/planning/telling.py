@@ -22,6 +22,7 @@ from overlay.planning.neighbours import (
     HunkLine,
     Removal,
     Rows,
+    as_often,
     astray,
     flanked,
     is_absent,
@@ -359,11 +360,15 @@ def _in_place(traces: _Traces, place: Place, numbers: Counter[str]) -> Present:
 
 
 def _between(traces: _Traces, at: int, place: Place, rows: Sequence[Rows]) -> bool:
-    """Whether an added line that does not tell stands right between its neighbours.
+    """Whether an added line that does not tell stands right between its neighbours, and as often.
 
     Where the hunk has no code on a side of it, the comment there or the end of the scope is asked.
     """
-    if not any(flanked(traces.code, at, each) for each in rows):
+    removed = [line.key for line in traces.removed]
+    if not any(
+        flanked(traces.code, at, each) and as_often(traces.lines, removed, at, each, size)
+        for each, size in zip(rows, (len(place.keys), len(place.code)), strict=True)
+    ):
         return False
     if 0 < at < len(traces.code) - 1:
         return True

@@ -16,7 +16,7 @@ from tests.support.patches import hunk, patch_text, write_feature
 #: The commands that there have to be.
 COMMANDS = (
     "check apply revert status adopt diff list doctor report bench verify cache completion help "
-    "import new edit log prune port"
+    "import new edit log prune port show export"
 ).split()
 
 RELEASES = (
@@ -162,6 +162,8 @@ def record_history(recorder: Recorder) -> None:
         *("log replay --upstream nowhere", "prune", "prune --json", "prune --oldest 0.25.0"),
         *("prune --oldest 0.25.0 --write", "prune --oldest 0.25.0 --write --json"),
         *("prune --oldest 9.9.9", "log replay --releases new"),
+        *("show replay", "show replay --json", "show nothing", "export replay"),
+        *("export replay --release 0.26.0", "export nothing", "export replay --json"),
     ):
         recorder.command(f"{line}{more}")
     recorder.command("prune", name="prune of nothing")

@@ -90,8 +90,9 @@ def import_change(
     for source in sources:
         with doing(request.progress, f"reading {without_secrets(source)}"):
             read.append(read_source(source, each=each))
-    parts = _parts(read, releases, paths, request.progress)
-    base = None if checkout is None else _origin(checkout, parts[0].package, request.progress)
+    packages, names = _packages(read, releases)
+    base = None if checkout is None else _origin(checkout, packages[0], request.progress)
+    parts = _parts(read, packages, names, paths, request.progress)
     if onto is not None:
         return _placed_onto(parts, id_, onto, patches, base, partial=partial, update=update)
     imports = _Imports(Memo(), base, partial, patches, update, context, request.progress)
@@ -184,13 +185,10 @@ class _Part:
         return tuple(commit for source in self.sources for commit in source.commits)
 
 
-def _parts(
-    sources: Sequence[ChangeSource],
-    releases: str | None,
-    rule: PathRule,
-    progress: Progress | None,
-) -> tuple[_Part, ...]:
-    """A change by the packages that it is for, its paths found; vLLM's first.
+def _packages(
+    sources: Sequence[ChangeSource], releases: str | None
+) -> tuple[tuple[Package, ...], tuple[str, ...]]:
+    """The packages that a change is for, vLLM's first, and the releases of the first of them.
 
     :param releases: as ``--releases`` takes them; with a name (``vllm-ascend==all``) it tells the
         one package, otherwise the paths of the change do.
@@ -198,12 +196,24 @@ def _parts(
     """
     files = [file for source in sources for commit in source.commits for file in commit.files]
     packages = packages_in([file.path for file in files]) or (VLLM,)
-    first, names = packages[0], package_releases.names_of(packages[0])
-    if releases is not None:
-        first, names = package_releases.names_in(releases, packages[0])
-    further = () if first not in packages or rule != BY_RELEASES else packages[1:]
-    if releases is not None and "==" in releases:
-        further = ()
+    if releases is None:
+        return packages, package_releases.names_of(packages[0])
+    first, names = package_releases.names_in(releases, packages[0])
+    return ((first,) if "==" in releases or first not in packages else packages), names
+
+
+def _parts(
+    sources: Sequence[ChangeSource],
+    packages: Sequence[Package],
+    names: Sequence[str],
+    rule: PathRule,
+    progress: Progress | None,
+) -> tuple[_Part, ...]:
+    """A change by the packages that it is for, its paths found; in the order of these.
+
+    :param names: the releases of the first of them.
+    """
+    first, further = packages[0], packages[1:] if rule == BY_RELEASES else ()
     parts = []
     for package in (first, *further):
         served = names if package == first else package_releases.names_of(package)

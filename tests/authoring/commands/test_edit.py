@@ -198,6 +198,7 @@ def refused(cli: Cli, folder: Path, word: str) -> None:
 
 def test_what_a_feature_cannot_carry_is_refused(team: Cli) -> None:
     folder = begin(team)
+    (folder / RUNNER).write_bytes(releases.files("0.26.0")[RUNNER])
     refused(team, folder, "the feature does nothing")
     (folder / "vllm/notes.so").write_bytes(b"hello")
     refused(team, folder, "notes.so")

@@ -40,7 +40,9 @@ _patch("new count", 2, "the hunk has", _GOOD.replace("+1,2", "+1,5"))
 _patch("path upwards", 2, "..", _GOOD.replace(PROPOSER, "vllm/../evil.py"))
 _patch("path absolute", 2, "/etc/x.py", _GOOD.replace(f"a/{PROPOSER}", "/etc/x.py"))
 _patch("path outside", 2, "outside vllm/", _GOOD.replace(PROPOSER, "other/x.py"))
-_patch("path no module", 2, ".py", _GOOD.replace(PROPOSER, "vllm/x.so"))
+_patch(
+    "path no module", 2, "neither a module nor a data file", _GOOD.replace(PROPOSER, "vllm/x.so")
+)
 _patch("two paths", 2, "renames", _GOOD.replace(f"+++ b/{PROPOSER}", f"+++ b/{RUNNER}"))
 _patch("new file", 2, "creates a file", _GOOD.replace(f"--- a/{PROPOSER}", "--- /dev/null"))
 _patch(
@@ -123,7 +125,7 @@ def _added(name: str, exit_: int, word: str, path: str, content: str | bytes = "
 
 
 _added("outside", 2, "outside vllm/", "files/other/x.py")
-_added("pth", 2, ".py", "files/vllm/x.pth")
+_added("pth", 2, "nor a data file", "files/vllm/x.pth")
 _added("syntax error", 1, "mine/files/vllm/x.py", "files/vllm/x.py", "def (:\n")
 _added("over a file", 1, "not overwritten", f"files/{RUNNER}", "x = 1\n")
 _added("not UTF-8", 1, "vllm/x.py", "files/vllm/x.py", b"x = '\xff'\n")
