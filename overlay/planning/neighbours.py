@@ -93,10 +93,10 @@ def as_often(
     often = sum(line.key == key for line in lines[first + 1 : stop])
     if often == 1:
         return True
-    begun, ended = first >= 0, stop < len(lines)
-    starts = rows.get(lines[first].key, ()) if begun else [-1]
-    ends = rows.get(lines[stop].key, ()) if ended else [size]
-    most = stop - first - 1 + (REACH if begun and ended else 0)
+    has_first, has_last = first >= 0, stop < len(lines)
+    starts = rows.get(lines[first].key, ()) if has_first else [-1]
+    ends = rows.get(lines[stop].key, ()) if has_last else [size]
+    most = stop - first - 1 + (REACH if has_first and has_last else 0)
     for start in starts:
         end = next((row for row in ends if row > start), start)
         if end - start - 1 <= most:
