@@ -130,7 +130,8 @@ def _topic(
     if last.kind in (ChangeKind.REMOVED, ChangeKind.RENAMED):
         if last.kind is ChangeKind.REMOVED and after:
             return refused(f"it removes {path}, and shows a part of its lines only", last)
-        fate = FileFate(path, Fate.EDITED, base.release, base.by_id, 1, removes=True)
+        release, by_id, words = base.release, base.by_id, base.words
+        fate = FileFate(path, Fate.EDITED, release, by_id, 1, removes=True, made_on=words)
         return fate, EditedFile(base, (whole_file(base.before, None),))
     try:
         hunks = compose_file(path, base.before, after, contexts)
@@ -138,7 +139,7 @@ def _topic(
         return refused(str(error))
     if (problem := uncompilable(path, after, syntax)) is not None:
         return refused(f"with the change, {problem}")
-    fate = FileFate(path, Fate.EDITED, base.release, base.by_id, len(hunks))
+    fate = FileFate(path, Fate.EDITED, base.release, base.by_id, len(hunks), made_on=base.words)
     return fate, EditedFile(base, hunks)
 
 

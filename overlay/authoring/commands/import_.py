@@ -523,9 +523,8 @@ class ImportReport(Report):
                 continue  # told as the report's error
             what = "added module" if is_module(entry.path) else "added file"
             if entry.fate is Fate.EDITED:
-                base = entry.base or "a text that only --base has"
                 hunks = "removed" if entry.removes else count(entry.hunks, "hunk")
-                what = f"{hunks}, made on {base}"
+                what = f"{hunks}, made on {entry.made_on}"
             yield labelled(0, "carried   ", f"{entry.path}  {what}")
         for path, releases in self.holders.items():
             yield labelled(0, "taken     ", f"{path}  another file in {enumeration(releases)}")
