@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from packaging.version import Version
 
@@ -150,6 +150,7 @@ class Words:
 
     :ivar origin: where it comes from, as DEP-3 writes it; :ivar date: ``YYYY-MM-DD``.
     :ivar package: what it patches.
+    :ivar keys: further ones of its feature.toml; :ivar more_headers: of its patches.
     """
 
     id: str
@@ -160,6 +161,8 @@ class Words:
     author: str
     date: str
     package: Package = VLLM
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    more_headers: Mapping[str, str] = field(default_factory=dict)
 
     def headers(self) -> dict[str, str]:
         """The headers of each of its patches."""
@@ -169,6 +172,7 @@ class Words:
             "Origin": self.origin,
             **author,
             "Last-Update": self.date,
+            **self.more_headers,
         }
 
 
@@ -231,6 +235,7 @@ def build(
         merged,
         derived_tests((t.base.before, t.base.path, t.hunks) for t in topics),
         words.package,
+        words.keys,
     )
     headers = {**words.headers(), "Base": run.base}
     afters = [result.after for result in carried[run.base]]

@@ -92,7 +92,8 @@ def words_of(
     words = described(first.message)
     page = upstream or words.upstream or (_upstream(title) if package == VLLM else "")
     why, origin = words.why or title, f"other, {page or source}"
-    return Words(id_, title, why, page, origin, first.author, today, package)
+    fields = (id_, title, why, page, origin, first.author, today, package)
+    return Words(*fields, words.keys, words.headers)
 
 
 def _topic(
