@@ -17,6 +17,8 @@ from overlay.package import (
     file_problem,
     is_module,
     known_package,
+    namespace_of,
+    namespace_problem,
     package_named,
     package_problem,
 )
@@ -243,6 +245,8 @@ def _whose(path: str) -> str:
     name, _, below = path.partition("/")
     if not below.endswith(".py") or package_problem(name) is not None:
         return ""
+    if (distribution := namespace_of(name)) is not None:
+        return f"; {namespace_problem(distribution)}"
     package = package_named(name)
     if package == VLLM:
         return ""

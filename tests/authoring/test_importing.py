@@ -174,6 +174,12 @@ def test_the_text_of_a_change_between_releases_is_that_of_the_first_with_it_befo
     assert b"[1, 2, 4]" not in patch, "the release has that part"
 
 
+@pytest.mark.parametrize("path", ["megatron/core/utils.py", "cutlass/base_dsl/dsl.py"])
+def test_a_change_of_a_namespace_is_refused_with_the_reason(path: str) -> None:
+    with pytest.raises(UsageError, match="as a namespace, and a feature patches a package of its"):
+        imported(diff(path, b"a = 1\n", b"a = 2\n"))
+
+
 def test_packaging_is_left_out_and_named() -> None:
     extra = diff("requirements/cuda.txt", b"a\n", b"b\n") + diff("setup.py", b"a\n", b"b\n")
     prepared = imported(CHANGE + extra)

@@ -316,7 +316,7 @@ def test_a_hunk_with_two_places_is_not_guessed() -> None:
 
 
 def test_a_hunk_that_lands_at_two_places_without_different_features_lands_at_none() -> None:
-    """Without both it stands at the release's lines, without the second at those that one brings."""
+    """Without both it stands at the release's lines, without the second at those of the first."""
     copy = "    e = 0\n    a = x\n    b = a\n    f = b\n    return e\n"
     first = edit_of(0, ("    a = x\n", "    a = x + 9\n"), ("    return e\n", copy))
     text = made(first)
