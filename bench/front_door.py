@@ -6,7 +6,9 @@
 A drawn commit changes a Python module of the package and lies between two neighbouring releases,
 which their texts tell: one lacks its new lines and the next has them.  It comes as the mail that
 git writes and is imported as a user would, with no more than its id.  What is not imported is
-opened as a session on the last release without it (`--onto`), where the command has that.
+taken without what lies outside the package, where the answer names `--partial`, and is else opened
+as a session on the last release without it (`--onto`), where the command has that.  Beside it
+stands whether git, which has the text that the commit was made on, merges it into that release.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import inspect
 import os
 import random
 import re
+import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -44,11 +47,13 @@ class Drawn(NamedTuple):
     """A commit.
 
     :ivar release: the last release that lacks it; :ivar mail: as `git format-patch` writes it.
+    :ivar git: whether git merges its files of the package into that release without a conflict.
     """
 
     commit: str
     release: str
     mail: bytes
+    git: bool
 
 
 def draw(texts: ReleaseTexts, checkout: Path, seed: int) -> Iterator[Drawn]:
@@ -59,7 +64,35 @@ def draw(texts: ReleaseTexts, checkout: Path, seed: int) -> Iterator[Drawn]:
     for commit in commits:
         mail = repository.mail(commit)
         if (release := _before(repository, mail, texts)) is not None:
-            yield Drawn(commit, release, mail)
+            yield Drawn(commit, release, mail, merges(repository, mail, release, texts))
+
+
+def merges(repository: Checkout, mail: bytes, release: str, texts: ReleaseTexts) -> bool:
+    """Whether git merges a commit into a release: each file of it that the package has."""
+    for part in _split(mail)[1:]:
+        names = re.search(rb"^diff --git a/(.+) b/(.+)$", part, re.MULTILINE)
+        ids = re.search(rb"^index ([0-9a-f]+)\.\.([0-9a-f]+)", part, re.MULTILINE)
+        if names is None or ids is None or not names[2].startswith(b"vllm/"):
+            continue
+        there = texts.read(release, names[1].decode())
+        if not ids[1].strip(b"0") or not ids[2].strip(b"0"):
+            if (there is None) != (not ids[1].strip(b"0")):
+                return False  # added where it is, or removed where it is not
+            continue
+        before, after = (repository.blob(each.decode()) for each in ids.groups())
+        if there is None or not _merge_file(there, before or b"", after or b""):
+            return False
+    return True
+
+
+def _merge_file(*texts: bytes) -> bool:
+    """Whether `git merge-file` has no conflict: of the own text, the base and the other one."""
+    with tempfile.TemporaryDirectory() as folder:
+        places = [Path(folder, str(number)) for number in range(len(texts))]
+        for place, text in zip(places, texts, strict=True):
+            place.write_bytes(text)
+        command = ["git", "merge-file", "-q", "-p", *map(str, places)]
+        return subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0
 
 
 def _before(repository: Checkout, mail: bytes, texts: ReleaseTexts) -> str | None:
@@ -83,12 +116,17 @@ def _before(repository: Checkout, mail: bytes, texts: ReleaseTexts) -> str | Non
 def judge(drawn: Drawn) -> dict[str, Any]:
     """What becomes of a commit, and why it is refused where it is."""
     answer: dict[str, Any] = {"commit": drawn.commit[:10], "release": drawn.release}
+    answer["git"] = drawn.git
     with tempfile.TemporaryDirectory() as place:
         os.chdir(place)
         Path("change.mbox").write_bytes(drawn.mail)
         answer |= _imported(Path(place), {})
-        if not answer["imported"] and SESSIONS:
-            opened = _imported(Path(place), {"onto": drawn.release})
+        if not answer["imported"] and "--partial" in answer["why"]:
+            partial = _imported(Path(place), {"partial": True})
+            answer |= {"partial": partial["imported"], "then": partial["why"]}
+        if not answer["imported"] and not answer.get("partial") and SESSIONS:
+            more = {"onto": drawn.release, "partial": "partial" in answer}
+            opened = _imported(Path(place), more)
             answer |= {"session": opened["imported"] or opened["session"], "then": opened["why"]}
         os.chdir(ROOT)
     return answer
@@ -117,8 +155,11 @@ def counted(answers: Sequence[dict[str, Any]]) -> dict[str, int]:
     """The answers as counts."""
     counts: Counter[str] = Counter()
     for each in answers:
-        kind = "imported" if each["imported"] else "session" if each["session"] else "neither"
+        kinds = ("imported", "partial", "session")
+        kind = next((kind for kind in kinds if each.get(kind)), "neither")
         counts[kind] += 1
+        counts["git merges it"] += each["git"]
+        counts["imported, and git merges it"] += each["git"] and kind == "imported"
         if not each["imported"]:
             counts[f"{kind}: {_cause(each['why'])}"] += 1
     return dict(sorted(counts.items()))

@@ -154,6 +154,15 @@ def namespace_problem(distribution: str) -> str | None:
     return f"{distribution} installs {name}/ as a namespace, {why}"
 
 
+def namespace_of(name: str) -> str | None:
+    """The distribution that installs a folder as a namespace; ``None`` where none is known to.
+
+    >>> namespace_of("cutlass")
+    'nvidia-cutlass-dsl'
+    """
+    return next((each for each, folder in _NAMESPACES.items() if folder == name), None)
+
+
 def known_package(paths: Iterable[str]) -> Package | None:
     """The package that the overlay knows in whose folder one of some paths lies, vLLM first.
 

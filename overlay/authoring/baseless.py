@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from overlay._features.model import Hunk
 from overlay.authoring.incoming import IncomingFile
-from overlay.authoring.locating import ReleaseTexts, having, replay, vague_hunk
+from overlay.authoring.locating import ReleaseTexts, before_it, having, replay, vague_hunk
 from overlay.errors import OverlayError
 from overlay.planning.text import SourceText, TextError
 from overlay.results.invocation import command
@@ -20,7 +20,6 @@ from overlay.untrusted import printable
 _NEAR = 0.6
 #: The most letters of a line that a sentence shows.
 _WIDTH = 60
-_SWAPPED = {"+": "-", "-": "+"}
 
 
 class _Misfit(NamedTuple):
@@ -194,31 +193,13 @@ def _overlapping(hunks: Sequence[Hunk]) -> tuple[Hunk, Hunk] | None:
 
 
 def _with_it(file: IncomingFile, present: dict[str, bytes]) -> str | None:
-    """Why a change fits no text although some have what it makes; ``None`` where none has."""
-    if not all(hunk.post for hunk in file.hunks):
-        return None  # what is nowhere would be everywhere
-    undone = [
-        hunk._replace(
-            lines=tuple((_SWAPPED.get(op, op), text) for op, text in hunk.lines),
-            pre_unfinished=hunk.post_unfinished,
-            post_unfinished=hunk.pre_unfinished,
-        )
-        for hunk in file.hunks
-    ]
-    names = list(present)
-    having_it = [name for name in names if replay(present[name], undone) is not None]
-    if not having_it:
+    """Why a change fits no text although the first has what it makes; ``None`` where it has not."""
+    first, data = next(iter(present.items()))
+    if before_it(data, [file]) is None:
         return None
-    if having_it[0] != names[0]:
-        return (
-            f"{file.path} of {having_it[0]} reads as this change leaves it, and no release before "
-            "as it was: upstream has the change since then; to carry it to a release before that, "
-            "give the text that it was made on with --base, a checkout, or "
-            f"{_onto(file, names[names.index(having_it[0]) - 1])}"
-        )
     by_id = "; or give the text that it names by its id with --base" if file.old_blob else ""
     return (
-        f"{file.path} of {having_it[0]} reads as this change leaves it: the release has the "
+        f"{file.path} of {first} reads as this change leaves it: the release has the "
         "change, or the diff is the wrong way round; to take the change back, turn the diff round "
         f"(`git diff -R`, `interdiff`){by_id}"
     )

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from packaging.version import Version
 
@@ -25,7 +25,14 @@ from overlay.authoring.composing import (
 )
 from overlay.authoring.context import FittedHunks, needed
 from overlay.authoring.following import Moved, follow
-from overlay.authoring.landing import Summary, modules_on, names_from, names_taken, taken_back
+from overlay.authoring.landing import (
+    Summary,
+    modules_on,
+    names_from,
+    names_taken,
+    not_installed,
+    taken_back,
+)
 from overlay.authoring.locating import Base, ReleaseTexts, ReleaseTree
 from overlay.authoring.scoped import scopes_in
 from overlay.authoring.triage import FileFate, added_problem, uncompilable
@@ -143,6 +150,7 @@ class Words:
 
     :ivar origin: where it comes from, as DEP-3 writes it; :ivar date: ``YYYY-MM-DD``.
     :ivar package: what it patches.
+    :ivar keys: further ones of its feature.toml; :ivar more_headers: of its patches.
     """
 
     id: str
@@ -153,6 +161,8 @@ class Words:
     author: str
     date: str
     package: Package = VLLM
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    more_headers: Mapping[str, str] = field(default_factory=dict)
 
     def headers(self) -> dict[str, str]:
         """The headers of each of its patches."""
@@ -162,6 +172,7 @@ class Words:
             "Origin": self.origin,
             **author,
             "Last-Update": self.date,
+            **self.more_headers,
         }
 
 
@@ -196,7 +207,7 @@ def build(
         name: whole_outcome((*(r.outcome for r in results), *modules[name].values()))
         for name, results in carried.items()
     }
-    warnings = taken_back(outcomes, texts.names)
+    warnings = (*taken_back(outcomes, texts.names), *not_installed(change.fates))
     run = _run(outcomes, topics, texts.names)
     merged = _first_with_it(outcomes, topics, texts.names)
     if merged is not None:  # by memory: what upstream makes of it later does not count
@@ -224,6 +235,7 @@ def build(
         merged,
         derived_tests((t.base.before, t.base.path, t.hunks) for t in topics),
         words.package,
+        words.keys,
     )
     headers = {**words.headers(), "Base": run.base}
     afters = [result.after for result in carried[run.base]]
@@ -357,7 +369,8 @@ def _patch(
     own = _hunks_for(topic, run, after, before)
     own_headers = dict(headers)
     if run.review:
-        own_headers["Ported-From"] = f"{topic.base.release or 'a checkout'} merged"
+        made_on = topic.base.release or topic.base.origin or "a checkout"
+        own_headers["Ported-From"] = f"{made_on} merged"
     # What a guessed base had proves nothing, but such a line has another reason to be there.
     name = "Base-Has" if topic.base.by_id else "Tells-Nothing"
     text = before if topic.base.by_id and before is not None else topic.base.before

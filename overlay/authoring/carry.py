@@ -104,7 +104,10 @@ def carry(
         return Carried(conflicts, target, f"the file cannot be read: {error}")
     origin_text = ScopedText(origin, scopes)
     all_hunks = [with_base(hunk, origin_text) for hunk in hunks]
-    exact = [_settled(hunk, origin_text, ScopedText(text, now), all_hunks) for hunk in hunks]
+    here = ScopedText(text, now)
+    exact = [
+        _settled(hunk, based, here, all_hunks) for hunk, based in zip(hunks, all_hunks, strict=True)
+    ]
     landed = [edit for answer in exact if answer is not None for edit in answer.edits]
     try:
         if landed:
@@ -121,7 +124,8 @@ def carry(
         if answer is not None:
             results.append(answer.result)
             continue
-        here = ScopedText(text, now)
+        if here.source is not text:
+            here = ScopedText(text, now)
         result, changed = _merged(hunk, origin_text, here)
         if forms is not None and result.outcome is Outcome.CONFLICT:
             result, changed = _with_less(hunk, forms, here, result) or (result, changed)
@@ -184,13 +188,14 @@ class _Settled:
     edits: tuple[Edit, ...] = ()
 
 
-def _settled(
-    hunk: Hunk, origin: ScopedText, target: ScopedText, hunks: Sequence[Hunk]
-) -> _Settled | None:
-    """A hunk that upstream has or that lands exactly; ``None`` for any other."""
-    based = with_base(hunk, origin)
-    for place in target.scopes.get(hunk.scope, ()):
-        if hunk_is_upstream(based, [target.source.lines[place.start : place.stop]], hunks).merged:
+def _settled(hunk: Hunk, based: Hunk, target: ScopedText, hunks: Sequence[Hunk]) -> _Settled | None:
+    """A hunk that upstream has or that lands exactly; ``None`` for any other.
+
+    :param based: the same, with what its base has.
+    """
+    places = target.scopes.get(hunk.scope, ())
+    for place, lines in zip(places, target.evidence(hunk.scope), strict=True):
+        if hunk_is_upstream(based, [lines], hunks).merged:
             return _Settled(CarriedHunk(hunk, Outcome.UPSTREAM, hunk.scope, place.start + 1))
     placed = target.match(based)
     if placed.state is State.UPSTREAMED:

@@ -237,7 +237,8 @@ def _expect_one_way(id_: str, target: str | None, options: Mapping[str, Any]) ->
     "--context",
     type=click.IntRange(0, 1000),
     metavar="N",
-    help="Begin no session: give the hunks N lines of context, where so many tell the place.",
+    help="Give the hunks N lines of context, where so many tell the place: those of ID, without a "
+    "session, or with --commit those that were edited.",
 )
 @asks
 def edit(
@@ -279,13 +280,14 @@ def edit(
     if id_ is None and (release is not None or files):
         raise click.UsageError("--release and --file begin a session: name the feature's ID.")
     if context is not None:
-        if id_ is None or release is not None or files:
-            raise click.UsageError("--context goes with the feature's ID alone.")
-        return keep_context(request, id_, context, request.progress)
+        if abort is not None or release is not None or files:
+            raise click.UsageError("--context goes with the feature's ID alone, or --commit.")
+        if id_ is not None:
+            return keep_context(request, id_, context, request.progress)
     if id_ is not None:
         return sessions.begin(request, id_, release, files)
     if commit is not None:
-        return sessions.commit(request, in_home(commit))
+        return sessions.commit(request, in_home(commit), context)
     return sessions.abort(in_home(abort or ""))
 
 

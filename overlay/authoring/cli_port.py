@@ -56,6 +56,12 @@ _KEYS = {
     metavar="CMD",
     help="Let a command propose: it gets the base, yours, the release's and the result as files.",
 )
+@click.option(
+    "--context",
+    type=click.IntRange(0, 1000),
+    metavar="N",
+    help="Keep N lines of context in the hunks that are merged, or edited before --continue.",
+)
 @asks
 def port(request: Request, /, words: tuple[str, ...], **options: Any) -> PortReport:
     """Carry features to a release, hunk by hunk, in the safest way that holds.
@@ -77,6 +83,8 @@ def port(request: Request, /, words: tuple[str, ...], **options: Any) -> PortRep
         raise click.UsageError(f"{_option(actions[0])} and {_option(actions[1])}: one of them.")
     if wants_json() and options["tool"]:
         raise click.UsageError("--tool needs a terminal: omit --json, or use --resolver CMD.")
+    if options["context"] is not None and actions not in ([], ["go_on"]):
+        raise click.UsageError("--context goes with ID... RELEASE, --all RELEASE or --continue.")
     if actions:
         report = _session(words, request, actions[0], options)
     else:
@@ -86,6 +94,7 @@ def port(request: Request, /, words: tuple[str, ...], **options: Any) -> PortRep
             release,
             write=options["write"],
             accept_merged=options["accept"] is not None,
+            context=options["context"],
         )
     return report if options["show"] else asked(request, report)
 
@@ -130,7 +139,7 @@ def _session(
         step = sessions.retire if action == "retire" else sessions.skip
         return step(request, folder, str(options[action]))
     if action == "go_on":
-        return sessions.proceed(request, folder)
+        return sessions.proceed(request, folder, options["context"])
     if action == "show":
         return sessions.show(request, folder)
     return sessions.resolve(request, folder, options[action] if action == "resolver" else None)

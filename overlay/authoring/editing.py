@@ -14,7 +14,13 @@ from packaging.version import Version
 
 from overlay._features.model import Feature, Hunk, Patch, Variant
 from overlay.authoring.building import derived_tests, topic_name
-from overlay.authoring.composing import CONTEXT, NotComposable, compose_file, whole_file
+from overlay.authoring.composing import (
+    CONTEXT,
+    NotComposable,
+    compose_file,
+    contexts_from,
+    whole_file,
+)
 from overlay.authoring.layout import not_its_own, not_there, variants
 from overlay.authoring.scoped import ScopedText
 from overlay.authoring.variants import with_base_has
@@ -96,12 +102,15 @@ def commit(
     fits: Callable[[Feature, str], bool],
     names: Sequence[str],
     today: str,
+    context: int | None = None,
 ) -> CommittedFolder:
     """The folder of a feature once the edit of a session is its patch.
 
     :param files: path below the feature's folder -> bytes.
     :param fits: whether a form of the feature lands on a release, in every file that was edited.
     :param names: the known releases, oldest first; :param today: ``YYYY-MM-DD``.
+    :param context: how many lines of context the hunks of the edited files keep; default: as few as
+        tell the place, and untouched hunks what they have.
     :raises UsageError: naming each file whose edit it cannot carry, or a range without the release.
     """
     if edited.release not in feature.releases:
@@ -116,8 +125,8 @@ def commit(
     candidates = [name for name in candidates if Version(name) in feature.releases]
     topics: list[_Topic] = []
     run: list[str] = []
-    for contexts in _CONTEXTS:
-        trial = _topics(feature, edited, texts, contexts)
+    for contexts in _CONTEXTS if context is None else (contexts_from(context),):
+        trial = _topics(feature, edited, texts, contexts, as_it_was=context is None)
         wide = {topic.name: _span(topic, feature) for topic in trial}
         form = _folder(feature, files, trial, wide, modules, edited, today)
         reached = _run(
@@ -187,10 +196,16 @@ def _sorted(feature: Feature, edited: Edited) -> tuple[dict[str, bytes | None], 
 
 
 def _topics(
-    feature: Feature, edited: Edited, texts: Mapping[str, _Texts], contexts: Sequence[int]
+    feature: Feature,
+    edited: Edited,
+    texts: Mapping[str, _Texts],
+    contexts: Sequence[int],
+    *,
+    as_it_was: bool,
 ) -> list[_Topic]:
     """The topics of the edited files; the last topic of a file takes its edit.
 
+    :param as_it_was: whether hunks that were not edited keep their context.
     :raises UsageError: naming every file that cannot be said in hunks.
     """
     topics: list[_Topic] = []
@@ -208,7 +223,8 @@ def _topics(
                 composed: tuple[Hunk, ...] = (whole_file(before, None),)
             else:
                 composed = compose_file(path, before, now, contexts)
-            old = own[-1][1].patch if own and now is not None and is_module(path) else None
+            same = as_it_was and now is not None and is_module(path)
+            old = own[-1][1].patch if own and same else None
             hunks = _as_they_were(composed, old, before)
         except NotComposable as error:
             problems.append(str(error))

@@ -92,7 +92,8 @@ def words_of(
     words = described(first.message)
     page = upstream or words.upstream or (_upstream(title) if package == VLLM else "")
     why, origin = words.why or title, f"other, {page or source}"
-    return Words(id_, title, why, page, origin, first.author, today, package)
+    fields = (id_, title, why, page, origin, first.author, today, package)
+    return Words(*fields, words.keys, words.headers)
 
 
 def _topic(
@@ -130,7 +131,8 @@ def _topic(
     if last.kind in (ChangeKind.REMOVED, ChangeKind.RENAMED):
         if last.kind is ChangeKind.REMOVED and after:
             return refused(f"it removes {path}, and shows a part of its lines only", last)
-        fate = FileFate(path, Fate.EDITED, base.release, base.by_id, 1, removes=True)
+        release, by_id, words = base.release, base.by_id, base.words
+        fate = FileFate(path, Fate.EDITED, release, by_id, 1, removes=True, made_on=words)
         return fate, EditedFile(base, (whole_file(base.before, None),))
     try:
         hunks = compose_file(path, base.before, after, contexts)
@@ -140,7 +142,7 @@ def _topic(
         return refused(why_no_base(parts[0], texts, parts[1:], checkout=checkout is not None))
     if (problem := uncompilable(path, after, syntax)) is not None:
         return refused(f"with the change, {problem}")
-    fate = FileFate(path, Fate.EDITED, base.release, base.by_id, len(hunks))
+    fate = FileFate(path, Fate.EDITED, base.release, base.by_id, len(hunks), made_on=base.words)
     return fate, EditedFile(base, hunks)
 
 

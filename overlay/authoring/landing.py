@@ -18,8 +18,8 @@ from overlay.authoring.triage import FileFate
 from overlay.package import ReleaseRange, hiding, is_module
 from overlay.planning.upstream import module_in
 from overlay.report.lines import Line, Span, labelled
-from overlay.report.words import count
-from overlay.results import Outcome
+from overlay.report.words import count, enumeration
+from overlay.results import Fate, Outcome
 from overlay.results.invocation import command
 
 
@@ -128,6 +128,19 @@ def taken_back(outcomes: Mapping[str, Outcome], names: Sequence[str]) -> tuple[s
         f"upstream has the change in {has}, and yet it lands exactly on {span}: upstream took it "
         "back there, or the text that it was made on was guessed wrong: compare both, or name "
         "that text with --base"
+    )
+    return (warning,)
+
+
+def not_installed(files: Iterable[FileFate]) -> tuple[str, ...]:
+    """A warning where a change says what is to be packed or installed beside its modules."""
+    paths = [file.path for file in files if file.fate is Fate.PACKAGING]
+    if not paths:
+        return ()
+    which = "they ask" if len(paths) > 1 else "it asks"
+    warning = (
+        f"{enumeration(paths, most=4)} left out: if {which} for another version of a package, "
+        "install that by hand"
     )
     return (warning,)
 

@@ -35,6 +35,9 @@ from overlay.untrusted import read_regular
 #: The largest source file that is read from a checkout, in bytes.
 _LIMIT = 16 * 1024 * 1024
 
+#: What the lines of a hunk are in the one that takes it back.
+_TURNED = {"+": "-", "-": "+"}
+
 
 class ReleaseTexts:
     """The files of releases, each read once.
@@ -106,8 +109,9 @@ class ReleaseTree:
 class Base:
     """The text that one file's change was made on, and what the change made of it.
 
-    :ivar release: the release that has the text; ``None`` where only a checkout has it.
+    :ivar release: the release that has the text; ``None`` where none has it.
     :ivar by_id: whether the blob id proves the text.
+    :ivar origin: in words, how releases made a text that none of them has.
     """
 
     path: str
@@ -115,6 +119,12 @@ class Base:
     before: bytes
     after: bytes
     by_id: bool
+    origin: str = ""
+
+    @property
+    def words(self) -> str:
+        """The text that the change was made on, in words."""
+        return self.release or self.origin or "a text that only --base has"
 
 
 #: Where a feature's folder keeps the text that it was made on, where no release has that.
@@ -150,7 +160,47 @@ def locate(
         return replace(base, release=next(same, None))
     if file.binary is not None:
         return None  # only an id tells the bytes that others take the place of
-    return _guess(file, _fits(file, texts, following), texts)
+    fits = _fits(file, texts, following)
+    return _guess(file, fits, texts) or (None if fits else _without_it((file, *following), texts))
+
+
+def _without_it(parts: Sequence[IncomingFile], texts: ReleaseTexts) -> Base | None:
+    """The text of the first release that has a change, without it: it was made between releases.
+
+    A change that every release has, or that is the wrong way round, has no such text.
+    """
+    read = ((name, texts.read(name, parts[0].path)) for name in texts.names)
+    names = {name: data for name, data in read if data is not None}
+    if any(_without_context(hunk) for part in parts for hunk in part.hunks):
+        return None
+    first = next((name for name, data in names.items() if before_it(data, parts)), None)
+    if first is None or first == texts.names[0]:
+        return None
+    before = before_it(names[first], parts)
+    after = None if before is None else replay(before, parts[0].hunks)
+    if before is None or after is None:
+        return None
+    by_id = parts[0].old_blob is not None and blob_id(before).startswith(parts[0].old_blob)
+    return Base(parts[0].path, None, before, after, by_id, f"{first} without it")
+
+
+def before_it(after: bytes, parts: Sequence[IncomingFile]) -> bytes | None:
+    """The text that changes of a file were made on, from what they leave; ``None`` elsewhere."""
+    before: bytes | None = after
+    for part in reversed(parts):
+        if before is None or not all(hunk.post for hunk in part.hunks):
+            return None  # what is nowhere would be everywhere
+        before = _by_content(before, [_turned(hunk) for hunk in part.hunks])
+    return before
+
+
+def _turned(hunk: Hunk) -> Hunk:
+    """A hunk that takes back what another one does."""
+    return hunk._replace(
+        lines=tuple((_TURNED.get(op, op), text) for op, text in hunk.lines),
+        pre_unfinished=hunk.post_unfinished,
+        post_unfinished=hunk.pre_unfinished,
+    )
 
 
 class _Fit(NamedTuple):

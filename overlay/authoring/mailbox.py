@@ -8,23 +8,45 @@ imported.
 from __future__ import annotations
 
 import base64
+import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import date
 from email.header import Header
 from email.utils import formataddr, parseaddr
-from typing import NamedTuple
+from itertools import accumulate
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from packaging.version import Version
 
 from overlay import __version__
 from overlay._features.model import Feature, blob_id
 from overlay._features.patch_headers import author, last_update
-from overlay.planning.diff import render
+from overlay.errors import UsageError
+from overlay.planning.diff import is_binary, render
 from overlay.results import Change
 
 #: The trailer by which a mail is known for one of a feature.
 _OWN = "Overlay-Feature"
+
+#: The trailer of a key of its feature.toml: the key, and its value as JSON.
+_KEY = "Overlay-Key"
+
+#: The keys of a feature.toml that a mail carries beside those that an import makes.
+KEYS = (
+    "reason",
+    "needs",
+    "required",
+    "model_runner",
+    "situational",
+    "group",
+    "fault",
+    "switches",
+)
+
+#: How deep the value of a key may be nested; a table of switches is three deep.
+_DEEPEST = 8
 
 #: Headers of a patch that are trailers of its mail.
 _KEPT = ("Bug", "Forwarded", "Reviewed-by", "Acked-by", "Signed-off-by")
@@ -42,12 +64,18 @@ _DIGITS = 12
 
 
 def mail(
-    feature: Feature, release: Version, changes: Sequence[Change], number: int, total: int
+    feature: Feature,
+    release: Version,
+    changes: Sequence[Change],
+    number: int,
+    total: int,
+    keys: Mapping[str, Any] = MappingProxyType({}),
 ) -> bytes:
     """One feature as a mail.
 
     :param changes: what it makes of the texts that the mails before leave.
     :param number: its place among ``total`` mails, from 1.
+    :param keys: those of its feature.toml of ``KEYS``.
     """
     headers = _headers(feature, release)
     of = f" {number}/{total}" if total > 1 else ""
@@ -55,7 +83,7 @@ def mail(
     if not sender[1]:
         sender = (author(headers) or _NOBODY[0], _NOBODY[1])
     body = b"%s---\n%s-- \nvllm-overlay %s\n" % (
-        _message(feature, headers).encode("utf-8", "surrogateescape"),
+        _message(feature, headers, keys).encode("utf-8", "surrogateescape"),
         b"".join(map(_diff, changes)),
         __version__.encode(),
     )
@@ -78,20 +106,50 @@ class Described(NamedTuple):
     """What the message of a mail says.
 
     :ivar why: the message without the trailers of a feature; :ivar upstream: its page.
+    :ivar keys: of its feature.toml, as a stranger wrote them.
+    :ivar headers: those of its patches that stand in no other field.
     """
 
     why: str
     upstream: str = ""
+    keys: Mapping[str, Any] = MappingProxyType({})
+    headers: Mapping[str, str] = MappingProxyType({})
 
 
 def described(message: str) -> Described:
-    """What the message of an imported mail says of the feature that it was once written of."""
+    """What the message of an imported mail says of the feature that it was once written of.
+
+    :raises UsageError: if a key of its feature.toml is none, or has no value.
+    """
     why, _, last = message.rpartition("\n\n")
-    matches = filter(None, map(_TRAILER.match, last.splitlines()))
-    trailers = {match[1]: match[2] for match in matches}
+    trailers: dict[str, list[str]] = {}
+    for match in filter(None, map(_TRAILER.match, last.splitlines())):
+        trailers.setdefault(match[1], []).append(match[2])
     if _OWN not in trailers:
         return Described(message)
-    return Described(why.strip(), trailers.get("Upstream", ""))
+    keys = dict(map(_key, trailers.get(_KEY, ())))
+    headers = {name: "\n".join(trailers[name]) for name in _KEPT if name in trailers}
+    return Described(why.strip(), trailers.get("Upstream", [""])[-1], keys, headers)
+
+
+def _key(text: str) -> tuple[str, Any]:
+    """A key of a feature.toml and its value; the reader of features judges what it is."""
+    name, _, value = text.partition(" ")
+    try:
+        if name in KEYS and _depth(value) <= _DEEPEST:
+            return name, json.loads(value)
+    except (ValueError, RecursionError):
+        pass
+    raise UsageError(
+        f"{_KEY}: expected one of {', '.join(KEYS)} and its value as JSON, found {text[:60]!r}: "
+        "correct that line of the mail, or leave it out"
+    )
+
+
+def _depth(text: str) -> int:
+    """How deep the brackets of a text are nested."""
+    levels = accumulate((char in "[{") - (char in "]}") for char in text)
+    return max(levels, default=0)
 
 
 def _headers(feature: Feature, release: Version) -> Mapping[str, str]:
@@ -102,19 +160,22 @@ def _headers(feature: Feature, release: Version) -> Mapping[str, str]:
     return {} if newest is None else newest.patch.headers
 
 
-def _message(feature: Feature, headers: Mapping[str, str]) -> str:
+def _message(feature: Feature, headers: Mapping[str, str], keys: Mapping[str, Any]) -> str:
     why = feature.why.strip()
     why = "" if why == feature.title else f"{_ENDS.sub(' ', why)}\n\n"
     trailers = [f"Upstream: {feature.upstream}"] if feature.upstream else []
     trailers += [
         f"{name}: {line}" for name in _KEPT for line in headers.get(name, "").splitlines() if line
     ]
+    trailers += [f"{_KEY}: {name} {json.dumps(keys[name])}" for name in KEYS if name in keys]
     return f"{why}{chr(10).join([*trailers, f'{_OWN}: {feature.id}'])}\n"
 
 
 def _diff(change: Change) -> bytes:
     """A change as git writes it, with the ids of both texts."""
     data = render([change])
+    if is_binary(change):
+        return data  # it has them
     mode = b" 100644" if change.before is not None else b""
     ids = b"index %s..%s%s\n" % (_id(change.before), _id(change.after), mode)
     lines = 1 if change.before is not None and change.after is not None else 2

@@ -30,8 +30,9 @@ from overlay.authoring.building import (
     topic_name,
 )
 from overlay.authoring.composing import NotComposable, compose_file
-from overlay.authoring.incoming import IncomingFile
+from overlay.authoring.incoming import IncomingFile, read_changes
 from overlay.authoring.locating import Base, Origin, ReleaseTexts, locate, replay
+from overlay.authoring.mailbox import described
 from overlay.authoring.ports import OWN_TEXT, FeaturePort
 from overlay.authoring.session import BASE, IMPORT, Session
 from overlay.authoring.writing import FeatureFolder, FeatureText, render_patch, write_folder
@@ -223,6 +224,7 @@ def own_feature(
         None,
         derived_tests((t.base.before, t.base.path, t.hunks) for t in topics),
         words.package,
+        words.keys,
     )
     return FeatureFolder(text_of, {**files, ORIGIN: verbatim})
 
@@ -289,6 +291,7 @@ def feature_at(
         for module, outcome in zip(feature.added, port.modules, strict=True)
         if outcome is not Outcome.UPSTREAM
     ]
+    mailed = described(read_changes(verbatim, ORIGIN)[0].message)
     words = Words(
         feature.id,
         feature.title,
@@ -298,6 +301,8 @@ def feature_at(
         notes["author"],
         notes["date"],
         feature.package,
+        mailed.keys,
+        mailed.headers,
     )
     return build(change_of(files, port.release, syntax), words, texts, {ORIGIN: verbatim}, syntax)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from overlay._features.model import FILE_SCOPE, Hunk
-from overlay.planning.matching import match
+from overlay.planning.matching import match, places_of
 from overlay.planning.scopes import find
+from overlay.planning.telling import Place
 from overlay.planning.text import SourceText
 from overlay.results import HunkResult
 
@@ -50,9 +51,20 @@ class ScopedText:
         """The lines without their ends."""
         return self.source.lines
 
+    @cached_property
+    def _evidence(self) -> dict[str, Sequence[Place]]:
+        return {}
+
+    def evidence(self, scope: str) -> Sequence[Place]:
+        """The lines of a scope, as evidence; worked out once for all hunks."""
+        if scope not in self._evidence:
+            self._evidence[scope] = places_of(scope, self.source.lines, self.scopes)
+        return self._evidence[scope]
+
     def match(self, hunk: Hunk) -> HunkResult:
         """The state of a hunk in the text."""
-        return match(hunk, self.source.lines, self.scopes, self.source.final_newline)
+        source, evidence = self.source, self.evidence(hunk.scope)
+        return match(hunk, source.lines, self.scopes, source.final_newline, evidence)
 
     def home(self, hunk: Hunk) -> range | None:
         """The place of a hunk's scope that holds the hunk; ``None`` where that cannot be told."""

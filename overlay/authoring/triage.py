@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,6 +17,8 @@ from overlay.package import (
     file_problem,
     is_module,
     known_package,
+    namespace_of,
+    namespace_problem,
     package_named,
     package_problem,
 )
@@ -38,6 +41,12 @@ _TESTS = (
 )
 _DOCS = ("docs/",)
 _DOC_ENDINGS = (".md", ".rst", ".txt")
+#: Files that say how a project's Python is packed, and what is installed beside it; what says how
+#: its kernels are built (`CMakeLists.txt`) is no such file, since Python calls those.
+_PACKAGING = re.compile(
+    r"(setup\.(py|cfg)|pyproject\.toml|MANIFEST\.in|requirements[^/]*\.txt|requirements/.+"
+    r"|\.[^/]+|mkdocs\.ya?ml)"
+)
 
 
 #: What a feature can do to a file.
@@ -54,10 +63,11 @@ _CARRIED = (
 class FileFate:
     """What became of one file.
 
-    :ivar base: the release whose text it was made on; ``None`` for an added module, and where only
-        a checkout has the text.
+    :ivar base: the release whose text it was made on; ``None`` for an added module, and where no
+        release has the text.
     :ivar problem: why it could not be carried, with its line in the source; ``None`` if it was.
     :ivar removes: whether the feature removes it.
+    :ivar made_on: in words, the text that it was made on.
     """
 
     path: str
@@ -67,10 +77,11 @@ class FileFate:
     hunks: int = 0
     problem: str | None = None
     removes: bool = False
+    made_on: str = ""
 
     def plain(self) -> dict[str, object]:
         """The fields of the JSON."""
-        return by_fields(self, "by_id", "removes")
+        return by_fields(self, "by_id", "removes", "made_on")
 
 
 def sort_files(
@@ -105,7 +116,7 @@ class _Sorted:
     def take(self, file: IncomingFile, package: Package, *, partial: bool) -> None:
         """Sort one file."""
         fate, path = _fate(file, package), file.path
-        if fate in (Fate.TESTS, Fate.DOCS, Fate.OUTSIDE):
+        if fate in (Fate.TESTS, Fate.DOCS, Fate.PACKAGING, Fate.OUTSIDE):
             self.fates.append(FileFate(path, fate))
             if fate is not Fate.OUTSIDE:
                 return
@@ -234,6 +245,8 @@ def _whose(path: str) -> str:
     name, _, below = path.partition("/")
     if not below.endswith(".py") or package_problem(name) is not None:
         return ""
+    if (distribution := namespace_of(name)) is not None:
+        return f"; {namespace_problem(distribution)}"
     package = package_named(name)
     if package == VLLM:
         return ""
@@ -263,7 +276,7 @@ def _unsaid(file: IncomingFile, package: Package) -> str | None:
 
 def is_beside(path: str) -> bool:
     """Whether a project keeps a file beside its package: tests, tools, documentation."""
-    return path.startswith((*_TESTS, *_DOCS))
+    return path.startswith((*_TESTS, *_DOCS)) or _PACKAGING.fullmatch(path) is not None
 
 
 def _fate(file: IncomingFile, package: Package) -> Fate:
@@ -272,6 +285,10 @@ def _fate(file: IncomingFile, package: Package) -> Fate:
         return Fate.OUTSIDE
     if path.startswith(_TESTS):
         return Fate.TESTS
+    if _PACKAGING.fullmatch(path):
+        return Fate.PACKAGING
+    if path == "CMakeLists.txt":
+        return Fate.OUTSIDE
     if path.startswith(_DOCS) or ("/" not in path and path.endswith(_DOC_ENDINGS)):
         return Fate.DOCS
     if file_problem(path, package) is not None:

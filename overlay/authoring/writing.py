@@ -11,10 +11,10 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from packaging.version import Version
 
@@ -57,7 +57,10 @@ class DerivedTest:
 
 @dataclass(frozen=True)
 class FeatureText:
-    """What ``feature.toml`` of a new feature says."""
+    """What ``feature.toml`` of a new feature says.
+
+    :ivar keys: further ones, with values that TOML and JSON have.
+    """
 
     id: str
     title: str
@@ -67,6 +70,7 @@ class FeatureText:
     merged: str | None = None
     tests: tuple[DerivedTest, ...] = ()
     package: Package = VLLM
+    keys: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Expected(NamedTuple):
@@ -113,7 +117,33 @@ def render_toml(text: FeatureText) -> str:
     lines.append(f"releases = {toml_string(str(text.releases))}")
     if text.merged is not None:
         lines.append(f"merged = {toml_string(text.merged)}")
-    return "\n".join([*lines, *_tests(text.tests)]) + "\n"
+    lines += [f"{name} = {_value(text.keys[name])}" for name in text.keys if name not in _TABLES]
+    tables = [line for name in _TABLES for line in _table(name, text.keys.get(name))]
+    return "\n".join([*lines, *tables, *_tests(text.tests)]) + "\n"
+
+
+#: The further keys that are written as tables.
+_TABLES = ("fault", "switches")
+
+
+def _table(name: str, value: object) -> Iterator[str]:
+    """The lines of a key that is a table, or several of them."""
+    several = isinstance(value, list)
+    for table in value if isinstance(value, list) else [value] if value is not None else []:
+        yield ""
+        yield f"[[{name}]]" if several else f"[{name}]"
+        for key, each in table.items() if isinstance(table, Mapping) else ():
+            yield f"{toml_string(key)} = {_value(each)}"
+
+
+def _value(value: object) -> str:
+    """A value in one line of TOML; the reader of features says what it must not be."""
+    if isinstance(value, Mapping):
+        pairs = (f"{toml_string(str(key))} = {_value(each)}" for key, each in value.items())
+        return f"{{ {', '.join(pairs)} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    return toml_string(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _tests(tests: Sequence[DerivedTest]) -> list[str]:

@@ -41,7 +41,7 @@ def _file_diff(change: Change) -> Iterator[bytes]:
         yield b"new file mode 100644\n"
     elif change.after is None:
         yield b"deleted file mode 100644\n"
-    if _is_binary(change):
+    if is_binary(change):
         yield from _whole(change)
         return
     before, after = _split(change.before or b""), _split(change.after or b"")
@@ -61,7 +61,7 @@ def _split(data: bytes) -> list[bytes]:
     return [piece + b"\n" for piece in pieces] + ([last] if last else [])
 
 
-def _is_binary(change: Change) -> bool:
+def is_binary(change: Change) -> bool:
     """Whether a change is not one of lines of text, as git sees it."""
     return any(b"\0" in data for data in (change.before, change.after) if data is not None)
 

@@ -59,7 +59,7 @@ def elsewhere(patch: Patch, tree: ReadOnce, texts: Texts) -> str | None:
 def likely(path: str, paths: Iterable[str]) -> list[str]:
     """The files that may have taken the place of one, the likeliest first."""
     own = PurePosixPath(path)
-    own_folder = list(own.parent.parts)
+    own_folder, own_name, own_stem = list(own.parent.parts), own.name, own.stem
     ranked: list[tuple[int, str]] = []
     for other in paths:
         if other == path or not other.endswith(".py"):
@@ -67,8 +67,8 @@ def likely(path: str, paths: Iterable[str]) -> list[str]:
         parts = other.split("/")  # a package has thousands of files
         name, stem, folder = parts[-1], parts[-1][:-3], parts[:-1]
         same_folder = folder == own_folder
-        value = 4 * (name == own.name) + 4 * (own.stem in parts)
-        value += 2 * (own.stem in stem or stem in own.stem) + (
+        value = 4 * (name == own_name) + 4 * (own_stem in parts)
+        value += 2 * (own_stem in stem or stem in own_stem) + (
             same_folder or folder[:-1] == own_folder
         )
         if value > 1 or (value and same_folder):

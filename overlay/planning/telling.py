@@ -130,7 +130,7 @@ class Place:
         lines = self._lines
         return (
             [margin_of(line) for line in lines if key_of(line)],
-            [margin_of(lines[at]) for at, _ in code_lines(lines)],
+            [margin_of(lines[at]) for at, _ in self._code_lines],
         )
 
     @cached_property
@@ -141,7 +141,11 @@ class Place:
     @cached_property
     def code(self) -> tuple[str, ...]:
         """The lines without docstrings."""
-        return tuple(key for _, key in code_lines(self._lines))
+        return tuple(key for _, key in self._code_lines)
+
+    @cached_property
+    def _code_lines(self) -> list[tuple[int, str]]:
+        return list(code_lines(self._lines))
 
     @cached_property
     def written(self) -> tuple[str, ...]:
@@ -228,9 +232,9 @@ def _removals(hunk: Hunk, code: Sequence[str], rows: Mapping[int, int]) -> Itera
     in_pre = dict(code_lines(hunk.pre))
     block: list[tuple[str, str]] = []
     old = new = 0
-    before = -1
+    before, size = -1, len(hunk.post)
     for op, text in (*hunk.lines, (" ", "")):
-        last = new == len(hunk.post)
+        last = new == size
         if op == " " and (last or new in rows):
             after = len(code) if last else rows[new]
             for key, line in block:  # an equal line next to it does not end the place

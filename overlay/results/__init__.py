@@ -213,6 +213,8 @@ class Fate(str, Enum):
     TO_EDIT = "to edit"
     TESTS = "tests, examples and CI"
     DOCS = "documentation"
+    #: What says how a project is built and what is installed beside it.
+    PACKAGING = "packaging"
     OUTSIDE = "outside the package"
     #: The mode of a file whose text is carried.
     MODE = "modes of files"

@@ -163,8 +163,36 @@ def test_half_a_change_is_taken_where_it_is_asked_for() -> None:
     assert imported(CHANGE + diff("csrc/a.cu", b"a\n", b"b\n"), partial=True).folder is not None
 
 
-def test_a_base_that_no_release_has_is_named() -> None:
+def test_the_text_of_a_change_between_releases_is_that_of_the_first_with_it_before_it() -> None:
     prepared = imported(diff(PATH, BASE.replace(b"[1, 2, 4]", b"[8]"), PATCHED))
+    (file,) = prepared.summary.files
+    assert file.made_on == "0.23.0 without it"
+    assert prepared.summary.review == ("0.22.0",)
+    assert prepared.folder is not None
+    patch = prepared.folder.files["10-runner/0.22.0..0.22.0.patch"]
+    assert b"Ported-From: 0.23.0 without it merged\n" in patch
+    assert b"[1, 2, 4]" not in patch, "the release has that part"
+
+
+@pytest.mark.parametrize("path", ["megatron/core/utils.py", "cutlass/base_dsl/dsl.py"])
+def test_a_change_of_a_namespace_is_refused_with_the_reason(path: str) -> None:
+    with pytest.raises(UsageError, match="as a namespace, and a feature patches a package of its"):
+        imported(diff(path, b"a = 1\n", b"a = 2\n"))
+
+
+def test_packaging_is_left_out_and_named() -> None:
+    extra = diff("requirements/cuda.txt", b"a\n", b"b\n") + diff("setup.py", b"a\n", b"b\n")
+    prepared = imported(CHANGE + extra)
+    assert prepared.folder is not None
+    (warning,) = prepared.summary.warnings
+    assert warning.startswith("requirements/cuda.txt and setup.py left out: ")
+    with pytest.raises(UsageError, match=r"CMakeLists\.txt.*half a change"):
+        imported(CHANGE + diff("CMakeLists.txt", b"a\n", b"b\n"))
+
+
+def test_a_base_that_no_release_has_is_named() -> None:
+    after = PATCHED.replace(b"[1, 2, 4]", b"[9]")
+    prepared = imported(diff(PATH, BASE.replace(b"[1, 2, 4]", b"[8]"), after))
     assert prepared.folder is None
     (problem,) = prepared.summary.problems
     assert "x.diff:1: " in (problem.problem or "")

@@ -315,6 +315,19 @@ def test_a_hunk_with_two_places_is_not_guessed() -> None:
     assert "--without second" in reason
 
 
+def test_a_hunk_that_lands_at_two_places_without_different_features_lands_at_none() -> None:
+    """Without both it stands at the release's lines, without the second at those of the first."""
+    copy = "    e = 0\n    a = x\n    b = a\n    f = b\n    return e\n"
+    first = edit_of(0, ("    a = x\n", "    a = x + 9\n"), ("    return e\n", copy))
+    text = made(first)
+    assert text is not None
+    second = edit_of(1, ("    e = 0\n    a = x\n", "    e = 0\n    a = x + 8\n"), text=text)
+    third = feature((A, [hunk(["     a = x", "     b = a", "+    new = 1"], "f")]), id="f2")
+    assert made(third) is not None
+    assert made(first, second) is not None
+    assert made(first, second, third) is None
+
+
 def result_of(plan: Plan, id_: str) -> FeatureResult:
     return next(result for result in plan.features if result.feature == id_)
 

@@ -275,15 +275,19 @@ def abort(folder: Path) -> EditReport:
     return _report(session, EditAction.ABORTED)
 
 
-def commit(request: Request, folder: Path) -> EditReport:
+def commit(request: Request, folder: Path, context: int | None = None) -> EditReport:
     """Make the feature of a session's files, and end the session.
 
+    :param context: how many lines of context the hunks of the edited files keep; default: what the
+        session was begun with, or as many as they need.
     :raises UsageError: if there is no session, its base was edited, the feature, one below it or
         one of a new feature's id is another one by now, or a file holds what a feature cannot
         carry; the session stays.
     :raises OverlayError: if the features cannot be read or written; the session stays.
     """
     session = read(from_anywhere(folder), SessionKind.EDIT)
+    if context is not None:
+        session = replace(session, notes={**session.notes, _CONTEXT: str(context)})
     ((id_, source),) = session.features.items()
     folders = tuple(each for each in session.notes.get(_FOLDERS, "").split(os.pathsep) if each)
     request = request._replace(patches=(*request.patches, *folders))
@@ -428,6 +432,7 @@ def _changed(
         _fits(trees, unread, below, now.changed),
         served,
         datetime.now().astimezone().date().isoformat(),
+        _context(session),
     )
     disk.replace_features(patches, [disk.NewFolder(id_, form.files, whole=False)])
     fates = [

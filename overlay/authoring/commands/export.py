@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -10,9 +10,11 @@ from typing import Any, ClassVar, NamedTuple
 
 from packaging.version import Version
 
+from overlay._features import sources
+from overlay._features.documents import parse_toml
 from overlay._features.model import Feature, packages_of
 from overlay.authoring import releases as package_releases
-from overlay.authoring.mailbox import mail
+from overlay.authoring.mailbox import KEYS, mail
 from overlay.commands.output import write_output
 from overlay.commands.request import Request
 from overlay.errors import UsageError
@@ -26,6 +28,8 @@ from overlay.report.progress import counting
 from overlay.report.words import count, enumeration
 from overlay.results import Change, State
 from overlay.results.invocation import command
+from overlay.settings import in_home
+from overlay.untrusted import read_regular
 
 
 class ExportedMail(NamedTuple):
@@ -43,6 +47,7 @@ class ExportReport(Report):
     :ivar release: on whose text the changes are; :ivar mails: in the order of the series.
     :ivar output: the file that was written; ``None``: standard output, or nothing was.
     :ivar mailbox: what goes to standard output.
+    :ivar warnings: what the mails do not carry.
     """
 
     _command: ClassVar[str] = "export"
@@ -51,6 +56,7 @@ class ExportReport(Report):
     mails: tuple[ExportedMail, ...] = ()
     output: Path | None = None
     mailbox: bytes = b""
+    warnings: tuple[str, ...] = ()
 
     @property
     def body(self) -> bytes | None:
@@ -61,6 +67,8 @@ class ExportReport(Report):
         """A line for each mail."""
         for each in self.mails:
             yield labelled(0, "mail:  ", f"{each.feature}, {count(each.files, 'file')}")
+        for warning in self.warnings:
+            yield labelled(0, "warning:  ", warning)
 
     def plain(self) -> dict[str, Any]:
         """The fields of the JSON; the mails themselves where they go to standard output."""
@@ -69,6 +77,7 @@ class ExportReport(Report):
             "mails": plain(self.mails),
             "output": None if self.output is None else str(self.output),
             "mailbox": None if self.body is None else self.body.decode("utf-8", "backslashreplace"),
+            **({"warnings": list(self.warnings)} if self.warnings else {}),
         }
 
 
@@ -93,6 +102,7 @@ def export(
     tree = package_releases.tree_of(name, packages[0], request.progress)
     mails: list[bytes] = []
     entries: list[ExportedMail] = []
+    warnings: list[str] = []
     before: dict[str, Change] = {}
     with counting(request.progress, "wrote", len(features), "mail") as step:
         for number, feature in enumerate(features, 1):
@@ -104,7 +114,10 @@ def export(
                 for path, each in after.items()
             ]
             own = [each for each in changes if each.before != each.after]
-            mails.append(mail(feature, Version(name), own, number, len(features)))
+            table = _table(feature)
+            keys = {key: table[key] for key in KEYS if key in table}
+            warnings += _not_carried(feature, table)
+            mails.append(mail(feature, Version(name), own, number, len(features), keys))
             entries.append(ExportedMail(feature.id, feature.title, len(own)))
             before = after
             step()
@@ -117,7 +130,30 @@ def export(
         tuple(entries),
         output,
         mailbox,
+        tuple(warnings),
     )
+
+
+def _table(feature: Feature) -> dict[str, Any]:
+    """The feature.toml of a feature."""
+    folder = sources.shipped_folder() if feature.shipped else in_home(feature.origin)
+    document = sources.entries(folder)[feature.id] / "feature.toml"
+    return parse_toml(read_regular(document, follow=False) or b"")
+
+
+def _not_carried(feature: Feature, table: Mapping[str, Any]) -> list[str]:
+    """What a feature says that its mail does not, in a sentence."""
+    keys = [key for key in ("builds", "obsolete_without", "shared") if key in table]
+    keys += (
+        ["upstreamed"] if any("contains" in each for each in table.get("upstreamed", ())) else []
+    )
+    if not keys:
+        return []
+    warning = (
+        f"the mail of {feature.id} does not carry {enumeration(keys)} of its feature.toml: write "
+        "them again where it is imported"
+    )
+    return [warning]
 
 
 def _release(text: str | None, features: Sequence[Feature], package: Package) -> str:

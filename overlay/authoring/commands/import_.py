@@ -259,25 +259,35 @@ class _Imports:
     progress: Progress | None = None
 
     def on_top(
-        self, part: _Part, sources: Sequence[ChangeSource], id_: str
+        self,
+        part: _Part,
+        sources: Sequence[ChangeSource],
+        id_: str,
+        series: Sequence[Feature] = (),
     ) -> tuple[Prepared, tuple[str, ...]]:
         """The feature that sources make, on top of those of the folder where it needs them.
 
-        :returns: the feature, and the ids of those on whose text it was made.
+        :param series: the features that the commits before it make.
+        :returns: the feature, and the ids of those of the folder on whose text it was made.
         """
-        prepared = self.prepare(part, sources, id_, part.texts)
-        if prepared.folder is None and not prepared.summary.problems and self.checkout is not None:
+        texts = texts_with(series, part.texts, self.syntax) if series else part.texts
+        prepared = self.prepare(part, sources, id_, texts)
+        unplaced = prepared.folder is None and not prepared.summary.problems
+        if unplaced and self.checkout is not None and not series:
             return self._on_build(self.checkout, part, sources, id_) or prepared, ()
         if not prepared.summary.problems or not self.patches.is_dir():
             return prepared, ()
         paths = {fate.path for fate in prepared.summary.problems}
+        ids = {feature.id for feature in series}
         touching = [
             feature
             for feature in of_package(load([self.patches]), part.package)
-            if feature.id < id_ and paths & {*paths_of([feature]), *_modules(feature)}
+            if feature.id < id_ and feature.id not in ids
+            if paths & {*paths_of([feature]), *_modules(feature)}
         ]
+        below = sorted((*touching, *series), key=lambda feature: feature.id)
         stacked = (
-            self.prepare(part, sources, id_, texts_with(touching, part.texts, self.syntax))
+            self.prepare(part, sources, id_, texts_with(below, part.texts, self.syntax))
             if touching
             else prepared
         )
@@ -356,41 +366,40 @@ def _series(imports: _Imports, parts: Sequence[_Part], id_: str, *, each: bool) 
 
     :raises UsageError: if one of their ids exists and is not to be replaced.
     """
-    reports: list[tuple[Prepared, _Part]] = []
+    reports: list[tuple[Prepared, _Part, tuple[str, ...]]] = []
     for part in parts:
         own = id_ if part is parts[0] else f"{id_}-{distribution_name(part.package.distribution)}"
         if each:
-            reports += [(entry, part) for entry in _each(imports, part, own)]
+            reports += [(entry, part, below) for entry, below in _each(imports, part, own)]
         else:
             require_free(imports.patches, own, update=imports.update, option="--id")
-            prepared, _ = imports.on_top(part, part.sources, own)
-            reports.append((prepared, part))
-        _require_carried([entry.summary for entry, of in reports if of is part], part)
-    prepared_all = [entry for entry, _ in reports]
+            prepared, below = imports.on_top(part, part.sources, own)
+            reports.append((prepared, part, below))
+        _require_carried([entry.summary for entry, of, _ in reports if of is part], part)
+    prepared_all = [entry for entry, _, _ in reports]
     complete = all(e.folder is not None or not _carried(e.summary) for e in prepared_all)
     some = any(entry.folder is not None for entry in prepared_all)
     written = _write_all(prepared_all, imports.patches) if complete and some else {}
     return series(
         tuple(
-            _report(entry.summary, written.get(entry.summary.id), part.prefixes)
-            for entry, part in reports
+            _report(entry.summary, written.get(entry.summary.id), part.prefixes, below)
+            for entry, part, below in reports
         )
     )
 
 
-def _each(imports: _Imports, part: _Part, id_: str) -> list[Prepared]:
-    """Make a feature of each commit, on top of those before."""
-    prepared: list[Prepared] = []
+def _each(imports: _Imports, part: _Part, id_: str) -> list[tuple[Prepared, tuple[str, ...]]]:
+    """Make a feature of each commit, on top of those before and of the folder's."""
+    prepared: list[tuple[Prepared, tuple[str, ...]]] = []
     features: list[Feature] = []
     commits = [(source, commit) for source in part.sources for commit in source.commits]
     for number, (source, commit) in enumerate(commits, 1):
         name = _id(id_, number, len(commits), commit)
         require_free(imports.patches, name, update=imports.update, option="--id")
-        below = texts_with(features, part.texts, imports.syntax)
         alone = replace(source, commits=(commit,))
         with doing(imports.progress, f"making {name}, {number} of {len(commits)}"):
-            prepared.append(imports.prepare(part, [alone], name, below))
-        if (folder := prepared[-1].folder) is not None:
+            prepared.append(imports.on_top(part, [alone], name, features))
+        if (folder := prepared[-1][0].folder) is not None:
             features.append(check_folder(folder))
     return prepared
 
@@ -533,9 +542,8 @@ class ImportReport(Report):
                 continue  # told as the report's error
             what = "added module" if is_module(entry.path) else "added file"
             if entry.fate is Fate.EDITED:
-                base = entry.base or "a text that only --base has"
                 hunks = "removed" if entry.removes else count(entry.hunks, "hunk")
-                what = f"{hunks}, made on {base}"
+                what = f"{hunks}, made on {entry.made_on}"
             yield labelled(0, "carried   ", f"{entry.path}  {what}")
         for path, releases in self.holders.items():
             yield labelled(0, "taken     ", f"{path}  another file in {enumeration(releases)}")

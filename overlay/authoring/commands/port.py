@@ -48,6 +48,7 @@ def port(
     write: bool = False,
     accept_merged: bool = False,
     session: Path | None = None,
+    context: int | None = None,
 ) -> PortReport:
     """Carry the features that are meant to releases.
 
@@ -57,6 +58,8 @@ def port(
     :param accept_merged: write what was merged, too.
     :param session: the folder to be made for what waits for a person, where one release is named;
         default: ``port-RELEASE`` in the working folder.
+    :param context: how many lines of context merged hunks keep; default: as many as those of the
+        variant have.
     :raises UsageError: if an id is not known, or a session is open already.
     :raises OverlayError: if a release cannot be read or a folder cannot be written.
     """
@@ -68,6 +71,7 @@ def port(
     own = _select(request, features)
     names = known_names(targets, package)
     porter = make_porter(names, package, request.progress)
+    porter.context = context
     for name in set(targets) - set(package_releases.names_of(package)):
         porter.texts.open(name)  # memory would answer for a release that nobody has
     ports: list[FeaturePort] = []

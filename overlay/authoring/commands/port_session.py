@@ -19,7 +19,7 @@ from overlay.authoring.commands.port import (
     make_porter,
     write_ports,
 )
-from overlay.authoring.composing import NotComposable, compose
+from overlay.authoring.composing import NotComposable, compose, contexts_from
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.onto import (
     OwnTexts,
@@ -241,9 +241,10 @@ def resolve(request: Request, folder: str | None, command: str | None) -> PortRe
     return resolving.report()
 
 
-def proceed(request: Request, folder: str | None) -> PortReport:
+def proceed(request: Request, folder: str | None, context: int | None = None) -> PortReport:
     """Write what the edited files say into the patches, and end the session.
 
+    :param context: how many lines of context their hunks keep, where so many tell the place.
     :raises UsageError: if markers are left, or a file cannot be carried; nothing is written then.
     :raises OSError: if the patches cannot be written.
     """
@@ -251,7 +252,7 @@ def proceed(request: Request, folder: str | None) -> PortReport:
         return finished
     resolving = Resolving(request, folder)
     session = resolving.session
-    ports = resolved(session, resolving.ports, resolving.porter.syntax)
+    ports = resolved(session, resolving.ports, resolving.porter.syntax, context)
     if session.places_import:
         return _written(resolving, ports[0])
     write_ports(resolving.porter, resolving.features, ports, resolving.names)
@@ -484,11 +485,15 @@ def check_digests(session: Session, features: Mapping[str, Feature]) -> None:
 
 
 def resolved(
-    session: Session, ports: Sequence[FeaturePort], syntax: Syntax
+    session: Session,
+    ports: Sequence[FeaturePort],
+    syntax: Syntax,
+    context: int | None = None,
 ) -> tuple[FeaturePort, ...]:
     """The ports with the hunks that the edited files make.
 
     :param ports: of the features that the session waits for, carried again.
+    :param context: how many lines of context the hunks keep; default: the usual number.
     :raises UsageError: naming every file that has markers, is not Python, or cannot be written as
         hunks; nothing is lost.
     """
@@ -497,7 +502,7 @@ def resolved(
     for port in ports:
         waiting = {e.topic: e for e in session.waiting if e.feature == port.feature.id}
         topics = [
-            _edited(session, waiting[topic.topic], topic, syntax, problems)
+            _edited(session, waiting[topic.topic], topic, syntax, problems, contexts_from(context))
             if topic.topic in waiting
             else topic
             for topic in port.topics
@@ -516,7 +521,12 @@ def resolved(
 
 
 def _edited(
-    session: Session, entry: Waiting, topic: TopicPort, syntax: Syntax, problems: list[str]
+    session: Session,
+    entry: Waiting,
+    topic: TopicPort,
+    syntax: Syntax,
+    problems: list[str],
+    contexts: Sequence[int],
 ) -> TopicPort:
     """A topic with the hunks of its edited file; what is wrong with that is added to problems."""
     place = session.folder / entry.name
@@ -534,7 +544,7 @@ def _edited(
     if data == topic.before:
         return replace(_retired(topic), not_needed=True)
     try:
-        hunks = compose(topic.before, data)
+        hunks = compose(topic.before, data, contexts)
     except (NotComposable, TextError, UnparsableError) as error:
         problems.append(f"{place}: expected a change that hunks can carry: {error}")
         return topic

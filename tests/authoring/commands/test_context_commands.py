@@ -9,6 +9,7 @@ import pytest
 from packaging.version import Version
 
 from overlay._features.folder import load
+from overlay.planning.context import context_of
 from overlay.planning.planner import plan
 from overlay.results import State
 from tests.authoring.commands.test_import import SCHEMA
@@ -113,6 +114,48 @@ def test_the_context_of_a_feature_is_changed_and_its_range_grows(cli: Cli, chang
     # On the others it would not land: the variant stays as it is.
     assert again.exit == 1
     assert "Nothing was written" in again.last
+
+
+def context_of_patches() -> list[tuple[int, int]]:
+    """How many lines of context the one hunk of each patch has."""
+    return [
+        context_of(variant.patch.hunks[0])
+        for feature in load([Path("ours")])
+        for topic in feature.topics
+        for variant in topic.variants
+    ]
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_commit_keeps_the_context_that_is_asked_for(cli: Cli, change: Path, number: int) -> None:
+    imported(cli, change, "--context", "2")
+    cli("edit", "keep", "--release", "0.21.0", "--patches", "ours")
+    file = Path("keep@0.21.0", PATH)
+    file.write_bytes(file.read_bytes().replace(b"75", b"76"))
+    result = cli("edit", "--commit", "keep@0.21.0", "--context", str(number))
+    assert result.exit == 0, result.out + result.err
+    assert context_of_patches() == [(number, number)]
+    assert not Path("keep@0.21.0").exists()
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_port_keeps_the_context_that_is_asked_for(cli: Cli, change: Path, number: int) -> None:
+    imported(cli, change, "--context", "2")
+    words = ("port", "keep", "0.20.0", "--context", str(number), "--patches", "ours")
+    result = cli(*words, "--write", "--accept", "merged")
+    assert result.exit == 0, result.out + result.err
+    assert context_of_patches() == [(number, number), (2, 2)]
+
+
+def test_a_session_of_a_port_keeps_the_context_that_is_asked_for(cli: Cli, change: Path) -> None:
+    imported(cli, change, "--context", "2")
+    cli("port", "keep", "0.20.0", "--patches", "ours")
+    refused = cli("port", "--show", "--context", "1")
+    assert refused.exit == 2
+    assert "--context goes with" in refused.err
+    result = cli("port", "--continue", "--context", "1")
+    assert result.exit == 0, result.out + result.err
+    assert context_of_patches() == [(1, 1), (2, 2)]
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,16 @@ from typing import Any
 
 import jsonschema
 import pytest
+from packaging.version import Version
 
+from overlay._features.folder import load
+from overlay.planning.diff import render
+from overlay.planning.planner import plan
+from overlay.results import Change
 from tests.authoring.test_importing import CHANGE, PATH, RELEASES, Tree
 from tests.support.cli import Cli
 from tests.support.git_repository import Repository, needs_git
+from tests.support.patches import MemoryTree
 from tests.support.releases import serve
 
 SCHEMA = json.loads(
@@ -44,6 +50,7 @@ def ours(cli: Cli, tmp_path: Path) -> Path:
 def written(cli: Cli, ours: Path, *more: Any) -> tuple[bytes, Any]:
     file = ours.parent / "out.mbox"
     result = cli("export", "count-runs", "-o", file, "--patches", ours, *more)
+    assert result.exit == 0, result.out + result.err
     return file.read_bytes(), result
 
 
@@ -69,6 +76,103 @@ def test_git_makes_the_commit_of_it(cli: Cli, ours: Path, tmp_path: Path) -> Non
     fresh("apply", str(tmp_path / "fix.mbox"))
     assert (fresh.folder / PATH).read_bytes() == (repository.folder / PATH).read_bytes()
     assert mailbox.count(b"diff --git ") == 1
+
+
+KEYS = """
+reason = "local"
+situational = true
+[fault]
+symptom = "runs were not counted"
+affects = "0.21.0..0.22.0"
+evidence = "a test"
+
+[[switches]]
+name = "OVERLAY_RUNS"
+values = ["off", "on"]
+default = "on"
+text = "count \\"runs\\", or Läufe"
+deprecated = { "0" = "off" }
+"""
+
+
+def reimported(cli: Cli, box: Path, *more: Any) -> Any:
+    again = box.parent / "again"
+    return cli("import", box, "--id", "count-runs", "--patches", again, *more), again
+
+
+def test_a_mail_carries_switches_and_what_else_a_feature_says(cli: Cli, ours: Path) -> None:
+    document, patch = ours / "count-runs/feature.toml", next(ours.glob("count-runs/10-*/*.patch"))
+    text = document.read_text("utf-8")
+    head, tests = text[: text.index("\n[[upstreamed]]")], text[text.index("\n[[upstreamed]]") :]
+    document.write_text(head + KEYS + tests, "utf-8")
+    patch.write_bytes(
+        patch.read_bytes().replace(b"Last-Update", b"Bug: https://x.org/1\nLast-Update")
+    )
+    _, result = written(cli, ours, "--release", "0.22.0")
+    assert "warning" not in result.out
+    made, again = reimported(cli, ours.parent / "out.mbox")
+    assert made.exit == 0, made.out + made.err
+    (before,), (after,) = load([ours]), load([again])
+    assert "situational = true" in (again / "count-runs/feature.toml").read_text("utf-8")
+    for name in ("switches", "reason", "fault", "title", "upstream", "why"):
+        assert getattr(after, name) == getattr(before, name), name
+    headers = after.topics[0].variants[0].patch.headers
+    assert headers["Bug"] == "https://x.org/1"
+
+
+def test_what_a_mail_cannot_carry_is_said(cli: Cli, ours: Path) -> None:
+    document = ours / "count-runs/feature.toml"
+    by_hand = '[[upstreamed]]\npath = "vllm/a.py"\nscope = "<module>"\ncontains = "x"\n'
+    document.write_text(document.read_text("utf-8") + by_hand, "utf-8")
+    result = cli("export", "count-runs", "--patches", ours, "--json")
+    jsonschema.Draft202012Validator(SCHEMA).validate(result.json)
+    (warning,) = result.json["export"]["warnings"]
+    assert "does not carry upstreamed" in warning
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        b"switches 1",
+        b"switches [1, null]",
+        b"reason NaN",
+        b"needs " + b"[" * 5000 + b"]" * 5000,
+        b"releases 1",
+        b"group {",
+        b'group "\\ud800"',
+        b'fault {"a": {"b": []}}',
+    ],
+)
+def test_a_key_that_a_stranger_wrote_ends_in_a_sentence(cli: Cli, ours: Path, key: bytes) -> None:
+    box = ours.parent / "strange.mbox"
+    trailers = b"\nOverlay-Feature: a\nOverlay-Key: " + key + b"\n---\n"
+    box.write_bytes(MAIL.replace(b"\n---\n", trailers) + CHANGE)
+    result, again = reimported(cli, box)
+    assert result.exit == 2
+    assert "Traceback" not in result.err
+    assert result.err
+    assert not again.exists()
+
+
+def test_data_files_come_back_as_they_were(cli: Cli, tmp_path: Path, monkeypatch: Any) -> None:
+    before = {"vllm/a.json": b"1\n2\n3\n", "vllm/b.bin": b"\0old", "vllm/c.txt": b"c\n"}
+    monkeypatch.setattr("overlay.targets.resolution.resolve", lambda name, **_: MemoryTree(before))
+    after = {**before, "vllm/a.json": b"1\n2\n4\n", "vllm/b.bin": b"\0new", "vllm/d.bin": b"\0d"}
+    del after["vllm/c.txt"]
+    paths = sorted({*before, *after})
+    changes = [Change(path, before.get(path), after.get(path)) for path in paths]
+    (tmp_path / "data.diff").write_bytes(render(changes))
+    first = cli("import", tmp_path / "data.diff", "--id", "count-runs", "--patches", tmp_path / "p")
+    assert first.exit == 0, first.out + first.err
+    _, result = written(cli, tmp_path / "p")
+    assert result.exit == 0, result.out + result.err
+    made, again = reimported(cli, tmp_path / "out.mbox")
+    assert made.exit == 0, made.out + made.err
+    for folder in (tmp_path / "p", again):
+        planned = plan(load([folder]), MemoryTree(before), Version(tuple(RELEASES)[-1]))
+        assert {each.path: each.after for each in planned.changes} == {
+            path: after.get(path) for path in paths
+        }
 
 
 def test_the_json_has_the_mails(cli: Cli, ours: Path) -> None:

@@ -9,9 +9,13 @@ from typing import Any
 
 import jsonschema
 import pytest
+from packaging.version import Version
 
+from overlay._features.folder import load
+from overlay.planning.planner import plan
 from tests.authoring.test_importing import BASE, CHANGE, MODE, PATH, RELEASES, Tree, diff
 from tests.support.cli import Cli
+from tests.support.patches import MemoryTree
 from tests.support.releases import serve
 
 SCHEMA = json.loads(
@@ -176,3 +180,22 @@ def test_a_change_on_top_of_a_feature_of_the_folder(cli: Cli, tmp_path: Path) ->
     result = cli("import", tmp_path / "2.diff", "--id", "c", "--patches", tmp_path / "p", "--json")
     assert result.json["import"]["below"] == ["b"]
     jsonschema.Draft202012Validator(SCHEMA).validate(result.json)
+
+
+def test_a_series_on_top_of_a_feature_of_the_folder(cli: Cli, tmp_path: Path) -> None:
+    before, between, after = (b"a = %d\n" % number for number in (1, 2, 3))
+    (tmp_path / "1.diff").write_bytes(diff("vllm/ours.py", None, before))
+    mail = b"From %s Mon Sep 17 00:00:00 2001\nSubject: [PATCH] A change\n\n---\n%s-- \n2.39\n\n"
+    mails = ((b"1" * 40, before, between), (b"2" * 40, between, after))
+    series = b"".join(mail % (id_, diff("vllm/ours.py", *texts)) for id_, *texts in mails)
+    (tmp_path / "2.mbox").write_bytes(series)
+    patches = ("--patches", tmp_path / "p")
+    cli("import", tmp_path / "1.diff", "--id", "b", *patches)
+    for more in ((), ("--update",)):
+        result = cli("import", tmp_path / "2.mbox", "--each", "--id", "c", *patches, *more)
+        assert result.exit == 0, result.out + result.err
+    planned = plan(load([tmp_path / "p"]), MemoryTree({}), Version("0.22.0"))
+    assert [change.after for change in planned.changes] == [after]
+    refused = cli("import", tmp_path / "2.mbox", "--each", "--id", "a", *patches)
+    assert refused.exit == 2  # they would come before the feature that they need
+    assert not list((tmp_path / "p").glob("a-*"))
