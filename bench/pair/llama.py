@@ -1,7 +1,7 @@
 """A Llama in a few lines of PyTorch, from what ``conversion`` wrote: answers and hidden states.
 
 Its hidden states are those that vLLM hands to an EAGLE3 draft: ``hidden(...)[n]`` is what goes
-into layer ``n``.  ``Decoding`` writes answers of many requests at once, in a CUDA graph.
+into layer ``n``.  ``Decoding`` writes the answers to many prompts at once.
 """
 
 from __future__ import annotations
@@ -112,9 +112,6 @@ class Llama:
 class Decoding:
     """Answers of up to ``requests`` texts at a time, a token each a step.
 
-    The step is captured once in a CUDA graph, where there is a GPU: a model this small is bound by
-    the launches of its kernels.
-
     :ivar places: tokens of a prompt and its answer at most.
     """
 
@@ -128,19 +125,6 @@ class Decoding:
         self._ids = torch.zeros(requests, dtype=torch.long, device=device)
         self._positions = torch.zeros_like(self._ids)
         self._temperatures = torch.zeros(requests, device=device)
-        self._graph = self._captured() if device == "cuda" else None
-
-    def _captured(self) -> Any:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                self._step()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._step()
-        return graph
 
     def _attend(self, number: int, queries: Any, keys: Any, values: Any) -> Any:
         stored = self._cache[number]
@@ -186,7 +170,7 @@ class Decoding:
         for number in range(1, tokens):
             if number % 16 == 0 and bool(done.all()):
                 break
-            self._graph.replay() if self._graph else self._step()
+            self._step()
             out[:, number] = self._ids
             done |= self._ids == end
         return out[: len(prompts)].cpu()

@@ -27,7 +27,12 @@ def tokens() -> list[str]:
     others = [byte for byte in range(256) if byte not in plain]
     spelt = {byte: chr(byte) for byte in plain}
     spelt |= {byte: chr(256 + number) for number, byte in enumerate(others)}
-    return [*SPECIAL, *(spelt[byte] for byte in range(256)), "he", *(f"<unused{n}>" for n in range(60))]
+    return [
+        *SPECIAL,
+        *(spelt[byte] for byte in range(256)),
+        "he",
+        *(f"<unused{n}>" for n in range(60)),
+    ]
 
 
 def weights() -> dict[str, Any]:
