@@ -27,7 +27,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from bench.pair.refusal import Refused, ended, require_free, whole_folder
+from bench.pair.refusal import Refused, ended, require_free, require_place, whole_folder
 
 #: Bytes beside the cache of the answers: weights, a batch's passes, logits.
 _BESIDE = 14 << 30
@@ -100,6 +100,8 @@ def train(args: argparse.Namespace) -> None:
     :raises Refused: if something needed is not there, or in the way.
     """
     require_free(args.out)
+    for path in filter(None, (args.result, args.prompts)):
+        require_place(path)
     for name in ("config.json", "model.safetensors", "tokenizer_config.json"):
         if not (args.model / name).is_file():
             raise Refused(f"{args.model}: expected {name}, as real_pair.py convert makes it")

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 HERE = Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parents[1]))
 
-from bench.pair.refusal import Refused, ended
+from bench.pair.refusal import Refused, ended, require_place
 from bench.paired_load import Engine, Party, compared, party
 
 #: Partings of two engines' answers that are looked into, a load.
@@ -333,6 +333,7 @@ def run(args: argparse.Namespace) -> list[str]:
     for place in (args.model, args.draft):
         if not (place / "config.json").is_file():
             raise Refused(f"{place}: expected a folder with config.json, as real_pair.py makes it")
+    require_place(args.out)
     prompts = read_prompts(args.prompts)
     work = Path(tempfile.mkdtemp(prefix="real-text-"))
     engines = [

@@ -108,10 +108,8 @@ class _Reader:
     """
 
     def __init__(self, path: Path) -> None:
-        try:
-            import gguf
-        except ImportError as error:
-            raise Refused("expected the Python package gguf (pip install gguf)") from error
+        import gguf
+
         self.path, self._gguf = path, gguf
         try:
             self._reader = gguf.GGUFReader(path)

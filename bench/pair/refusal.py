@@ -21,8 +21,16 @@ def require_free(folder: Path) -> None:
     """
     if folder.exists() or folder.is_symlink():
         raise Refused(f"{folder} exists: name a folder that does not, or remove it")
-    if not folder.parent.is_dir():
-        raise Refused(f"{folder.parent} is no folder: make it, or name another place")
+    require_place(folder)
+
+
+def require_place(path: Path) -> None:
+    """See to it that there is a folder to hold a file or a folder.
+
+    :raises Refused: if there is none.
+    """
+    if not path.parent.is_dir():
+        raise Refused(f"{path.parent} is no folder: make it, or name another place")
 
 
 @contextlib.contextmanager
@@ -47,5 +55,8 @@ def ended(program: str, work: Callable[[], None]) -> int:
         work()
     except Refused as refusal:
         print(f"{program}: {refusal}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        print(f"{program}: expected the package {error.name} in {sys.executable}", file=sys.stderr)
         return 2
     return 0
