@@ -94,29 +94,37 @@ def serve(args: argparse.Namespace) -> None:
         print("TOOK " + json.dumps([load.produced, round(taken, 4)]), flush=True)
 
 
-class Engine:
-    """One engine's process, as its parent sees it."""
+def command_of(which: Party, args: argparse.Namespace, log: Path) -> list[str]:
+    """Arguments of the Python that serves a party's loads."""
+    options = {**json.loads(args.engine), **which.options}
+    drafts = options.pop("k", args.k)
+    if not drafts:
+        options["speculative_config"] = None
+    request = {
+        "arguments": [
+            *("--shape", args.shape, "--k", str(max(drafts, 1)), "--accept", str(args.accept)),
+            *("--drafter", args.drafter, "--mode", options.pop("mode", args.mode)),
+            *("--engine", json.dumps(options), "--configs", str(log.with_suffix(".configs"))),
+        ],
+        "most": max(args.requests),
+        "own_process": args.own_process,
+    }
+    return [str(HERE), "--serve", json.dumps(request)]
 
-    def __init__(self, which: Party, args: argparse.Namespace, log: Path) -> None:
+
+class Engine:
+    """One engine's process, as its parent sees it.
+
+    :param command: arguments of its Python, which answers each line with a line.
+    """
+
+    def __init__(self, which: Party, command: list[str], log: Path) -> None:
         self.party, self._log = which, log
-        options = {**json.loads(args.engine), **which.options}
-        drafts = options.pop("k", args.k)
-        if not drafts:
-            options["speculative_config"] = None
-        request = {
-            "arguments": [
-                *("--shape", args.shape, "--k", str(max(drafts, 1)), "--accept", str(args.accept)),
-                *("--drafter", args.drafter, "--mode", options.pop("mode", args.mode)),
-                *("--engine", json.dumps(options), "--configs", str(log.with_suffix(".configs"))),
-            ],
-            "most": max(args.requests),
-            "own_process": args.own_process,
-        }
         root = os.environ.get("PYTHONPATH", "")
         path = os.pathsep.join(filter(None, (which.variables.get("PYTHONPATH"), root)))
         environment = {**os.environ, **which.variables, "PYTHONPATH": path}
         self._process = subprocess.Popen(
-            [sys.executable, str(HERE), "--serve", json.dumps(request)],
+            [sys.executable, *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log.open("w"),
@@ -154,12 +162,16 @@ class Engine:
 
     def serve(self, load: tuple[str, int, int, int], seconds: float) -> float | None:
         """Output tokens a second of a load; None where the engine is gone."""
+        answer = self.ask(load, "TOOK", seconds)
+        return None if answer is None else round(answer[0] / answer[1], 1)
+
+    def ask(self, question: Any, word: str, seconds: float) -> Any:
+        """What the process answers to a line, as :meth:`answer`; None where it is gone."""
         if self.failed or self._process.stdin is None:
             return None
         with contextlib.suppress(OSError):  # its last lines say why
-            print(json.dumps(load), file=self._process.stdin, flush=True)
-        answer = self.answer("TOOK", seconds)
-        return None if answer is None else round(answer[0] / answer[1], 1)
+            print(json.dumps(question), file=self._process.stdin, flush=True)
+        return self.answer(word, seconds)
 
     def stop(self) -> None:
         """End the process."""
@@ -263,7 +275,11 @@ def main() -> int:
         return 0
     work = Path(tempfile.mkdtemp(prefix="paired-"))
     began = time.monotonic()
-    engines = [Engine(each, args, work / f"{each.name}.log") for each in args.parties]
+    logs = {each.name: work / f"{each.name}.log" for each in args.parties}
+    engines = [
+        Engine(each, command_of(each, args, logs[each.name]), logs[each.name])
+        for each in args.parties
+    ]
     for each in engines:
         each.told = each.answer("STARTED", args.timeout) or {}
         print(each.party.name, json.dumps(each.told), each.failed, flush=True)

@@ -120,6 +120,8 @@ def engine_python() -> Path:
         Step("trim", f"without {', '.join(UNWANTED)}", (*_PIP, "uninstall", "-y", *UNWANTED)),
         Step("check", "does it import?", ("-c", check)),
         Step("tests", f"{' and '.join(TEST_TOOLS)}", (*_PIP, "install", *TEST_TOOLS)),
+        # All that it depends on is there.
+        Step("gguf", "gguf, to read real weights", (*_PIP, "install", "--no-deps", "gguf")),
     )
     return _make("engine", " ".join((TORCH, VLLM, *TEST_TOOLS)), steps)
 

