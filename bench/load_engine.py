@@ -136,6 +136,7 @@ def start(args: argparse.Namespace, *, own_process: bool) -> tuple[Any, dict[str
         "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none",
         "runner": told["runner"],
         "draft_graphs": told.get("draft_graphs"),
+        **{name: told[name] for name in ("capture_sizes", "largest_capture_size", "effects")},
         **{name: getattr(args, name) for name in ("shape", "drafter", "k", "mode", "accept")},
         "concurrency": args.concurrency,
     }
