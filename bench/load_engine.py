@@ -101,7 +101,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", choices=SHAPES, default="1b")
     parser.add_argument("--drafter", choices=DRAFTERS, default="eagle3")
     parser.add_argument("--k", type=int, default=3, help="draft tokens per step")
-    parser.add_argument("--mode", default="FULL_AND_PIECEWISE", help="target's cudagraph mode")
+    parser.add_argument(
+        "--mode", default="FULL_AND_PIECEWISE", help="cudagraph mode, or '' for none"
+    )
     parser.add_argument("--accept", type=float, default=2.5, help="mean acceptance length; 0: none")
     parser.add_argument("--engine", default="{}", help="further LLM arguments, JSON")
     parser.add_argument("--speculative", default="{}", help="further speculative_config, JSON")

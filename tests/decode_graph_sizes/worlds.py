@@ -130,10 +130,12 @@ def beside(
     platform: Platform | None = None,
     edits: Sequence[Sequence[str]] = (),
     memory_edits: Sequence[Sequence[str]] = (),
+    folder: Path = PATCHES,
 ) -> Iterator[SimpleNamespace]:
     """The feature's modules: `sizes`, `memory`, `effects`; `config` is the class of a release.
 
     edits, memory_edits: mistakes to put into the modules, each (scope, old, new).
+    folder: of the vLLM, for what is read as text.
     """
     names = {
         "vllm.v1.overlay_effects": ("shared/files/vllm/v1/overlay_effects.py", ()),
@@ -145,14 +147,17 @@ def beside(
         name: ModuleType(name)
         for name in ("vllm", "vllm.v1", "vllm.v1.worker", "vllm.config", "vllm.config.vllm")
     }
-    for name in ("vllm.platforms", "vllm.logger", "vllm.envs", *names):
+    for name in ("vllm.platforms", "vllm.logger", "vllm.envs", "vllm.config.compilation", *names):
         modules[name] = ModuleType(name)
     modules["vllm.platforms"].current_platform = platform or Platform()
     modules["vllm.logger"].init_logger = logging.getLogger
     modules["vllm.envs"].VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS = True
     modules["vllm"].envs = modules["vllm.envs"]
+    modules["vllm.config.compilation"].CUDAGraphMode = Mode
+    modules["vllm"].__file__ = str(folder / "__init__.py")
     choose = upstream(release) if release else None
-    config = type("VllmConfig", (), {"_set_cudagraph_sizes": choose})
+    own = {"_set_cudagraph_sizes": choose, "try_verify_and_update_config": lambda _: None}
+    config = type("VllmConfig", (), own)
     modules["vllm.config.vllm"].VllmConfig = config
     with mock.patch.dict(sys.modules, modules):
         for name, (path, mistakes) in names.items():

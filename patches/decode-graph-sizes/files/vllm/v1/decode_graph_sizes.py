@@ -5,12 +5,17 @@ vLLM's own choice is made first and stays: sizes are added above its largest, up
 decode of all requests that an engine takes at a time. Where the user or the model set sizes, or a
 largest one, nothing is added. What was chosen is noted at the configuration, which reaches each
 worker: it leaves out what does not fit into its memory (`vllm.v1.worker.decode_graph_memory`).
+
+Asked for mixed batches, too, it chooses cudagraph mode FULL, where nobody set a mode, and sizes for
+steps with a prefill among them.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from vllm.v1.overlay_switches import is_on
@@ -23,6 +28,10 @@ VARIABLE = "OVERLAY_DECODE_GRAPH_SIZES"
 #: GPU is what a step waits for, each of them costs as much as any other.
 WASTE = 16
 
+#: The value of the switch that asks for graphs of mixed batches, too, and their largest size, which
+#: is the one that was measured.
+MIXED, MIXED_TOKENS = "mixed", 2048
+
 #: Sizes are multiples of this where a step can be, as those of vLLM are.
 STRIDE = 8
 
@@ -31,6 +40,14 @@ STRIDE = 8
 CHOICE = "overlay_decode_graph_sizes"
 
 Choice = tuple[tuple[int, ...], "str | None"]
+
+#: The attribute that says, where mixed batches were asked for, why they get no graphs; None where
+#: mode FULL was chosen for them.
+MODE = "overlay_mixed_graphs"
+
+#: What model runner V2 captures a mixed batch with, from 0.31.0 on. Before, attention in its graph
+#: was given the longest request of a dummy batch, and computed no longer prompts as it must.
+LONGEST = "max_query_len = num_tokens"
 
 
 def wide_sizes(sizes: Sequence[int], query: int, requests: int, tokens: int) -> list[int]:
@@ -76,22 +93,66 @@ def cover_decodes() -> None:
 
     set_sizes.covers_decodes = True  # type: ignore[attr-defined]
     VllmConfig._set_cudagraph_sizes = set_sizes
+    VllmConfig.try_verify_and_update_config = _choosing(VllmConfig.try_verify_and_update_config)
+
+
+def _choosing(upstream: Callable[[Any], None]) -> Callable[[Any], None]:
+    """What vLLM calls before it chooses a mode, with a choice behind it."""
+
+    @functools.wraps(upstream)
+    def verify_and_choose(config: Any) -> None:
+        upstream(config)
+        if os.environ.get(VARIABLE) == MIXED and config.model_config is not None:
+            _choose_mode(config)
+
+    return verify_and_choose
+
+
+def _choose_mode(config: Any) -> None:
+    """Choose cudagraph mode FULL for a configuration, unless there is a reason against it."""
+    from vllm.config.compilation import CUDAGraphMode
+
+    compilation = config.compilation_config
+    if hasattr(compilation, MODE):
+        return
+    reason = "a cudagraph mode is set already" if compilation.cudagraph_mode is not None else None
+    reason = reason or _reason_against(config, (1,), _is_set(compilation))
+    attention = getattr(config, "attention_config", None)
+    if reason is None and getattr(attention, "hisparse_config", None) is not None:
+        reason = "HiSparse has no such graphs"
+    if reason is None and not _holds_prompts():
+        reason = "graphs of mixed batches compute prompts wrongly on model runner V2 before 0.31.0"
+    if reason is None:
+        compilation.cudagraph_mode = CUDAGraphMode.FULL
+    setattr(compilation, MODE, reason)
+
+
+def _holds_prompts() -> bool:
+    """Whether a graph of a mixed batch holds a prompt on model runner V2 of this release."""
+    import vllm
+
+    utils = Path(str(vllm.__file__)).parent / "v1/worker/gpu/cudagraph_utils.py"
+    return LONGEST in utils.read_text(encoding="utf-8")
+
+
+def _is_set(compilation: Any) -> bool:
+    """Whether a CompilationConfig that vLLM has not completed has sizes, or a largest one."""
+    return (
+        compilation.cudagraph_capture_sizes is not None
+        or compilation.max_cudagraph_capture_size is not None
+    )
 
 
 def _set_sizes(config: Any, upstream: Any) -> None:
     """Set the capture sizes of a configuration, by vLLM's own function.
 
-    config: VllmConfig. Raises ValueError if the switch is neither on nor off.
+    config: VllmConfig. Raises ValueError if the switch is neither on, off nor mixed.
     """
     compilation = config.compilation_config
     if hasattr(compilation, CHOICE):  # a configuration made of one that has its sizes
         upstream(config)
         return
-    wanted = is_on(VARIABLE)
-    is_set = (
-        compilation.cudagraph_capture_sizes is not None
-        or compilation.max_cudagraph_capture_size is not None
-    )
+    wanted, is_set = is_on(VARIABLE, further=MIXED), _is_set(compilation)
     asked = compilation.compile_sizes
     compile_sizes = None if asked is None else list(asked)
     upstream(config)
@@ -113,8 +174,11 @@ def _set_sizes(config: Any, upstream: Any) -> None:
 def _sizes_for(config: Any, own: tuple[int, ...]) -> list[int]:
     """The sizes of a configuration for which there is no reason against more."""
     scheduler = config.scheduler_config
-    drafts = config.num_speculative_tokens if config.speculative_config else 0
-    return wide_sizes(own, 1 + drafts, scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
+    query = 1 + (config.num_speculative_tokens if config.speculative_config else 0)
+    requests = scheduler.max_num_seqs
+    if getattr(config.compilation_config, MODE, "") is None:
+        requests = max(requests, MIXED_TOKENS // query)
+    return wide_sizes(own, query, requests, scheduler.max_num_batched_tokens)
 
 
 def _reason_against(config: Any, own: tuple[int, ...], is_set: bool) -> str | None:

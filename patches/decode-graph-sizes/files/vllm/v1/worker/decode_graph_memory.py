@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from vllm.logger import init_logger
-from vllm.v1.decode_graph_sizes import CHOICE, FEATURE
+from vllm.v1.decode_graph_sizes import CHOICE, FEATURE, MODE
 from vllm.v1.overlay_effects import active, idle
 
 logger = init_logger(__name__)
@@ -92,16 +92,21 @@ def fit_sizes(worker: Any) -> None:
     kept = sizes[: _agreed(len(fitting(sizes, own, shape, graphs, room)))]
     compilation.cudagraph_capture_sizes = kept
     compilation.max_cudagraph_capture_size = kept[-1]
-    _report(kept, sizes, own, shape.bytes_of(kept, own, graphs), room)
+    mixed = getattr(compilation, MODE, "")
+    if mixed is None:
+        note = "; cudagraph mode FULL, for mixed batches, too"
+    else:
+        note = f"; no graphs of mixed batches: {mixed}" if mixed else ""
+    _report(kept, sizes, own, shape.bytes_of(kept, own, graphs), room, note)
 
 
 def _report(
-    kept: list[int], sizes: list[int], own: tuple[int, ...], expected: int, room: int
+    kept: list[int], sizes: list[int], own: tuple[int, ...], expected: int, room: int, note: str
 ) -> None:
     """Say what is captured, in the log and as the feature's effect."""
     left_out = f"{len(sizes) - len(kept)} up to {sizes[-1]} do not fit into {room / GIB:.1f} GiB"
     if len(kept) == len(own):
-        text = f"vLLM's own sizes, up to {own[-1]} tokens, since {left_out}"
+        text = f"vLLM's own sizes, up to {own[-1]} tokens, since {left_out}{note}"
         idle(FEATURE, text)
     else:
         text = (
@@ -110,6 +115,7 @@ def _report(
         )
         if len(kept) < len(sizes):
             text = f"{text}; {left_out}"
+        text += note
         active(FEATURE, text)
     logger.info("Decode graph sizes: %s", text)
 
