@@ -55,16 +55,17 @@ def test_releases_whose_graphs_hold_prompts_get_them(release: str, tmp_path: Pat
         assert compilation.max_cudagraph_capture_size == 1024
 
 
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        ({"cudagraph_mode": Mode.PIECEWISE}, "mode is set already"),
-        ({"cudagraph_capture_sizes": [1, 2, 40]}, "capture sizes, or a largest one"),
-        ({"max_cudagraph_capture_size": 64}, "capture sizes, or a largest one"),
-        ({"runner_type": "pooling"}, "does not decode"),
-        ({"attention_config": SimpleNamespace(hisparse_config=1)}, "HiSparse"),
-    ],
-)
+#: What is set, and a word of the reason.
+SET: list[tuple[dict[str, Any], str]] = [
+    ({"cudagraph_mode": Mode.PIECEWISE}, "mode is set already"),
+    ({"cudagraph_capture_sizes": [1, 2, 40]}, "capture sizes, or a largest one"),
+    ({"max_cudagraph_capture_size": 64}, "capture sizes, or a largest one"),
+    ({"runner_type": "pooling"}, "does not decode"),
+    ({"attention_config": SimpleNamespace(hisparse_config=1)}, "HiSparse"),
+]
+
+
+@pytest.mark.parametrize(("changed", "words"), SET)
 def test_what_is_set_stays(changed: dict[str, Any], words: str, tmp_path: Path) -> None:
     given = {"cudagraph_mode": None, **changed}
     compilation, reason = made("0.33.0", tmp_path, configuration(**given))

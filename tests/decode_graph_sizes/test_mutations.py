@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.decode_graph_sizes import test_memory, test_sizes
+from tests.decode_graph_sizes import test_memory, test_mixed, test_sizes
 from tests.decode_graph_sizes.worlds import (
     Mode,
     Platform,
@@ -43,14 +44,14 @@ SIZES: list[Mistake] = [
     ("_multiple", "most // query * query", "most"),
     ("_set_sizes", "hasattr(compilation, CHOICE)", "False"),
     ("_set_sizes", "not wanted", "False"),
-    ("_set_sizes", "compilation.cudagraph_capture_sizes is not None", "False"),
-    ("_set_sizes", "compilation.max_cudagraph_capture_size is not None", "False"),
+    ("_is_set", "compilation.cudagraph_capture_sizes is not None", "False"),
+    ("_is_set", "compilation.max_cudagraph_capture_size is not None", "False"),
     ("_set_sizes", "compilation.compile_sizes = compile_sizes", "pass"),
     ("_set_sizes", "compilation.max_cudagraph_capture_size = None", "pass"),
     ("_set_sizes", "setattr(compilation, CHOICE, (own, reason))", "pass"),
     ("_set_sizes", "setattr(compilation, CHOICE, (own, reason))", "MATCH\nraise ValueError"),
-    ("_sizes_for", "1 + drafts", "drafts + 2"),
-    ("_sizes_for", "1 + drafts", "1"),
+    ("_sizes_for", "config.num_speculative_tokens if config.speculative_config else 0", "0"),
+    ("_sizes_for", "getattr(config.compilation_config, MODE, '') is None", "True"),
     ("_reason_against", "not own", "False"),
     ("_reason_against", "is_set", "False"),
     ("_reason_against", "not current_platform.is_cuda()", "False"),
@@ -58,6 +59,17 @@ SIZES: list[Mistake] = [
     ("_reason_against", "getattr(config, 'diffusion_config', None) is not None", "False"),
     ("_reason_against", "config.parallel_config.use_ubatching", "False"),
     ("_reason_against", "config.parallel_config.enable_elastic_ep", "False"),
+]
+
+#: In what chooses a mode for mixed batches.
+MODES: list[Mistake] = [
+    ("_choosing.verify_and_choose", "os.environ.get(VARIABLE) == MIXED", "True"),
+    ("_choose_mode", "compilation.cudagraph_mode is not None", "False"),
+    ("_choose_mode", "_reason_against(config, (1,), _is_set(compilation))", "None"),
+    ("_choose_mode", "getattr(attention, 'hisparse_config', None) is not None", "False"),
+    ("_choose_mode", "not _holds_prompts()", "False"),
+    ("_choose_mode", "compilation.cudagraph_mode = CUDAGraphMode.FULL", "pass"),
+    ("_sizes_for", "max(requests, MIXED_TOKENS // query)", "requests"),
 ]
 
 #: In what leaves out sizes.
@@ -152,7 +164,25 @@ def memory_is_right(edits: list[Mistake], monkeypatch: pytest.MonkeyPatch) -> No
         assert fits.sizes == fits.chosen
 
 
-def test_without_a_mistake_all_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def mode_is_right(edits: list[Mistake], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is chosen for mixed batches."""
+    given = test_mixed.made
+
+    def edited(*arguments: Any, **more: Any) -> Any:
+        return given(*arguments, edits=edits, **more)
+
+    monkeypatch.setattr(test_mixed, "made", edited)
+    test_mixed.test_nobody_gets_them_unasked("on", folder, monkeypatch)
+    monkeypatch.setenv(test_sizes.VARIABLE, "mixed")
+    for release in ("0.30.0", "0.33.0"):
+        test_mixed.test_releases_whose_graphs_hold_prompts_get_them(release, folder)
+    for changed, words in test_mixed.SET:
+        test_mixed.test_what_is_set_stays(changed, words, folder)
+
+
+def test_without_a_mistake_all_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        mode_is_right([], tmp_path, patched)
     memory_is_right([], monkeypatch)
     choice_is_right([], monkeypatch)
 
@@ -171,3 +201,11 @@ def test_a_mistake_in_what_is_left_out_is_noticed(
 ) -> None:
     with pytest.raises(Exception):  # noqa: B017  (an assertion, or what the mistake raises)
         memory_is_right([mistake], monkeypatch)
+
+
+@pytest.mark.parametrize("mistake", MODES, ids=lambda each: f"{each[0]}: {each[1]}, {each[2]}")
+def test_a_mistake_in_the_mode_is_noticed(
+    mistake: Mistake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Exception):  # noqa: B017  (an assertion, or what the mistake raises)
+        mode_is_right([mistake], tmp_path, monkeypatch)
