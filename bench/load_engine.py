@@ -101,7 +101,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", choices=SHAPES, default="1b")
     parser.add_argument("--drafter", choices=DRAFTERS, default="eagle3")
     parser.add_argument("--k", type=int, default=3, help="draft tokens per step")
-    parser.add_argument("--mode", default="FULL_AND_PIECEWISE", help="target's cudagraph mode")
+    parser.add_argument(
+        "--mode", default="FULL_AND_PIECEWISE", help="cudagraph mode, or '' for none"
+    )
     parser.add_argument("--accept", type=float, default=2.5, help="mean acceptance length; 0: none")
     parser.add_argument("--engine", default="{}", help="further LLM arguments, JSON")
     parser.add_argument("--speculative", default="{}", help="further speculative_config, JSON")
@@ -136,6 +138,7 @@ def start(args: argparse.Namespace, *, own_process: bool) -> tuple[Any, dict[str
         "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none",
         "runner": told["runner"],
         "draft_graphs": told.get("draft_graphs"),
+        **{name: told[name] for name in ("capture_sizes", "largest_capture_size", "effects")},
         **{name: getattr(args, name) for name in ("shape", "drafter", "k", "mode", "accept")},
         "concurrency": args.concurrency,
     }

@@ -37,9 +37,24 @@ class Collector:
             self.runs += 1
 
 
+def _graphs(config: Any) -> dict[str, Any]:
+    """What a worker captures, and what features say of themselves in its process."""
+    sizes = config.compilation_config.cudagraph_capture_sizes or []
+    try:
+        from vllm.v1.overlay_effects import effects
+    except ImportError:
+        told = {}
+    else:
+        told = {name: f"{each['state']}: {each['text']}" for name, each in effects().items()}
+    return {"capture_sizes": len(sizes), "largest_capture_size": max(sizes, default=0)} | {
+        "effects": told
+    }
+
+
 class LoadExtension(ProfilingExtension):
     """Mixed into vLLM's worker; keeps the steps, and samples the thread that takes them."""
 
+    vllm_config: Any
     _watch: Watch
     _collector: Collector
     _sampler: SignalSampler
@@ -47,7 +62,7 @@ class LoadExtension(ProfilingExtension):
 
     def load_watch(self) -> dict[str, Any]:
         """Keep every step from now on; tell what the runner and the drafter are."""
-        description = self.bench_watch()
+        description = self.bench_watch() | _graphs(self.vllm_config)
         self._watch, self._collector = Watch(self.model_runner), Collector()
         return description
 

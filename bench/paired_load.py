@@ -39,6 +39,14 @@ sys.path.insert(0, str(HERE.parents[1]))
 
 UNIFORM, MIXED = "uniform", "mixed"
 
+#: Lines of a start that go into the result: what graphs took, and what is left for the cache.
+NOTED = (
+    "Graph capturing finished",
+    "Decode graph sizes",
+    "GPU KV cache size",
+    "Available KV cache",
+)
+
 
 class Party(NamedTuple):
     """One of the engines.
@@ -133,6 +141,7 @@ class Engine:
         )
         self.told: dict[str, Any] = {}
         self.failed = ""
+        self.noted: list[str] = []
         # An engine's own lines must never fill the pipe while another one is asked.
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._last: collections.deque[str] = collections.deque(maxlen=60)
@@ -142,6 +151,8 @@ class Engine:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self._last.append(line.rstrip())
+            if any(words in line for words in NOTED):
+                self.noted.append(line.rstrip()[-300:])
             self._lines.put(line)
         self._lines.put(None)
 
@@ -301,6 +312,7 @@ def main() -> int:
                     "options": each.party.options,
                     "engine": each.told,
                     "failed": each.failed,
+                    "noted": each.noted,
                 }
                 for each in engines
             },

@@ -82,7 +82,7 @@ def _shape_arguments(
         "max_model_len": 4096,
         "max_num_seqs": requests,
         "gpu_memory_utilization": 0.6,
-        "compilation_config": {"cudagraph_mode": args.mode},
+        "compilation_config": {"cudagraph_mode": args.mode} if args.mode else {},
     }
     speculative = {**drafter.speculative, "model": str(draft), "num_speculative_tokens": args.k}
     if args.accept:

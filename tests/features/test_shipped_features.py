@@ -41,6 +41,7 @@ from tests.support.shipped_features import (
     MENDS,
     OURS,
     SCHEDULER,
+    SIZES,
     STEADY,
     bound_by,
     feature,
@@ -174,6 +175,7 @@ def test_every_known_release_takes_the_draft_graphs_and_has_the_rest(release: st
         BOOKKEEPING: State.PRISTINE,
         **dict.fromkeys(MENDS, State.PRISTINE),
         SCHEDULER: State.PRISTINE,
+        SIZES: State.PRISTINE,
     }
     assert planned(release).notices == ()
     assert all(not result.untested for result in planned(release).features)
@@ -320,6 +322,7 @@ def test_the_history_begins_with_0_16() -> None:
         BOOKKEEPING: State.INAPPLICABLE,
         **dict.fromkeys(MENDS, State.INAPPLICABLE),
         SCHEDULER: State.INAPPLICABLE,
+        SIZES: State.INAPPLICABLE,
     }
 
 

@@ -20,10 +20,13 @@ BOOKKEEPING = "batched-bookkeeping"
 LIMIT = "context-limit"
 PROMPTS = "prompt-logprobs"
 SCHEDULER = "steady-scheduler"
+SIZES = "decode-graph-sizes"
 #: Those that mend a fault of a stock vLLM.
 MENDS = (LIMIT, PROMPTS)
+#: Those that patch what both model runners have.
+BOTH_RUNNERS = (SCHEDULER, SIZES)
 #: The features that patch the known releases.
-OURS = (DRAFTS, STEADY, GREEDY, DBO, BOOKKEEPING, SCHEDULER, *MENDS)
+OURS = (DRAFTS, STEADY, GREEDY, DBO, BOOKKEEPING, *BOTH_RUNNERS, *MENDS)
 
 
 @functools.cache

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leaves out capture sizes whose graphs would take too much of a worker's memory.
+
+It is reckoned before memory is divided between graphs and cache, from the shape of the model and
+what is free once its weights are there: capturing to find out would cost the memory that is asked
+about. All ranks keep the same sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from vllm.logger import init_logger
+from vllm.v1.decode_graph_sizes import CHOICE, FEATURE, MODE
+from vllm.v1.overlay_effects import active, idle
+
+logger = init_logger(__name__)
+
+#: Of the memory that graphs and cache share, further graphs get at most one part in so many.
+PART_OF_SHARED = 8
+
+#: Of the memory that is outside what vLLM asks for, where it does not reckon with graphs.
+PART_OF_REST = 2
+
+#: The most parts into which FlashAttention splits a request within a graph, each with its output.
+SPLITS = 32
+
+#: What a graph's pool takes of what a forward pass has at a time, and what a layer's nodes take of
+#: each graph. With these 18 graphs of up to 2,048 tokens of a model of 1B are 3.1 GiB, of which
+#: 2.63 GiB were seen on an H100 (0.26.0).
+POOLED = 4
+LAYER_BYTES = 1 << 20
+
+GIB = 1 << 30
+
+
+class Shape(NamedTuple):
+    """What the memory of a graph depends on, as one rank has it.
+
+    width: values in the two largest activations of a token, together.
+    """
+
+    layers: int
+    width: int
+    heads: int
+    head: int
+    value_bytes: int
+
+    def token_bytes(self) -> int:
+        """Bytes in a graph's pool for each token of the largest graph."""
+        split = SPLITS * self.heads * (self.head + 1) * 4
+        return POOLED * (self.width * self.value_bytes + split)
+
+    def bytes_of(self, sizes: Sequence[int], own: Sequence[int], graphs: int) -> int:
+        """The most bytes that sizes take beyond vLLM's own, with so many graphs for each size."""
+        further = len(sizes) - len(own)
+        return (
+            self.token_bytes() * (max(sizes) - max(own))
+            + further * graphs * (self.layers + 1) * LAYER_BYTES
+        )
+
+
+def fitting(
+    sizes: Sequence[int], own: Sequence[int], shape: Shape, graphs: int, room: int
+) -> list[int]:
+    """Those of the sizes that fit into room bytes, from 0 on: the largest are left out first."""
+    kept = list(sizes)
+    while shape.bytes_of(kept, own, graphs) > room:
+        kept.pop()
+    return kept
+
+
+def fit_sizes(worker: Any) -> None:
+    """Leave out sizes that do not fit into a worker's memory, and report the feature's effect.
+
+    worker: the Worker of a GPU, whose model is loaded and which has no cache yet.
+    """
+    compilation = worker.vllm_config.compilation_config
+    choice = getattr(compilation, CHOICE, None)
+    if choice is None:
+        idle(FEATURE, "the configuration was made where the feature is not")
+        return
+    own, reason = choice
+    if reason is not None:
+        idle(FEATURE, reason)
+        return
+    sizes = list(compilation.cudagraph_capture_sizes)
+    shape, room = _shape(worker.vllm_config), _room(worker)
+    mode = compilation.cudagraph_mode
+    graphs = 2 if mode is not None and mode.separate_routine() else 1
+    kept = sizes[: _agreed(len(fitting(sizes, own, shape, graphs, room)))]
+    compilation.cudagraph_capture_sizes = kept
+    compilation.max_cudagraph_capture_size = kept[-1]
+    mixed = getattr(compilation, MODE, "")
+    if mixed is None:
+        note = "; cudagraph mode FULL, for mixed batches, too"
+    else:
+        note = f"; no graphs of mixed batches: {mixed}" if mixed else ""
+    _report(kept, sizes, own, shape.bytes_of(kept, own, graphs), room, note)
+
+
+def _report(
+    kept: list[int], sizes: list[int], own: tuple[int, ...], expected: int, room: int, note: str
+) -> None:
+    """Say what is captured, in the log and as the feature's effect."""
+    left_out = f"{len(sizes) - len(kept)} up to {sizes[-1]} do not fit into {room / GIB:.1f} GiB"
+    if len(kept) == len(own):
+        text = f"vLLM's own sizes, up to {own[-1]} tokens, since {left_out}{note}"
+        idle(FEATURE, text)
+    else:
+        text = (
+            f"{len(kept)} capture sizes up to {kept[-1]} tokens for vLLM's {len(own)} up to "
+            f"{own[-1]}, with up to {expected / GIB:.1f} GiB more for graphs"
+        )
+        if len(kept) < len(sizes):
+            text = f"{text}; {left_out}"
+        text += note
+        active(FEATURE, text)
+    logger.info("Decode graph sizes: %s", text)
+
+
+def _shape(config: Any) -> Shape:
+    """The shape of a model on one rank."""
+    model, parallel = config.model_config, config.parallel_config
+    text, hidden = model.hf_text_config, model.get_hidden_size()
+    inner = getattr(text, "intermediate_size", None) or 4 * hidden
+    experts = getattr(text, "num_experts_per_tok", None) or 0
+    inner = max(inner, experts * (getattr(text, "moe_intermediate_size", None) or 0))
+    return Shape(
+        layers=model.get_num_layers(parallel),
+        width=8 * hidden + 4 * inner,
+        heads=model.get_num_attention_heads(parallel),
+        head=model.get_head_size(),
+        value_bytes=model.dtype.itemsize,
+    )
+
+
+def _room(worker: Any) -> int:
+    """The bytes that further graphs may take."""
+    import torch
+
+    free = torch.cuda.mem_get_info()[0]
+    before = worker.init_snapshot.free_memory
+    asked = worker.cache_config.kv_cache_memory_bytes
+    if asked:
+        return max(free - asked, 0) // PART_OF_REST
+    shared = max(worker.requested_memory - (before - free), 0) // PART_OF_SHARED
+    if _reckons_with_graphs(worker):
+        return shared
+    return min(shared, max(before - worker.requested_memory, 0) // PART_OF_REST)
+
+
+def _reckons_with_graphs(worker: Any) -> bool:
+    """Whether vLLM takes what graphs will need off the memory of the cache."""
+    from vllm import envs
+
+    if not envs.VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS:
+        return False
+    if not getattr(worker, "use_v2_model_runner", False):
+        return True
+    from vllm.v1.worker.gpu import cudagraph_utils
+
+    # Before 0.29.0 model runner V2 says that its graphs need nothing.
+    return hasattr(cudagraph_utils, "profile_cudagraph_memory")
+
+
+def _agreed(number: int) -> int:
+    """The smallest number of all ranks, each of which has to call this."""
+    import torch
+    from vllm.distributed.parallel_state import get_world_group
+
+    group = get_world_group()
+    if group.world_size == 1:
+        return number
+    smallest = torch.tensor([number], dtype=torch.int32)
+    torch.distributed.all_reduce(smallest, op=torch.distributed.ReduceOp.MIN, group=group.cpu_group)
+    return int(smallest.item())
