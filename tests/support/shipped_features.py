@@ -19,10 +19,11 @@ DBO = "dbo"
 BOOKKEEPING = "batched-bookkeeping"
 LIMIT = "context-limit"
 PROMPTS = "prompt-logprobs"
+WEIGHTS = "draft-weights"
 SCHEDULER = "steady-scheduler"
 SIZES = "decode-graph-sizes"
 #: Those that mend a fault of a stock vLLM.
-MENDS = (LIMIT, PROMPTS)
+MENDS = (LIMIT, PROMPTS, WEIGHTS)
 #: Those that patch what both model runners have.
 BOTH_RUNNERS = (SCHEDULER, SIZES)
 #: The features that patch the known releases.
