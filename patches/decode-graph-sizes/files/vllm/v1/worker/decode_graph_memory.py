@@ -140,20 +140,21 @@ def _room(worker: Any) -> int:
     """The bytes that further graphs may take."""
     import torch
 
-    free = torch.cuda.mem_get_info()[0]
-    before = worker.init_snapshot.free_memory
-    asked = worker.cache_config.kv_cache_memory_bytes
+    free: int = torch.cuda.mem_get_info()[0]
+    before: int = worker.init_snapshot.free_memory
+    asked: int | None = worker.cache_config.kv_cache_memory_bytes
     if asked:
         return max(free - asked, 0) // PART_OF_REST
-    shared = max(worker.requested_memory - (before - free), 0) // PART_OF_SHARED
+    budget: int = worker.requested_memory
+    shared = max(budget - (before - free), 0) // PART_OF_SHARED
     if _reckons_with_graphs(worker):
         return shared
-    return min(shared, max(before - worker.requested_memory, 0) // PART_OF_REST)
+    return min(shared, max(before - budget, 0) // PART_OF_REST)
 
 
 def _reckons_with_graphs(worker: Any) -> bool:
     """Whether vLLM takes what graphs will need off the memory of the cache."""
-    from vllm import envs
+    import vllm.envs as envs
 
     if not envs.VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS:
         return False
