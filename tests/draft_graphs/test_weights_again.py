@@ -24,8 +24,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 #: Drafters, and what happens to them where the others repeat it.
 SHORT = {
-    "dflash": ("before", "load_weights", "moved_tensors", "wake"),
-    "eagle3": ("before", "reload_weights", "moved_parameters", "moved_head"),
+    "dflash": ("before", "load_weights", "moved_tensors", "wake", "given_back"),
+    "eagle3": ("before", "reload_weights", "moved_parameters", "moved_head", "given_back"),
 }
 #: Bugs, by what they change: nobody looks for moves; no connector is asked.
 UNNOTICED = one("reads.py", "Reads.moved", "addresses != self._addresses", "False") + one(

@@ -165,11 +165,20 @@ def wake(worker: Any, folder: str) -> None:
         rebuild()
 
 
+def given_back(worker: Any, folder: str) -> None:
+    """What a sleep of level 2 takes from draft graphs where draft-weights is on."""
+    graphs = getattr(worker.model_runner.drafter, "draft_graphs", None)
+    if graphs is not None:
+        graphs.give_back()
+        if graphs.captured is not None:
+            raise RuntimeError("the graphs were not given back")
+
+
 EVENTS: dict[str, Event] = {
     each.__name__: each
     for each in (
         *(load_weights, layerwise, reload_weights),
-        *(moved_data, moved_parameters, moved_tensors, moved_head, wake),
+        *(moved_data, moved_parameters, moved_tensors, moved_head, wake, given_back),
     )
 }
 

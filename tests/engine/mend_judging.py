@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.engine.mend_hooks import LENGTH
+from tests.engine.weight_hooks import WARNED
 
 FULL = "Sampled token IDs exceed the max model length"
 Outcome = Mapping[str, Any]
@@ -37,7 +38,33 @@ def overwritten_states(stock: Outcome, mended: Outcome) -> list[str]:
     return problems
 
 
+#: Events behind which a stock engine's drafts are garbage.
+LOST = ("documented", "draft_lost", "target_loaded")
+
+
+def weights(stock: Outcome, mended: Outcome) -> list[str]:
+    """Stock's drafts are garbage once its draft has slept; mended ones are as before."""
+    theirs, ours = stock["rounds"], mended["rounds"]
+    problems = [
+        f"stock does not have the fault: {event}"
+        for event in LOST
+        if theirs[event]["steps"] == theirs["before"]["steps"]
+    ]
+    for event, outcome in ours.items():
+        if outcome["error"]:
+            problems.append(f"the mended engine died: {event}: {outcome['error']}")
+        problems += [
+            f"{what} are not those before: {event}"
+            for what in ("tokens", "steps")
+            if outcome[what] != ours["before"][what]
+        ]
+        if len(outcome["warnings"]) != (event in WARNED):
+            problems.append(f"warnings: {event}: {outcome['warnings']}")
+    return problems
+
+
 JUDGES = {
+    "weights": weights,
     "context_limit": context_limit,
     "overwritten_states": overwritten_states,
 }

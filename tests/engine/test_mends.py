@@ -17,12 +17,14 @@ from tests.engine.mend_judging import JUDGES
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-HOOKS = "tests.engine.mend_hooks:"
-PLAIN = EngineSpec(
-    "", "eagle3hid", 3, max_model_len=LENGTH, packages=(str(TESTS),), pre=(f"{HOOKS}asynchronous",)
+HOOKS = "tests.engine."
+PLAIN = EngineSpec("", "eagle3hid", 3, max_model_len=LENGTH, packages=(str(TESTS),))
+#: What is prepared before an engine, and what is done with it; the last load may end a stock one.
+ENGINES = (
+    ("mend_hooks:asynchronous", ("mend_hooks:overwritten_states", "mend_hooks:context_limit")),
+    ("weight_hooks:plain_layers", ("weight_hooks:weights",)),
 )
-#: What is done with the engine; the last load ends a stock one.
-LOADS = ("overwritten_states", "context_limit")
+LOADS = tuple(load for _, loads in ENGINES for load in loads)
 
 
 @dataclass
@@ -34,11 +36,18 @@ class Outcomes:
 
 
 def run(python: Path, models: Path) -> dict[str, Any]:
-    """Run an engine; what each load gave."""
-    spec = replace(PLAIN, models=str(models), post_load=tuple(HOOKS + load for load in LOADS))
-    (result,) = launch_forked(python, [spec])
-    hooks: dict[str, Any] = result["hooks"]
-    return hooks
+    """Run the engines; what each load gave."""
+    specs = [
+        replace(
+            PLAIN,
+            models=str(models),
+            pre=(HOOKS + pre,),
+            post_load=tuple(HOOKS + load for load in loads),
+        )
+        for pre, loads in ENGINES
+    ]
+    results = launch_forked(python, specs)
+    return {load: outcome for each in results for load, outcome in each["hooks"].items()}
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +60,9 @@ def outcomes(
         yield Outcomes(stock, run(copy.python, tiny_models))
 
 
-@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("load", LOADS, ids=lambda load: load.partition(":")[2])
 def test_a_stock_engine_has_the_fault_and_a_mended_one_does_not(
     outcomes: Outcomes, load: str
 ) -> None:
-    stock, mended = (side[f"mend_hooks:{load}"] for side in (outcomes.stock, outcomes.mended))
-    assert JUDGES[load](stock, mended) == []
+    stock, mended = outcomes.stock[load], outcomes.mended[load]
+    assert JUDGES[load.partition(":")[2]](stock, mended) == []

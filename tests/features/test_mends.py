@@ -8,49 +8,67 @@ from packaging.version import Version
 from overlay.planning.planner import plan
 from overlay.results import State
 from overlay.targets.resolution import resolve
-from tests.support.shipped_features import LIMIT, MENDS, PROMPTS, feature
+from tests.support.shipped_features import LIMIT, MENDS, PROMPTS, WEIGHTS, feature
 
 pytestmark = pytest.mark.network
 
 RUNNER = "vllm/v1/worker/gpu_model_runner.py"
-#: Mend -> a line of 0.33.0, and what a release would have in its place that mends it itself.
+RUNNER_V2 = "vllm/v1/worker/gpu/model_runner.py"
+RELOADED = "        self.reload_draft_weights()\n"
+#: Mend -> by file, a line of 0.33.0, and what a release would have before it that mends it itself.
 MERGED = {
-    LIMIT: (
-        "            # Update the persistent batch.\n",
-        "            self.input_batch.num_tokens_no_spec[req_index] = end_of(req_index)\n",
-    ),
-    PROMPTS: (
-        '        with record_function_or_nullcontext("gpu_model_runner: bookkeep"):\n',
-        "        prompt_logprobs = self._get_prompt_logprobs_dict(hidden_states, {})\n",
-    ),
+    LIMIT: {
+        RUNNER: (
+            "            # Update the persistent batch.\n",
+            "            self.input_batch.num_tokens_no_spec[req_index] = end_of(req_index)\n",
+        )
+    },
+    PROMPTS: {
+        RUNNER: (
+            '        with record_function_or_nullcontext("gpu_model_runner: bookkeep"):\n',
+            "        prompt_logprobs = self._get_prompt_logprobs_dict(hidden_states, {})\n",
+        )
+    },
+    WEIGHTS: {
+        RUNNER: ("        self.reset_mm_cache()\n\n    def _get_prompt", RELOADED),
+        RUNNER_V2: ("        self.reset_mm_cache()\n\n    @functools.cached_property\n", RELOADED),
+    },
 }
 
 
 class Release:
     """The tree of 0.33.0 as a release that mends something itself."""
 
-    def __init__(self, old: str, new: str) -> None:
-        self.old, self.new = old.encode(), new.encode()
+    def __init__(self, merged: dict[str, tuple[str, str]]) -> None:
+        self.merged = merged
 
     def read(self, path: str) -> bytes | None:
         data = resolve("0.33.0").read(path)
-        if data is not None and path == RUNNER:
-            assert data.count(self.old) == 1
-            data = data.replace(self.old, self.new + self.old)
+        if data is not None and path in self.merged:
+            old, new = (text.encode() for text in self.merged[path])
+            assert data.count(old) == 1
+            data = data.replace(old, new + old)
         return data
 
 
 @pytest.mark.parametrize("name", MENDS)
 def test_a_mend_retires_once_a_release_has_its_own(name: str) -> None:
-    target = Release(*MERGED[name])
+    target = Release(MERGED[name])
     (result,) = plan([feature(name)], target, Version("0.33.0")).features
     assert result.state is State.UPSTREAMED
 
 
 @pytest.mark.parametrize("name", MENDS)
 def test_the_mends_of_others_do_not_retire_it(name: str) -> None:
-    for other in (LIMIT, PROMPTS):
+    for other in MENDS:
         if other != name:
-            target = Release(*MERGED[other])
+            target = Release(MERGED[other])
             (result,) = plan([feature(name)], target, Version("0.33.0")).features
             assert result.state is State.PRISTINE
+
+
+@pytest.mark.parametrize("path", [RUNNER, RUNNER_V2])
+def test_draft_weights_stays_for_the_runner_that_upstream_leaves(path: str) -> None:
+    target = Release({path: MERGED[WEIGHTS][path]})
+    (result,) = plan([feature(WEIGHTS)], target, Version("0.33.0")).features
+    assert result.state is State.PRISTINE

@@ -282,7 +282,8 @@ def test_the_names_that_a_hook_uses_are_assigned_before_it(release: str) -> None
             # A function inside it has arguments of its own, and is looked at itself.
             for inner in ast.walk(function):
                 if isinstance(inner, ast.FunctionDef):
-                    known |= {one.arg for one in [*inner.args.args, *inner.args.kwonlyargs]}
+                    rest = [each for each in (inner.args.vararg, inner.args.kwarg) if each]
+                    known |= {one.arg for one in [*inner.args.args, *inner.args.kwonlyargs, *rest]}
             stored: dict[str, int] = {}
             for name in names(function, ast.Store):
                 stored[name.id] = min(name.lineno, stored.get(name.id, name.lineno))

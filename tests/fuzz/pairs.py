@@ -32,6 +32,9 @@ MENDS = {
     "context-limit": "OVERLAY_CONTEXT_LIMIT",
     "prompt-logprobs": "OVERLAY_PROMPT_LOGPROBS",
 }
+#: Off everywhere: on a CPU a reload packs the draft's weights to another place, which graphs do not
+#: follow; `tests/engine/test_mends.py` has engines for it.
+LEFT_OUT = ("OVERLAY_DRAFT_WEIGHTS",)
 #: The variant in which they are on: its engines may take other steps, but none may die, and what a
 #: request is answered is the same.
 MENDED = "mended"
@@ -78,6 +81,7 @@ def switches(variant: str, shape: Shape) -> dict[str, str]:
     mode = next((each for each in ("step", "loop") if each in on), "off")
     return {
         **{switch: "on" if name in on else "off" for name, switch in (SWITCHES | MENDS).items()},
+        **dict.fromkeys(LEFT_OUT, "off"),
         GRAPHS: mode,
         f"{GRAPHS}_CHECK": "on",
         f"{GRAPHS}_UNTRIED": "on" if shape.untried else "off",

@@ -24,6 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from overlay.results import ModelRunner
 from tests.engine.engine_launch import (
     TESTS,
     EngineFailed,
@@ -35,7 +36,7 @@ from tests.engine.engine_spec import EngineSpec
 from tests.engine.mend_hooks import LENGTH
 from tests.engine.mend_judging import JUDGES
 
-HOOKS = "tests.engine.mend_hooks:"
+HOOKS = "tests.engine."
 PLAIN = EngineSpec(
     "",
     "eagle3hid",
@@ -52,14 +53,31 @@ def graphs(spec: EngineSpec, mode: str, compiled: int = 0) -> EngineSpec:
     return replace(spec, enforce_eager=False, compilation=compilation)
 
 
+#: With vLLM's memory pool.
+SLEEPER = replace(PLAIN, engine={**PLAIN.engine, "enable_sleep_mode": True})
+WEIGHTS = "weight_hooks:weights"
+
 #: Name -> the engine, and what is done with it.
 CELLS = {
-    "context limit": (PLAIN, "context_limit"),
-    "context limit, graphs": (graphs(PLAIN, "FULL_DECODE_ONLY"), "context_limit"),
-    "prompt log probabilities": (PLAIN, "overwritten_states"),
-    "prompt log probabilities, piecewise": (graphs(PLAIN, "PIECEWISE", 3), "piecewise_prompts"),
+    "context limit": (PLAIN, "mend_hooks:context_limit"),
+    "context limit, graphs": (graphs(PLAIN, "FULL_DECODE_ONLY"), "mend_hooks:context_limit"),
+    "prompt log probabilities": (PLAIN, "mend_hooks:overwritten_states"),
+    "prompt log probabilities, piecewise": (
+        graphs(PLAIN, "PIECEWISE", 3),
+        "mend_hooks:piecewise_prompts",
+    ),
+    "draft weights": (SLEEPER, WEIGHTS),
+    "draft weights, graphs": (graphs(SLEEPER, "FULL_DECODE_ONLY"), WEIGHTS),
+    "draft weights, V2": (replace(SLEEPER, runner=ModelRunner.V2), WEIGHTS),
+    "draft weights, V2, graphs": (
+        replace(graphs(SLEEPER, "FULL_DECODE_ONLY"), runner=ModelRunner.V2),
+        WEIGHTS,
+    ),
     # What is right: the same prompts without drafts.
-    "no drafts": (graphs(replace(PLAIN, draft=None), "PIECEWISE", 3), "piecewise_prompts"),
+    "no drafts": (
+        graphs(replace(PLAIN, draft=None), "PIECEWISE", 3),
+        "mend_hooks:piecewise_prompts",
+    ),
 }
 
 
@@ -72,14 +90,14 @@ def run(spec: EngineSpec, hook: str, path: str, overlay: str, timeout: float) ->
     except EngineFailed as error:
         return {"failed": f"{error}\n{error.output[-3000:]}"}
     return {
-        **result["hooks"][f"mend_hooks:{hook}"],
+        **result["hooks"][hook],
         "vllm": result["vllm"],
         "device": result["device"],
     }
 
 
 #: Those that mend, and draft graphs, which go on beside them.
-FEATURES = "context-limit,prompt-logprobs,draft-graphs"
+FEATURES = "context-limit,draft-weights,prompt-logprobs,draft-graphs"
 
 
 def absolute(path: str) -> str:
@@ -91,7 +109,7 @@ def judge(name: str, ran: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> l
     """What is not as it must be in a cell."""
     stock, mended = ran[name]
     failed = [side["failed"].splitlines()[0] for side in (stock, mended) if "failed" in side]
-    hook = CELLS[name][1]
+    hook = CELLS[name][1].partition(":")[2]
     if failed:
         return failed
     if hook in JUDGES:

@@ -83,7 +83,7 @@ def rounds_of(name: str, *, double: bool) -> tuple[str, ...]:
     """What happens, in order."""
     heads = HEADS if name.startswith("eagle") else ()
     moves = (*MOVES, *heads) if double else ()
-    sleeps = ("wake",) if double else tuple(rounds.SLEEPS)
+    sleeps = ("wake", "given_back") if double else tuple(rounds.SLEEPS)
     # vLLM refuses it: the operator of dflash's own rotary embedding has no kernel for shapes alone.
     layers = () if name == "dflash" else ("layerwise",)
     return (rounds.BEFORE, *EVENTS, *moves, *sleeps, *layers)

@@ -19,9 +19,10 @@ DBO = "dbo"
 BOOKKEEPING = "batched-bookkeeping"
 LIMIT = "context-limit"
 PROMPTS = "prompt-logprobs"
+WEIGHTS = "draft-weights"
 SCHEDULER = "steady-scheduler"
 #: Those that mend a fault of a stock vLLM.
-MENDS = (LIMIT, PROMPTS)
+MENDS = (LIMIT, PROMPTS, WEIGHTS)
 #: The features that patch the known releases.
 OURS = (DRAFTS, STEADY, GREEDY, DBO, BOOKKEEPING, SCHEDULER, *MENDS)
 

@@ -61,6 +61,8 @@ class DraftGraphs:
         self._unprofiled: str | None = None
         self._runner: Any = None
         self._captures_in_a_row = 0
+        # Whether the graphs' memory was given back for a sleep.
+        self._given_back = False
         # Whether `capture` has logged its outcome.
         self._outcome_logged = False
 
@@ -87,6 +89,7 @@ class DraftGraphs:
         self.withdrawn = None
         self._runner = runner
         self._outcome_logged = True
+        self._given_back = False
         self._forget_agreements()
         try:
             facts, decision, plan = self._plan()
@@ -183,6 +186,19 @@ class DraftGraphs:
             figures.dropped(self.replay.captured.graphs)
             self.replay = None
 
+    def give_back(self) -> None:
+        """Free the graphs with all their memory; the next batch captures them again.
+
+        For a sleep in which all memory is wanted. Ranks that draft together keep theirs: their
+        next batches are not captured for in one step.
+        """
+        if self.together is not None or self.replay is None:
+            return
+        self.release()
+        self._given_back = True
+        self._backend.free_memory()  # what PyTorch has cached goes back, too
+        self._log(messages.GIVEN_BACK)
+
     def withdraw(self, reason: str) -> None:
         """Run no draft graph from now on: vLLM drafts as upstream. Warns once."""
         self.release()
@@ -262,6 +278,8 @@ class DraftGraphs:
 
         Where data-parallel ranks draft together, None only where all of them get None.
         """
+        if self._given_back:
+            self._capture_again(messages.AWAKE)
         replay = self._usable_replay()
         if self.together is None:
             replay = self._with_its_reads(replay)
@@ -405,10 +423,14 @@ class DraftGraphs:
             self.withdraw(f"{moved} moves with every batch")
             return None
         self._captures_in_a_row += 1
-        self._log(messages.moved_line(moved))
+        self._capture_again(messages.moved_line(moved))
+        return self.replay
+
+    def _capture_again(self, line: str) -> None:
+        """Capture within a batch, before anything of it is in the proposer's buffers."""
+        self._log(line)
         with self._backend.capturing_again():
             self.capture(self._runner)
-        return self.replay
 
     def _is_stale(self, replay: Replay) -> bool:
         return replay.captured.attn_groups is not self._proposer.draft_attn_groups

@@ -78,6 +78,14 @@ def withdrawn_line(reason: str) -> str:
     )
 
 
+#: The INFO lines at a sleep, and in the first batch behind it.
+GIVEN_BACK = (
+    "Draft graphs: their memory is given back for a sleep of level 2; the first batch behind it "
+    "captures them again."
+)
+AWAKE = "Draft graphs: awake again; capturing them again."
+
+
 def moved_line(moved: str) -> str:
     """The INFO line where the graphs are captured again; moved: what they read elsewhere."""
     return (
