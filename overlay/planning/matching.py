@@ -250,7 +250,7 @@ def misplaced(hunk: Hunk, lines: Sequence[str], scopes: Scopes) -> bool:
     return next(inside, None) is None and _elsewhere(hunk, lines, scopes) is not None
 
 
-def _numbered(words: Callable[[Callable[[int], str]], str], next_step: str = "") -> Reason:
+def _numbered(words: Callable[[Callable[[int], str]], str], next_step: str | None = None) -> Reason:
     """The reason that ``words`` gives with line numbers, and without them for its cause.
 
     :param words: makes the text; it is given what writes a line number.
