@@ -118,7 +118,7 @@ def test_leaving_at_the_question_loses_nothing(ours: Path, key: str) -> None:
 def test_a_pager_that_dies_is_said_and_nothing_is_lost(
     ours: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((80, 12)))
+    monkeypatch.setattr("shutil.get_terminal_size", lambda *_, **__: os.terminal_size((80, 12)))
 
     def die(lines: Iterator[str]) -> None:
         next(lines)
