@@ -183,7 +183,7 @@ python_option = click.option(
     "--python",
     metavar="PATH",
     help="Mean the vLLM that this interpreter, or this virtual environment, would import: "
-    "where overlay itself lives elsewhere (uv tool, pipx). Nothing of it is run.",
+    "where the command itself lives elsewhere (uv tool, pipx). Nothing of it is run.",
     shell_complete=lambda *args: [completion_item(args[2], type="file")],
 )
 

@@ -200,7 +200,7 @@ def _at_edge(
 
 
 def _is_anchored(hunk: Hunk) -> bool:
-    """Whether each side of a post-image shows a line that the change beside it does not hold.
+    """Whether neither side of a hunk's context is one line again and again that it changes beside.
 
     Among equal lines nothing tells which of them were put in or taken out, and a post-image whose
     context is made of them stands in a text that lacks a part of the change, too.
@@ -208,8 +208,7 @@ def _is_anchored(hunk: Hunk) -> bool:
     for ops in (hunk.lines, hunk.lines[::-1]):
         context = [text for _, text in takewhile(lambda line: line[0] == " ", ops)]
         changed = {text for _, text in takewhile(lambda op: op[0] != " ", ops[len(context) :])}
-        lines = {text for text in context if text.strip()}
-        if lines and lines <= changed:
+        if len(set(context)) == 1 and context[0].strip() and context[0] in changed:
             return False
     return True
 

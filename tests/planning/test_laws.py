@@ -61,7 +61,7 @@ def test_a_state_is_what_its_definition_says(case: Case) -> None:
 
 
 def anchored(hunk: Hunk) -> bool:
-    """Whether neither side's context is made of the lines of the change beside it alone."""
+    """Whether neither side's context is one line alone that the change beside it holds, too."""
     text = "".join(op for op, _ in hunk.lines)
     above, below = len(text) - len(text.lstrip()), len(text) - len(text.rstrip())
     stop = len(text) - below
@@ -69,8 +69,9 @@ def anchored(hunk: Hunk) -> bool:
     top = hunk.lines[above : stop if first_gap < 0 else first_gap]
     bottom = hunk.lines[text.rfind(" ", 0, stop) + 1 : stop]
     for context, change in ((hunk.lines[:above], top), (hunk.lines[stop:], bottom)):
-        lines = {line for _, line in context if line.strip()}
-        if lines and not lines - {line for _, line in change}:
+        lines = {line for _, line in context}
+        changed = {line for _, line in change}
+        if len(lines) == 1 and lines <= changed and "".join(lines).strip():
             return False
     return True
 

@@ -25,9 +25,9 @@ SIZES = "decode-graph-sizes"
 #: Those that mend a fault of a stock vLLM.
 MENDS = (LIMIT, PROMPTS, WEIGHTS)
 #: Those that patch what both model runners have.
-BOTH_RUNNERS = (SCHEDULER, SIZES)
+BOTH_RUNNERS = (SCHEDULER, SIZES, WEIGHTS)
 #: The features that patch the known releases.
-OURS = (DRAFTS, STEADY, GREEDY, DBO, BOOKKEEPING, *BOTH_RUNNERS, *MENDS)
+OURS = (DRAFTS, STEADY, GREEDY, DBO, BOOKKEEPING, SCHEDULER, SIZES, *MENDS)
 
 
 @functools.cache
