@@ -147,6 +147,15 @@ class Engine:
         self._last: collections.deque[str] = collections.deque(maxlen=60)
         threading.Thread(target=self._read, daemon=True).start()
 
+    def described(self) -> dict[str, Any]:
+        """What a result says of the engine."""
+        return {
+            "variables": self.party.variables,
+            "options": self.party.options,
+            "engine": self.told,
+            "failed": self.failed,
+        }
+
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
@@ -307,14 +316,7 @@ def main() -> int:
             **{name: getattr(args, name) for name in ("prompt", "answer", "own_process")},
             "engine": json.loads(args.engine),
             "parties": {
-                each.party.name: {
-                    "variables": each.party.variables,
-                    "options": each.party.options,
-                    "engine": each.told,
-                    "failed": each.failed,
-                    "noted": each.noted,
-                }
-                for each in engines
+                each.party.name: {**each.described(), "noted": each.noted} for each in engines
             },
             "loads": {name: compared(cell) for name, cell in rates.items()},
         }

@@ -269,15 +269,7 @@ def keep(sitting: Sitting, args: argparse.Namespace) -> None:
         "date": date,
         **{name: getattr(args, name) for name in ("k", "answer", "longest", "own_process")},
         "engine": json.loads(args.engine),
-        "parties": {
-            each.party.name: {
-                "variables": each.party.variables,
-                "options": each.party.options,
-                "engine": each.told,
-                "failed": each.failed,
-            }
-            for each in sitting.engines
-        },
+        "parties": {each.party.name: each.described() for each in sitting.engines},
         "loads": sitting.loads,
     }
     args.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

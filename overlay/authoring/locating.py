@@ -173,12 +173,12 @@ def _without_it(parts: Sequence[IncomingFile], texts: ReleaseTexts) -> Base | No
     names = {name: data for name, data in read if data is not None}
     if any(_without_context(hunk) for part in parts for hunk in part.hunks):
         return None
-    first = next((name for name, data in names.items() if before_it(data, parts)), None)
-    if first is None or first == texts.names[0]:
+    texts_before = ((name, before_it(data, parts)) for name, data in names.items())
+    first, before = next(((name, text) for name, text in texts_before if text), ("", None))
+    if before is None or first == texts.names[0]:
         return None
-    before = before_it(names[first], parts)
-    after = None if before is None else replay(before, parts[0].hunks)
-    if before is None or after is None:
+    after = replay(before, parts[0].hunks)
+    if after is None:
         return None
     by_id = parts[0].old_blob is not None and blob_id(before).startswith(parts[0].old_blob)
     return Base(parts[0].path, None, before, after, by_id, f"{first} without it")
