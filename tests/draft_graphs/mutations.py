@@ -2,7 +2,7 @@
 """The bugs that the proof must catch: each a small change of the module, and what catches it.
 
 A mutation that nothing catches means that the proof is too weak, or that the code it changes is
-not needed. `docs/mutations.md` is this table, written out by `render`.
+not needed. `docs/appendix/mutations.md` is this table, written out by `render`.
 """
 
 from __future__ import annotations
@@ -170,7 +170,9 @@ GPU_ONLY = {
     ),
 }
 
-PAGE_TOP = """# Mutations
+PAGE_TOP = """<!-- Written by tests/draft_graphs/mutations.py; a test compares. -->
+
+# Mutations
 
 Each line is a bug that was put into the draft graphs' module, and what showed it, in a real engine
 on CPU with the graph double (`tests/draft_graphs/`). A mutation that nothing shows fails
@@ -264,7 +266,7 @@ def _order(row: tuple[str, str, str]) -> tuple[str, int]:
 
 
 def render() -> str:
-    """The page `docs/mutations.md`."""
+    """The page `docs/appendix/mutations.md`."""
     lines = [f"| {stands_for} | {name} | {shown} |" for stands_for, name, shown in _rows()]
     gpu = [
         f"| {what} | {each.why} | {each.right} | {each.bug} |" for what, each in GPU_ONLY.items()
@@ -275,5 +277,5 @@ def render() -> str:
 
 
 if __name__ == "__main__":
-    page = Path(__file__).parents[2] / "docs" / "mutations.md"
+    page = Path(__file__).parents[2] / "docs/appendix/mutations.md"
     page.write_text(render(), encoding="utf-8")

@@ -1,7 +1,7 @@
 """Every bug of `mutations.py` is caught, and by what the table says.
 
 Each mutation runs in a real engine, in a copy of the module of its own, between two runs of the
-module as it is, which must pass. `docs/mutations.md` shows the table.
+module as it is, which must pass. `docs/appendix/mutations.md` shows the table.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tests.draft_graphs.test_policy import LATE, REFUSED
 from tests.draft_graphs.twin_mutations import TWIN_MUTATIONS
 from tests.support.code_edits import edited
 
-PAGE = Path(__file__).parents[2] / "docs" / "mutations.md"
+PAGE = Path(__file__).parents[2] / "docs/appendix/mutations.md"
 #: What has caught a mutation, by the error that ended its run.
 CATCHERS = {
     "AuditFailed": "audit",
@@ -264,7 +264,7 @@ def test_every_result_file_on_the_page_exists() -> None:
     named = re.findall(r"`(h200-[^`]+\.json)`", render())
     assert named
     for name in named:
-        assert (PAGE.parents[1] / "bench" / "results" / name).is_file(), name
+        assert (PAGE.parents[2] / "bench/results" / name).is_file(), name
 
 
 def test_the_page_shows_the_table() -> None:
