@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from overlay._features.documents import parse_toml
 from tests.ascend.mutations import ASCEND_MUTATIONS
 from tests.draft_graphs.capability_mutations import CAPABILITY_MUTATIONS
 from tests.draft_graphs.dp_mutations import DP_MUTATIONS
@@ -225,6 +226,14 @@ the bug would do wrong.
 |---|---|---|---|"""
 
 
+ANSWERS_TOP = """
+## Defects and hazards, and where they are answered
+
+| what may go wrong | answer in `vllm.v1.spec_decode.draft_graphs` |
+|---|---|"""
+ANSWERS = Path(__file__).with_name("hazards.toml")
+
+
 NOT_SHOWN_TOP = """
 ## No machine of the project can show
 
@@ -273,7 +282,12 @@ def render() -> str:
     ]
     gpu_top = GPU_TOP.format(also=len(ALSO), must=sum(each.must for each in ALSO))
     not_shown = [f"| many GPUs {hazard} | {why} |" for hazard, why in NOT_SHOWN.items()]
-    return "\n".join([PAGE_TOP + "\n".join(lines), gpu_top, *gpu, NOT_SHOWN_TOP, *not_shown, ""])
+    answers = [
+        f"| {each['kind']} {', '.join(map(str, each['numbers']))}: {each['what']} | {each['answer']} |"
+        for each in parse_toml(ANSWERS.read_text(encoding="utf-8"))["answers"]
+    ]
+    parts = [PAGE_TOP + "\n".join(lines), ANSWERS_TOP, *answers, gpu_top, *gpu]
+    return "\n".join([*parts, NOT_SHOWN_TOP, *not_shown, ""])
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from overlay._features.documents import parse_toml
 from tests.draft_graphs.added_modules import FOLDER, require_fit
 from tests.draft_graphs.dp_mutations import DP_MUTATIONS, DpMutation
 from tests.draft_graphs.forked_modules import ForkedModules
@@ -31,7 +32,7 @@ from tests.draft_graphs.harness_client import (
 )
 from tests.draft_graphs.mutation_table import MUTATIONS
 from tests.draft_graphs.mutation_types import Mutation, TwinMutation, UnitMutation
-from tests.draft_graphs.mutations import POLICY_MUTATIONS, PolicyMutation, render
+from tests.draft_graphs.mutations import ANSWERS, POLICY_MUTATIONS, PolicyMutation, render
 from tests.draft_graphs.package_copies import HOOKED
 from tests.draft_graphs.sabotage import SABOTAGES, engine_of, is_named
 from tests.draft_graphs.scenario_mutations import BUILDER_MUTATIONS, SCENARIO_MUTATIONS
@@ -258,6 +259,13 @@ def test_every_defect_and_hazard_has_its_row() -> None:
     for number in range(1, 16):
         assert f"| hazard {number} |" in page
     assert "(none)" not in page
+
+
+def test_every_defect_and_hazard_has_an_answer() -> None:
+    answers = parse_toml(ANSWERS.read_text(encoding="utf-8"))["answers"]
+    numbers = [(each["kind"], number) for each in answers for number in each["numbers"]]
+    expected = [("defect", number) for number in range(1, 12)]
+    assert numbers == expected + [("hazard", number) for number in range(1, 16)]
 
 
 def test_every_result_file_on_the_page_exists() -> None:
