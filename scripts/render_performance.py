@@ -19,7 +19,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts import performance_paired, performance_plot, performance_real, performance_serving
+from scripts import (
+    performance_host,
+    performance_paired,
+    performance_plot,
+    performance_real,
+    performance_serving,
+)
 from scripts.performance_data import (
     BATCHES,
     Row,
@@ -287,6 +293,10 @@ def appendices(sittings: list[Sitting]) -> dict[Path, str]:
                 *performance_paired.notes(RESULTS),
             ],
         ),
+        "host-costs": (
+            "What features cost the host",
+            [HOST_TOP, "", *table(performance_host.HEAD, performance_host.rows(RESULTS))],
+        ),
         "real-text": (
             "Real text: every sitting of `bench/real_text.py`",
             table(performance_real.HEAD, performance_real.rows(RESULTS)),
@@ -308,6 +318,12 @@ PAIRED_TOP = """\
 *At once*: so many requests of one length. *In flight*: three times as many, so many at a time,
 whose answers have different lengths. Ratios are of the same round: their median, in brackets the
 least, the largest, and in how many rounds they were above 1."""
+
+
+HOST_TOP = """\
+Microseconds on one core of a busy CPU, of vLLM's own functions and of the feature's in their place
+(`bench/steady_scheduler.py`, `bench/held_slots.py`, `bench/batched_bookkeeping.py`). No model ran:
+nothing about serving follows."""
 
 
 def tables(sittings: list[Sitting]) -> dict[str, str]:

@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 
-from scripts import performance_data, performance_plot, performance_real, render_performance
+from scripts import (
+    performance_data,
+    performance_host,
+    performance_plot,
+    performance_real,
+    render_performance,
+)
 from scripts.performance_data import Times, digest, newest, sittings_of
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts/render_performance.py"
@@ -91,6 +97,52 @@ def test_the_prose_has_the_figures_of_the_json() -> None:
     loads = json.loads(sizes.read_text(encoding="utf-8"))["loads"]
     once, flight = (loads[f"64 {how}"]["sizes"]["median_ratio"] for how in ("uniform", "mixed"))
     assert f"gave {once:.2f} of stock there at once and {flight:.2f} in flight" in page
+
+
+def ratios(file: str, load: str) -> dict[str, str]:
+    """The median ratio of each engine of a sitting at a load, as pages write it."""
+    document = json.loads((render_performance.RESULTS / f"{file}.json").read_text("utf-8"))
+    cells = document["loads"][load].items()
+    return {name: f"{cell['median_ratio']:.2f}" for name, cell in cells if "ratios" in cell}
+
+
+def prose(name: str) -> str:
+    return " ".join((render_performance.ROOT / "docs" / name).read_text("utf-8").split())
+
+
+def test_pages_of_features_have_the_figures_of_the_json() -> None:
+    sizes = prose("decode-graph-sizes.md")
+    at_once = ratios("h200-decode-graph-sizes-0.33.0-2026-11-26", "256 uniform")
+    in_flight = ratios("h200-decode-graph-sizes-0.33.0-2026-11-26", "256 mixed")
+    assert f"[{at_once['sizes']} times the tokens]" in sizes
+    assert f"and {in_flight['sizes']} with prefills among them" in sizes
+    assert f"gave {in_flight['mixed']} instead of {in_flight['sizes']} with" in sizes
+    steady = prose("steady-scheduler.md")
+    file = "h200-steady-scheduler-0.26.0-2026-11-26"
+    once, flight = (ratios(file, f"256 {how}")["sched"] for how in ("uniform", "mixed"))
+    assert f"gave {once} times the tokens at once and {flight} times in flight" in steady
+
+
+@pytest.mark.parametrize(
+    ("page", "file"),
+    [
+        ("steady-scheduler.md", "`cpu-steady-scheduler-0.32.0-2026-11-26`"),
+        ("batched-bookkeeping.md", "`cpu-batched-bookkeeping-0.26.0-2026-11-24`"),
+    ],
+)
+def test_pages_have_the_range_of_what_the_host_saves(page: str, file: str) -> None:
+    rows = performance_host.rows(render_performance.RESULTS)
+    saved = [row[5] for row in rows if row[6] == file and row[2] == "256"]
+    assert f"{min(saved)} to {max(saved)} of" in prose(page)
+
+
+def test_a_steps_parts_are_added(tmp_path: Path) -> None:
+    cells = {"1": {"upstream": [3.0, 1.0], "together": [2.0, 1.0]}}
+    document = {"vllm": "0.33.0", "microseconds": {"a case": cells}}
+    (tmp_path / "cpu-x.json").write_text(json.dumps(document))
+    (tmp_path / "cpu-y.json").write_text('{"vllm": "0.33.0"}')
+    row = ["0.33.0", "a case", "1", "4.0", "3.0", "0.75", "`cpu-x`"]
+    assert performance_host.rows(tmp_path) == [row]
 
 
 def result(engine: str, ms: float = 2.0, **more: Any) -> dict[str, Any]:
