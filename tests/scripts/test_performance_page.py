@@ -101,8 +101,7 @@ def test_the_prose_has_the_figures_of_the_json() -> None:
 
 def ratios(file: str, load: str) -> dict[str, str]:
     """The median ratio of each engine of a sitting at a load, as pages write it."""
-    document = json.loads((render_performance.RESULTS / f"{file}.json").read_text("utf-8"))
-    cells = document["loads"][load].items()
+    cells = read(file)["loads"][load].items()
     return {name: f"{cell['median_ratio']:.2f}" for name, cell in cells if "ratios" in cell}
 
 
@@ -121,6 +120,41 @@ def test_pages_of_features_have_the_figures_of_the_json() -> None:
     file = "h200-steady-scheduler-0.26.0-2026-11-26"
     once, flight = (ratios(file, f"256 {how}")["sched"] for how in ("uniform", "mixed"))
     assert f"gave {once} times the tokens at once and {flight} times in flight" in steady
+
+
+def read(file: str) -> Any:
+    return json.loads((render_performance.RESULTS / f"{file}.json").read_text("utf-8"))
+
+
+def test_pages_of_commands_have_the_figures_of_the_json() -> None:
+    cost = read("h200-metrics-cost-0.26.0-2026-11-25")
+    difference = cost["difference"]
+    low, high = f"{-difference['low']:.2f} % less", f"{difference['high']:.2f} % more"
+    metrics = prose("metrics.md")
+    assert f"steps of {cost['step_ms']['on']:.2f} ms" in metrics
+    assert f"counting took {difference['median']:.2f} % more" in metrics
+    assert f"interval (95 %) from {low} to {high}" in metrics
+    verify = prose("verify.md")
+    for date in ("2026-11-25", "2026-11-23"):
+        file = f"h200-verify-tiny-0.26.0-{date}"
+        assert f"[{read(file)['seconds']:.0f}" in verify
+    put_in = [
+        run["mutation"]
+        for run in read("h200-verify-mutations-0.26.0-2026-11-23")["runs"]
+        if run["mutation"] != "as it is"
+    ]
+    assert len(set(put_in)) == 10
+    assert "each of [ten bugs]" in verify
+
+
+def test_prompts_that_mode_full_computes_wrongly_are_those_of_the_json() -> None:
+    sizes = prose("decode-graph-sizes.md")
+    wrong = {
+        release: len(read(f"h200-full-mode-{release}-2026-11-26")["different"]["FULL"])
+        for release in ("0.26.0", "0.33.0")
+    }
+    assert wrong == {"0.26.0": 6, "0.33.0": 0}
+    assert "On 0.26.0 six of sixteen prompts" in sizes
 
 
 @pytest.mark.parametrize(
