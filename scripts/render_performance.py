@@ -18,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts import performance_plot, performance_real, performance_serving
+from scripts import default_runner, performance_plot, performance_real, performance_serving
 from scripts.performance_data import (
     BATCHES,
     Row,
@@ -326,11 +326,12 @@ def pages(sittings: list[Sitting]) -> dict[Path, str]:
     newest_cells = "\n".join(servers_table(performance_serving.newest(cells)))
     log = "\n".join([*servers_table(cells), "", *performance_serving.notes(servers)])
     page = between(between(page, "servers", newest_cells), "servers-log", log)
+    default = "\n".join(table(default_runner.HEAD, default_runner.rows(RESULTS)))
     real = "\n".join(table(performance_real.HEAD, performance_real.rows(RESULTS)))
     page = between(page, "real", real)
     return {
         PAGE: between(page, "tables", tables(sittings)),
-        README: between(README.read_text(encoding="utf-8"), "summary", ratios),
+        README: between(README.read_text(encoding="utf-8"), "default", default),
     }
 
 

@@ -38,14 +38,17 @@ def test_a_plot_of_other_data_is_stale(tmp_path: Path, monkeypatch: pytest.Monke
     assert render_performance.stale_plots(found) == []
 
 
-@pytest.mark.parametrize("name", ["PAGE", "README"])
+@pytest.mark.parametrize(
+    ("name", "marker", "figure"), [("PAGE", "summary", "0.72"), ("README", "default", "2.12")]
+)
 def test_a_figure_that_was_changed_by_hand_is_noticed(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, marker: str, figure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = getattr(render_performance, name).read_text(encoding="utf-8")
-    before, begin, rest = text.partition("<!-- summary: begin -->")
+    before, begin, rest = text.partition(f"<!-- {marker}: begin -->")
+    assert figure in rest
     changed = tmp_path / name
-    changed.write_text(before + begin + rest.replace("0.72", "0.71", 1), encoding="utf-8")
+    changed.write_text(before + begin + rest.replace(figure, "9.99", 1), encoding="utf-8")
     monkeypatch.setattr(render_performance, name, changed)
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--check"])
     assert render_performance.main() == 1
