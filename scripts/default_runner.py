@@ -136,6 +136,11 @@ ENTRIES = (
 )
 
 
+def _filled(entry: Entry, documents: Documents) -> str:
+    figures = (f"{value:.2f}" for value in entry.figures(documents))
+    return f"{entry.text.format(*figures)} ({entry.measured})"
+
+
 def rows(results: Path) -> list[list[str]]:
     """A row for each entry, with the figures that the JSON gives; see ``HEAD``."""
 
@@ -148,8 +153,7 @@ def rows(results: Path) -> list[list[str]]:
             " to ".join(entry.releases),
             entry.model,
             entry.runner.value.upper(),
-            f"{entry.text.format(*(f'{value:.2f}' for value in entry.figures(documents)))} "
-            f"({entry.measured})",
+            _filled(entry, documents),
         ]
         for entry in ENTRIES
     ]
