@@ -20,6 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts import (
+    default_runner,
     performance_host,
     performance_paired,
     performance_plot,
@@ -332,6 +333,7 @@ def tables(sittings: list[Sitting]) -> dict[str, str]:
     gains = performance_paired.gains(performance_paired.cells_of(RESULTS))
     ratios = performance_serving.ratio_rows(performance_serving.newest(served))
     drawn = {
+        "default": table(default_runner.HEAD, default_runner.rows(RESULTS)),
         "gains": table(gains[0], gains[1:]),
         "summary": summary_table(newest(sittings)[0]),
         "servers": table(performance_serving.RATIOS_HEAD, ratios),

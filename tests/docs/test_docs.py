@@ -20,12 +20,11 @@ from tests.support.markdown import ROOT, Page
 
 SHIPPED = load([shipped_folder()])
 PAGES = {page.name: page for page in markdown.pages()}
-APPENDICES = {name for name in PAGES if name.startswith("docs/appendix/")}
 #: Pages whose lines are written by a script: their first line says by which.
 SCRIPT = re.compile(r"<!-- Written by (\S+\.py)\b")
 WRITTEN = {
     name: script[1]
-    for name in APPENDICES
+    for name in PAGES
     if (script := SCRIPT.match(PAGES[name].path.read_text(encoding="utf-8")))
 }
 WIDEST = 120
@@ -59,24 +58,12 @@ def test_the_index_lists_every_page() -> None:
     page = PAGES["docs/index.md"]
     listed = {target for _, target in page.links}
     there = {name.removeprefix("docs/") for name in PAGES if name.startswith("docs/")}
-    appendices = {name for name in there if name.startswith("appendix/")}
-    assert there - listed - appendices == {"index.md"}
+    assert there - listed == {"index.md"}
 
 
 def test_what_writes_an_appendix_exists() -> None:
     assert len(WRITTEN) >= 10
     assert all((ROOT / script).is_file() for script in WRITTEN.values())
-
-
-@pytest.mark.parametrize("name", sorted(APPENDICES))
-def test_a_page_leads_to_each_appendix(name: str) -> None:
-    links = {
-        (page.path.parent / target.partition("#")[0]).resolve()
-        for other, page in PAGES.items()
-        if other not in APPENDICES
-        for _, target in page.links
-    }
-    assert PAGES[name].path in links
 
 
 @each_page
