@@ -35,68 +35,61 @@ class CommandEntry(NamedTuple):
 
     :ivar module: the module that defines it.
     :ivar summary: what it does, in one sentence; shown in the overview and by shells.
+    :ivar group: the heading below which the overview lists it.
     """
 
     module: str
     summary: str
+    group: str
 
 
-#: Command -> its entry, in the order in which commands are used.
+#: The modules that define commands.
+_PATCHING = "overlay.cli.patching"
+_ABOUT = "overlay.cli.about"
+_AUTHORING = "overlay.authoring.cli"
+_PORTING = "overlay.authoring.cli_port"
+_HISTORY = "overlay.authoring.cli_history"
+_PROOF = "overlay.proof.cli"
+
+#: The commands of each group: name, module and summary, in the order in which they are used.
+_GROUPS = {
+    "Use": (
+        ("check", _PATCHING, "Say whether the patches match; write nothing."),
+        ("apply", _PATCHING, "Patch a vLLM: all of it or nothing."),
+        ("status", _PATCHING, "Say what is applied, and whether it is intact."),
+        ("revert", _PATCHING, "Put every byte back."),
+        ("list", _PATCHING, "Show the features and the releases they are made for."),
+        ("show", _PATCHING, "Show one feature: its fault, releases, evidence and switch."),
+        ("diff", _PATCHING, "Print the change as one unified diff."),
+        ("adopt", _PATCHING, "Take over patches that were applied without a ledger."),
+        ("doctor", _ABOUT, "Show everything that a bug report needs, and what needs you."),
+        ("report", _ABOUT, "Write check, status, doctor and the matrix on one page."),
+    ),
+    "Author": (
+        ("import", _AUTHORING, "Make a feature of a diff, of mails, or of a pull request."),
+        ("new", _AUTHORING, "Make a feature: of files to edit, or of edits."),
+        ("edit", _AUTHORING, "Edit a feature as files, in a session's folder."),
+        ("port", _PORTING, "Carry features to another release."),
+        ("log", _HISTORY, "Show a feature from release to release, or all as a matrix."),
+        ("prune", _HISTORY, "Propose what a folder of patches no longer needs."),
+        ("export", _HISTORY, "Write features as a mailbox that git am takes."),
+    ),
+    "Prove": (
+        ("verify", _PROOF, "Serve your models with and without draft graphs; compare drafts."),
+        ("bench", _PROOF, "Time stock V1, the overlay and V2 on your GPU, in turn."),
+    ),
+    "Other": (
+        ("cache", _ABOUT, "Show or empty the cache: dir, size or clean."),
+        ("completion", _ABOUT, "Print what makes your shell complete overlay's words."),
+        ("help", _ABOUT, "Show the help of a command."),
+    ),
+}
+
+#: Command -> its entry, in the order of the overview.
 COMMANDS = {
-    "check": CommandEntry("overlay.cli.patching", "Say whether the patches match; write nothing."),
-    "apply": CommandEntry("overlay.cli.patching", "Patch a vLLM: all of it or nothing."),
-    "revert": CommandEntry("overlay.cli.patching", "Put every byte back."),
-    "status": CommandEntry(
-        "overlay.cli.patching",
-        "Say what is applied, and whether it is intact.",
-    ),
-    "adopt": CommandEntry(
-        "overlay.cli.patching", "Take over patches that were applied without a ledger."
-    ),
-    "diff": CommandEntry("overlay.cli.patching", "Print the change as one unified diff."),
-    "list": CommandEntry(
-        "overlay.cli.patching", "Show the features and the releases they are made for."
-    ),
-    "show": CommandEntry(
-        "overlay.cli.patching", "Show one feature: its fault, releases, evidence and switch."
-    ),
-    "doctor": CommandEntry(
-        "overlay.cli.about", "Show everything that a bug report needs, and what needs you."
-    ),
-    "report": CommandEntry(
-        "overlay.cli.about", "Collect check, status, doctor and the matrix on one page of HTML."
-    ),
-    "bench": CommandEntry(
-        "overlay.proof.cli", "Time stock V1, the overlay and V2 on your GPU, in turn."
-    ),
-    "verify": CommandEntry(
-        "overlay.proof.cli",
-        "Serve your models with and without draft graphs, and compare the drafts.",
-    ),
-    "cache": CommandEntry("overlay.cli.about", "Show or empty the cache: dir, size or clean."),
-    "completion": CommandEntry(
-        "overlay.cli.about", "Print what makes your shell complete overlay's words."
-    ),
-    "help": CommandEntry("overlay.cli.about", "Show the help of a command."),
-    "import": CommandEntry(
-        "overlay.authoring.cli", "Make a feature of a diff, of mails, or of a pull request."
-    ),
-    "new": CommandEntry("overlay.authoring.cli", "Make a feature: of files to edit, or of edits."),
-    "edit": CommandEntry(
-        "overlay.authoring.cli", "Edit a feature as files, in a session's folder."
-    ),
-    "log": CommandEntry(
-        "overlay.authoring.cli_history",
-        "Show a feature from release to release, or all as a matrix.",
-    ),
-    "prune": CommandEntry(
-        "overlay.authoring.cli_history",
-        "Propose what a folder of patches no longer needs.",
-    ),
-    "export": CommandEntry(
-        "overlay.authoring.cli_history", "Write features as a mailbox that git am takes."
-    ),
-    "port": CommandEntry("overlay.authoring.cli_port", "Carry features to another release."),
+    name: CommandEntry(module, summary, group)
+    for group, entries in _GROUPS.items()
+    for name, module, summary in entries
 }
 
 
@@ -135,8 +128,22 @@ class _Commands(click.Group):
         formatter: click.HelpFormatter,
     ) -> None:
         """Write the overview; click would import every command for its first sentence."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name].summary) for name in self.list_commands(ctx)])
+        names = self.list_commands(ctx)
+        width = max(map(len, names))
+        for group in dict.fromkeys(COMMANDS[name].group for name in names):
+            with formatter.section(group):
+                formatter.write_dl(
+                    [
+                        (f"{name:<{width}}", COMMANDS[name].summary)
+                        for name in names
+                        if COMMANDS[name].group == group
+                    ]
+                )
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands, and then the options that all of them have."""
+        self.format_commands(ctx, formatter)
+        click.Command.format_options(self, ctx, formatter)
 
 
 #: What others call a command whose name looks like that of its opposite.
