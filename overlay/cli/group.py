@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from overlay import __version__
+from overlay.cli.deprecations import current_spelling
 from overlay.commands import wings
 
 if TYPE_CHECKING:
@@ -23,11 +24,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 class View:
     """How the user wants to see an answer; the object of click's contexts.
 
-    :ivar json: as JSON; :ivar verbose: with every file and hunk.
+    :ivar json: as JSON; :ivar verbose: with every file and hunk; :ivar quiet: the last line alone.
+    :ivar color: ``always``, ``never``, or ``auto``: on a terminal.
     """
 
     json = False
     verbose = False
+    quiet = False
+    color = "auto"
 
 
 class CommandEntry(NamedTuple):
@@ -93,8 +97,32 @@ COMMANDS = {
 }
 
 
+class OverlayCommand(click.Command):
+    """A command that knows former spellings, and lists what it alone has before what all have."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments in today's spelling."""
+        return super().parse_args(ctx, current_spelling(str(self.name), args))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write both lists."""
+        options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
+        for common, title in ((False, "Options"), (True, "Options of every command")):
+            listed = [each for each in options if (each.name in _OF_EVERY_COMMAND) is common]
+            rows = [row for each in listed if (row := each.get_help_record(ctx)) is not None]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
+#: The names of the parameters that every command has.
+_OF_EVERY_COMMAND = frozenset({"patches", "json", "verbose", "quiet", "offline", "color"})
+
+
 class _Commands(click.Group):
     """A group that imports the module of a command when the command is asked for."""
+
+    command_class = OverlayCommand
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Names in the order in which commands are used."""
@@ -175,10 +203,59 @@ def patches_option(command: F) -> F:
         multiple=True,
         expose_value=False,
         callback=_add_patches,
-        help="Also use the features in this folder; may be given several times, here or before "
-        "the command. An overlay.toml names folders once for a project.",
+        help="Also use the features in this folder; may be repeated, here or before the command. "
+        "An overlay.toml names folders once for a project.",
         shell_complete=lambda *args: [completion_item(args[2], type="dir")],
     )(command)
+
+
+def _look(context: click.Context, parameter: click.Parameter, value: object) -> None:
+    """Keep in the ``View`` what an option says; one before the command holds behind it, too."""
+    view = context.ensure_object(View)
+    if value not in (False, None):
+        setattr(view, str(parameter.name), value)
+    if view.quiet and view.verbose:
+        raise click.UsageError("--quiet and --verbose: give one of them.", context)
+
+
+def view_option(*names: str, text: str, **how: Any) -> Callable[[F], F]:
+    """An option that says how an answer is to be shown, named as the attribute of ``View``."""
+    return click.option(*names, expose_value=False, callback=_look, help=text, **how)
+
+
+def _forbid_network(
+    context: click.Context,  # noqa: ARG001 - click's signature
+    parameter: click.Parameter,  # noqa: ARG001 - click's signature
+    value: bool,
+) -> None:
+    if value:
+        from overlay.results.invocation import stay_offline
+
+        stay_offline()
+
+
+def everywhere(command: F) -> F:
+    """``-q``, ``--offline`` and ``--color``, which hold before and behind every command."""
+    quiet = view_option(
+        "-q",
+        "--quiet",
+        is_flag=True,
+        text="Only the last line, and errors; no progress, no notes.",
+    )
+    offline = click.option(
+        "--offline",
+        is_flag=True,
+        expose_value=False,
+        callback=_forbid_network,
+        help="Use no network: what needs it ends with 2 and says so.",
+    )
+    color = view_option(
+        "--color",
+        type=click.Choice(["auto", "always", "never"]),
+        text="When to colour what is printed (default: auto, on a terminal and as NO_COLOR or "
+        "FORCE_COLOR say).",
+    )
+    return quiet(offline(color(command)))
 
 
 def _add_patches(
@@ -203,6 +280,7 @@ def _add_patches(
     __version__, "-V", "--version", prog_name="overlay", message="%(prog)s %(version)s"
 )
 @patches_option
+@everywhere
 @click.pass_context
 def cli(context: click.Context) -> str | None:
     """Source patches for an installed vLLM, applied by their anchors.
