@@ -20,6 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts import (
+    default_runner,
     performance_host,
     performance_paired,
     performance_plot,
@@ -362,6 +363,7 @@ def filled(page: str, drawn: dict[str, str]) -> str:
 def pages(sittings: list[Sitting]) -> dict[Path, str]:
     """Every page that shows results, by its path, with the tables that the JSON gives."""
     drawn = tables(sittings)
+    drawn["default"] = "\n".join(table(default_runner.HEAD, default_runner.rows(RESULTS)))
     shown = {page: filled(page.read_text(encoding="utf-8"), drawn) for page in (PAGE, README)}
     return shown | appendices(sittings)
 

@@ -127,5 +127,5 @@ def read(path: Path) -> Page:
 def pages() -> list[Page]:
     """Every page that users and developers read, and the appendices."""
     found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
-    found += [ROOT / "patches/README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    return [read(path) for path in (*found, *sorted(APPENDIX.glob("*.md")))]
+    found += [ROOT / "patches/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [read(path) for path in found]
