@@ -35,7 +35,7 @@ def gains(results: Path) -> list[list[str]]:
     for file in sorted(results.glob("*-real-text-*.json")):
         sitting = json.loads(file.read_text(encoding="utf-8"))
         for name in sitting["parties"]:
-            stock = name.removesuffix(OVERLAY)
+            stock = name.partition(OVERLAY)[0]
             if name == stock or stock not in sitting["parties"]:
                 continue
             about = sitting["parties"][name]["engine"]

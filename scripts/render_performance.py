@@ -364,6 +364,7 @@ def filled(page: str, drawn: dict[str, str]) -> str:
 def pages(sittings: list[Sitting]) -> dict[Path, str]:
     """Every page that shows results, by its path, with the tables that the JSON gives."""
     drawn = tables(sittings)
+    drawn["default"] = "\n".join(table(default_runner.HEAD, default_runner.rows(RESULTS)))
     shown = {page: filled(page.read_text(encoding="utf-8"), drawn) for page in (PAGE, README)}
     return shown | appendices(sittings)
 
