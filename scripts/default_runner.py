@@ -17,8 +17,10 @@ from scripts.performance_data import Row, Sitting, sittings_of
 
 HEAD = ["your vLLM", "your model", "its runner", "speed with the overlay, one H200 unless said"]
 #: Files of ``bench/results``.
-SIZES = "h200-decode-graph-sizes-0.33.0-2026-11-26"
-TEXT = "h200-real-text-0.26.0-2026-11-26"
+DRAFTS = "h200-default-runner-0.33.0-2026-11-26"
+NO_DRAFTS = "h200-default-runner-0.33.0-no-drafts-2026-11-26"
+TEXT_33 = "h200-real-text-0.33.0-2026-11-26"
+TEXT_26 = "h200-real-text-0.26.0-2026-11-26"
 RANKS = "h200-data-parallel-time-0.26.0-2026-11-23"
 STEPS_26 = "h200-step-time-0.26.0-2026-11-21-e"
 STEPS_20 = "h200-step-time-0.20.2-2026-11-21-c"
@@ -42,22 +44,29 @@ class Entry(NamedTuple):
     figures: Callable[[Documents], list[float]]
 
 
-def _sizes(documents: Documents) -> list[float]:
-    loads = documents(SIZES)["loads"]
-    return [
-        loads[f"256 {load}"][engine]["median_ratio"]
-        for engine in ("sizes", "mixed both")
-        for load in ("uniform", "mixed")
-    ]
+def _on_newest(party: str, *text: int) -> Callable[[Documents], list[float]]:
+    """256 requests of 1B, with drafts and without; then real text with so many requests."""
+
+    def figures(documents: Documents) -> list[float]:
+        ratios = [
+            documents(file)["loads"][f"256 {load}"][party]["median_ratio"]
+            for file in (DRAFTS, NO_DRAFTS)
+            for load in ("uniform", "mixed")
+        ]
+        engine = {"overlay": "V2 overlay", "mixed": "V2 overlay, mixed"}[party]
+        return ratios + [_over(documents(TEXT_33), f"{each} requests", engine) for each in text]
+
+    return figures
 
 
 def _real_text(documents: Documents) -> list[float]:
-    loads = documents(TEXT)["loads"]
-    ratios = []
-    for load in ("256 requests", "64 requests"):
-        rates = [loads[load][engine]["tokens_per_s"] for engine in ("V2 overlay", "V2")]
-        ratios.append(statistics.median(own / its for own, its in zip(*rates, strict=True)))
-    return ratios
+    return [_over(documents(TEXT_26), f"{each} requests", "V2 overlay") for each in (256, 64)]
+
+
+def _over(sitting: dict[str, Any], load: str, engine: str) -> float:
+    """The median of the rounds' ratios of an engine to stock V2."""
+    rates = [sitting["loads"][load][name]["tokens_per_s"] for name in (engine, "V2")]
+    return statistics.median(own / its for own, its in zip(*rates, strict=True))
 
 
 def _mixtures(documents: Documents) -> list[float]:
@@ -93,10 +102,19 @@ ENTRIES = (
         "0.33.0",
         "every model",
         V2,
-        "256 requests with drafts, 1B: **{}** in decodes alone, {} with prefills among them; from "
-        "0.31 on with [`OVERLAY_DECODE_GRAPH_SIZES=mixed`](docs/decode-graph-sizes.md"
-        "#mixed-batches) **{}** and **{}**",
-        _sizes,
+        "256 requests, 1B, decodes alone and with prefills among them: **{}** and {} with drafts, "
+        "{} and {} without; [real text](docs/performance.md#real-weights-and-real-text), 135M: {}; "
+        "with 64 requests and fewer nothing follows",
+        _on_newest("overlay", 256),
+    ),
+    Entry(
+        ("0.31", "0.33"),
+        "0.33.0",
+        "every model, [`OVERLAY_DECODE_GRAPH_SIZES=mixed`](docs/decode-graph-sizes.md#mixed-batches)",
+        V2,
+        "the same: {} and **{}** with drafts, {} and **{}** without; real text: **{}**, and **{}** with "
+        "64 requests, {} with 16",
+        _on_newest("mixed", 256, 64, 16),
     ),
     Entry(
         ("0.25", "0.28"),

@@ -8,10 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from scripts import performance_paired
+
 #: What the others are compared with beside the first engine, where a sitting has it.
 OTHER = "V2"
 HEAD = ["vLLM", "GPU", "engine", "in flight", "output tokens a second", "over the first, by round"]
 HEAD += [f"over {OTHER}", "accepted at positions 1, 2, 3", "answers as the first's"]
+#: How a party is called that is the engine of another with the overlay.
+OVERLAY = " overlay"
+GAINS_HEAD = ["vLLM, GPU", "engine", "requests", "over its runner, stock"]
+GAINS_HEAD += [f"over stock {OTHER}"]
 
 
 def rows(results: Path) -> list[list[str]]:
@@ -21,6 +27,26 @@ def rows(results: Path) -> list[list[str]]:
         for file in sorted(results.glob("*-real-text-*.json"))
         for row in _rows(json.loads(file.read_text(encoding="utf-8")))
     ]
+
+
+def gains(results: Path) -> list[list[str]]:
+    """What engines with the overlay gave over stock ones, by round; see ``GAINS_HEAD``."""
+    result = []
+    for file in sorted(results.glob("*-real-text-*.json")):
+        sitting = json.loads(file.read_text(encoding="utf-8"))
+        for name in sitting["parties"]:
+            stock = name.partition(OVERLAY)[0]
+            if name == stock or stock not in sitting["parties"]:
+                continue
+            about = sitting["parties"][name]["engine"]
+            where = f"{about['vllm']}, {about['gpu'].removeprefix('NVIDIA ').partition(' ')[0]}"
+            for load, engines in sitting["loads"].items():
+                cell = engines[name]
+                others = (engines[stock], engines.get(OTHER, cell) if stock != OTHER else cell)
+                ratios = [over(cell, other) for other in others]
+                if any(ratios):
+                    result.append([where, name, load.partition(" ")[0], *ratios])
+    return result
 
 
 def _rows(sitting: Mapping[str, Any]) -> list[list[str]]:
@@ -45,16 +71,12 @@ def _rows(sitting: Mapping[str, Any]) -> list[list[str]]:
 
 
 def over(cell: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """Ratios of the rounds: their median, least and largest, and how many are above 1."""
+    """Ratios of the rounds that both served; see :func:`performance_paired.over`."""
     if cell is other:
         return ""
     pairs = zip(cell["tokens_per_s"], other["tokens_per_s"], strict=True)
     ratios = [own / its for own, its in pairs if own is not None and its is not None]
-    if not ratios:
-        return ""
-    above = sum(ratio > 1 for ratio in ratios)
-    span = f"{min(ratios):.2f} to {max(ratios):.2f}"
-    return f"{statistics.median(ratios):.2f} ({span}; {above} of {len(ratios)} above 1)"
+    return performance_paired.over(ratios)
 
 
 def accepted(cell: Mapping[str, Any]) -> str:

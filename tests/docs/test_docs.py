@@ -21,7 +21,7 @@ from tests.support.markdown import ROOT, Page
 SHIPPED = load([shipped_folder()])
 PAGES = {page.name: page for page in markdown.pages()}
 #: Pages whose lines are written by a script.
-WRITTEN = {"docs/performance.md", "docs/mutations.md"}
+WRITTEN = {name for name, page in PAGES.items() if page.path.parent == markdown.APPENDIX}
 WIDEST = 120
 
 each_page = pytest.mark.parametrize("name", sorted(PAGES))
@@ -53,7 +53,23 @@ def test_the_index_lists_every_page() -> None:
     page = PAGES["docs/index.md"]
     listed = {target for _, target in page.links}
     there = {name.removeprefix("docs/") for name in PAGES if name.startswith("docs/")}
-    assert there - listed == {"index.md"}
+    appendices = {name for name in there if name.startswith("appendix/")}
+    assert there - listed - appendices == {"index.md"}
+
+
+@pytest.mark.parametrize("name", sorted(WRITTEN))
+def test_an_appendix_says_what_writes_it_and_a_page_leads_there(name: str) -> None:
+    first, *_ = PAGES[name].path.read_text(encoding="utf-8").splitlines()
+    script = re.match(r"<!-- Written by (\S+\.py)\b", first)
+    assert script
+    assert (ROOT / script[1]).is_file()
+    links = {
+        (page.path.parent / target.partition("#")[0]).resolve()
+        for other, page in PAGES.items()
+        if other not in WRITTEN
+        for _, target in page.links
+    }
+    assert PAGES[name].path in links
 
 
 @each_page

@@ -149,7 +149,9 @@ LAST_REFUSAL = Version("0.29.0")
 def test_mtp_layers_are_refused_before_a_process_starts_until_they_count_as_one_stage(
     release: str,
 ) -> None:
-    assert "| MTP layers, 0.20 to 0.29 | before it starts a process: `NotImplementedError" in APPENDIX
+    assert (
+        "| MTP layers, 0.20 to 0.29 | before it starts a process: `NotImplementedError" in APPENDIX
+    )
 
     def text(path: str) -> str:
         source = resolve(release).read(f"vllm/{path}")
