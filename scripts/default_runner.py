@@ -110,8 +110,8 @@ ENTRIES = (
     Entry(
         ("0.31", "0.33"),
         "0.33.0",
-        "every model, "
-        "[`OVERLAY_DECODE_GRAPH_SIZES=mixed`](docs/decode-graph-sizes.md#mixed-batches)",
+        "every model, [`OVERLAY_DECODE_GRAPH_SIZES=mixed`]"
+        "(docs/decode-graph-sizes.md#mixed-batches)",
         V2,
         "the same: {} and **{}** with drafts, {} and **{}** without; real text: **{}**, and **{}** "
         "with 64 requests, {} with 16",

@@ -133,7 +133,7 @@ def _cells(sitting: Mapping[str, Any], file: str) -> list[Cell]:
 def _drafts(sitting: Mapping[str, Any], name: str) -> str:
     """``K = 3`` of a method's drafts; an engine may have another number than its sitting."""
     number = sitting["parties"][name].get("options", {}).get("k", sitting["k"])
-    return f"{sitting['drafter']}, K = {number}" if number else "none"
+    return f"{sitting['drafter']}, K = {number}" if number else "no drafts"
 
 
 def _active(party: Mapping[str, Any]) -> str:

@@ -67,11 +67,14 @@ def test_engines_with_other_drafts_are_other_rows(tmp_path: Path) -> None:
         without=sitting(parties, 2.0, k=0, date="2026-02-02"),
     )
     assert [(row[0], row[-1]) for row in gains(cells)[1:]] == [
-        ("0.33.0, H200, 8b, none", "1.50 (1 of 2)"),
+        ("0.33.0, H200, 8b, no drafts", "1.50 (1 of 2)"),
         ("0.33.0, H200, 8b, mtp, K = 3", "3.00 (2 of 2)"),
     ]
     other = sitting({"stock": STOCK, "ours": SIZES | {"options": {"k": 0}}})
-    assert [cell.drafts for cell in written(tmp_path, other=other)][:2] == ["mtp, K = 3", "none"]
+    assert [cell.drafts for cell in written(tmp_path, other=other)][:2] == [
+        "mtp, K = 3",
+        "no drafts",
+    ]
 
 
 @pytest.mark.parametrize(
