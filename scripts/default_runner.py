@@ -66,7 +66,7 @@ def _real_text(documents: Documents) -> list[float]:
 def _over(sitting: dict[str, Any], load: str, engine: str) -> float:
     """The median of the rounds' ratios of an engine to stock V2."""
     rates = [sitting["loads"][load][name]["tokens_per_s"] for name in (engine, "V2")]
-    return statistics.median(own / its for own, its in zip(*rates, strict=True))
+    return float(statistics.median(own / its for own, its in zip(*rates, strict=True)))
 
 
 def _mixtures(documents: Documents) -> list[float]:
@@ -110,10 +110,11 @@ ENTRIES = (
     Entry(
         ("0.31", "0.33"),
         "0.33.0",
-        "every model, [`OVERLAY_DECODE_GRAPH_SIZES=mixed`](docs/decode-graph-sizes.md#mixed-batches)",
+        "every model, [`OVERLAY_DECODE_GRAPH_SIZES=mixed`]"
+        "(docs/decode-graph-sizes.md#mixed-batches)",
         V2,
-        "the same: {} and **{}** with drafts, {} and **{}** without; real text: **{}**, and **{}** with "
-        "64 requests, {} with 16",
+        "the same: {} and **{}** with drafts, {} and **{}** without; real text: **{}**, and **{}** "
+        "with 64 requests, {} with 16",
         _on_newest("mixed", 256, 64, 16),
     ),
     Entry(
