@@ -98,7 +98,7 @@ def _cells(sitting: Mapping[str, Any], file: str) -> list[Cell]:
                 Cell(
                     about["vllm"],
                     gpu,
-                    sitting["shape"],
+                    f"{sitting['shape']}, {_drafts(sitting)}",
                     f"{requests} {LOADS.get(kind, kind)}",
                     name,
                     _active(sitting["parties"][name]),
@@ -110,6 +110,10 @@ def _cells(sitting: Mapping[str, Any], file: str) -> list[Cell]:
                 )
             )
     return cells
+
+
+def _drafts(sitting: Mapping[str, Any]) -> str:
+    return f"K = {sitting['k']}" if sitting["k"] else "no drafts"
 
 
 def _active(party: Mapping[str, Any]) -> str:

@@ -333,6 +333,7 @@ def tables(sittings: list[Sitting]) -> dict[str, str]:
     gains = performance_paired.gains(performance_paired.cells_of(RESULTS))
     ratios = performance_serving.ratio_rows(performance_serving.newest(served))
     drawn = {
+        "default": table(default_runner.HEAD, default_runner.rows(RESULTS)),
         "gains": table(gains[0], gains[1:]),
         "summary": summary_table(newest(sittings)[0]),
         "servers": table(performance_serving.RATIOS_HEAD, ratios),

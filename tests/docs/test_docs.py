@@ -20,8 +20,13 @@ from tests.support.markdown import ROOT, Page
 
 SHIPPED = load([shipped_folder()])
 PAGES = {page.name: page for page in markdown.pages()}
-#: Pages whose lines are written by a script.
-WRITTEN = {name for name, page in PAGES.items() if page.path.parent == markdown.APPENDIX}
+#: Pages whose lines are written by a script: their first line says by which.
+SCRIPT = re.compile(r"<!-- Written by (\S+\.py)\b")
+WRITTEN = {
+    name: script[1]
+    for name in PAGES
+    if (script := SCRIPT.match(PAGES[name].path.read_text(encoding="utf-8")))
+}
 WIDEST = 120
 
 each_page = pytest.mark.parametrize("name", sorted(PAGES))
@@ -43,7 +48,7 @@ def test_links_lead_to_files_and_headings_that_exist(name: str) -> None:
     assert not broken, "\n".join(broken)
 
 
-@pytest.mark.parametrize("name", sorted(PAGES.keys() - WRITTEN))
+@pytest.mark.parametrize("name", sorted(PAGES.keys() - WRITTEN.keys()))
 def test_prose_has_lines_that_a_diff_can_show(name: str) -> None:
     wide = [f"{name}:{line}" for line, text in PAGES[name].prose if len(text) > WIDEST]
     assert not wide, f"over {WIDEST} characters: {', '.join(wide)}"
@@ -53,23 +58,12 @@ def test_the_index_lists_every_page() -> None:
     page = PAGES["docs/index.md"]
     listed = {target for _, target in page.links}
     there = {name.removeprefix("docs/") for name in PAGES if name.startswith("docs/")}
-    appendices = {name for name in there if name.startswith("appendix/")}
-    assert there - listed - appendices == {"index.md"}
+    assert there - listed == {"index.md"}
 
 
-@pytest.mark.parametrize("name", sorted(WRITTEN))
-def test_an_appendix_says_what_writes_it_and_a_page_leads_there(name: str) -> None:
-    first, *_ = PAGES[name].path.read_text(encoding="utf-8").splitlines()
-    script = re.match(r"<!-- Written by (\S+\.py)\b", first)
-    assert script
-    assert (ROOT / script[1]).is_file()
-    links = {
-        (page.path.parent / target.partition("#")[0]).resolve()
-        for other, page in PAGES.items()
-        if other not in WRITTEN
-        for _, target in page.links
-    }
-    assert PAGES[name].path in links
+def test_what_writes_an_appendix_exists() -> None:
+    assert len(WRITTEN) >= 10
+    assert all((ROOT / script).is_file() for script in WRITTEN.values())
 
 
 @each_page

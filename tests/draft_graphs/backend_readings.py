@@ -10,7 +10,7 @@ from typing import Any
 
 from overlay._features.documents import parse_toml
 
-PAGE = Path(__file__).parents[2] / "docs/appendix/attention-backends.md"
+PAGE = Path(__file__).parents[2] / "docs/appendix/backend-builders.md"
 READINGS = Path(__file__).with_name("backend_readings.toml")
 TOP = """\
 <!-- Written by tests/draft_graphs/backend_readings.py; a test compares. -->

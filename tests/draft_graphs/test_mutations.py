@@ -79,12 +79,14 @@ AnyMutation = TypeVar("AnyMutation", Mutation, TwinMutation)
 def once_each(table: Sequence[AnyMutation]) -> list[Any]:
     """A table as parameters: always what is shown first, with `--thorough` what repeats it.
 
-    A mutation repeats another one that stands for the same and is shown by the same.
+    A mutation repeats another one that stands for the same hazard or defect, or that is of the same
+    part of the feature and is shown by the same.
     """
     shown: set[tuple[str, str]] = set()
     parameters = []
     for each in table:
-        what = (each.stands_for, each.catcher if isinstance(each, Mutation) else each.script)
+        by = each.catcher if isinstance(each, Mutation) else each.script
+        what = (each.stands_for, "" if each.stands_for.startswith("hazard") else by)
         marks = pytest.mark.thorough if what in shown else ()
         parameters.append(pytest.param(each, id=each.name, marks=marks))
         shown.add(what)

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Pages that scripts write from what was measured, and from the tests.
-APPENDIX = ROOT / "docs/appendix"
 
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^()\s]+)\)")
 _FENCE = re.compile(r"^\s*(```+|~~~+)\s*(\S*)")
@@ -125,7 +123,7 @@ def read(path: Path) -> Page:
 
 
 def pages() -> list[Page]:
-    """Every page that users and developers read, and the appendices."""
+    """Every page that users and developers read."""
     found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
     found += [ROOT / "patches/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return [read(path) for path in found]
