@@ -12,6 +12,7 @@ Needs mkdocs-material, which ``scripts/environment.py dev`` installs.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -128,8 +129,8 @@ def _appendix(folder: Path) -> str:
     names = [page.relative_to(ROOT).as_posix() for page in pages()]
     lines = ["  - Appendix:"]
     for name in (name for name in names if f": {name}\n" not in menu):
-        title = (folder / name).read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
-        lines.append(f'      - "{title}": {name}')
+        title = re.search(r"^# (.*)$", (folder / name).read_text(encoding="utf-8"), re.MULTILINE)
+        lines.append(f"      - {json.dumps(title[1] if title else name)}: {name}")
     return "\n".join(lines) + "\n"
 
 
