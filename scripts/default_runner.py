@@ -66,7 +66,7 @@ def _real_text(documents: Documents) -> list[float]:
 def _over(sitting: dict[str, Any], load: str, engine: str) -> float:
     """The median of the rounds' ratios of an engine to stock V2."""
     rates = [sitting["loads"][load][name]["tokens_per_s"] for name in (engine, "V2")]
-    return statistics.median(own / its for own, its in zip(*rates, strict=True))
+    return float(statistics.median(own / its for own, its in zip(*rates, strict=True)))
 
 
 def _mixtures(documents: Documents) -> list[float]:

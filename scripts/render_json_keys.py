@@ -16,10 +16,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 SCHEMA = ROOT / "overlay/report/schema-2.json"
 PAGE = ROOT / "docs/appendix/json-keys.md"
-TOP = """# JSON: every key
+TOP = """<!-- Written by scripts/render_json_keys.py; a test compares. -->
+# JSON: every key
 
-Written by `scripts/render_json_keys.py` from the [schema](../../overlay/report/schema-2.json) of
-[JSON for scripts](../json.md). `[]` is an entry of a list, `<key>` any key of a mapping.
+From the [schema](../../overlay/report/schema-2.json) of [JSON for scripts](../json.md). `[]`
+is an entry of a list, `<key>` any key of a mapping.
 "May lack": the key is left out where there is nothing to say.
 """
 

@@ -12,6 +12,7 @@ Needs mkdocs-material, which ``scripts/environment.py dev`` installs.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -24,7 +25,8 @@ SETTINGS = ROOT / "mkdocs.yml"
 TOPS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
 #: Text and target of a link, which may be broken over two lines.
 _LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
-_FENCE = re.compile(r"(^ *```.*?^ *```$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
+_FENCED = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
+_ITEM = re.compile(r"(- |\d+\. )")
 
 
 class DeadLink(Exception):
@@ -75,37 +77,36 @@ def _with_links(page: Path) -> tuple[str, list[Path]]:
         if file.is_dir():
             return words
         linked.append(file)
-        # mkdocs renders no page of this name beside another index.
         return match[0]
 
     text = page.read_text(encoding="utf-8")
-    blocks = re.split(r"(^ *```.*?^ *```$)", text, flags=re.MULTILINE | re.DOTALL)
+    blocks = _FENCED.split(text)
     blocks[::2] = [_LINK.sub(replaced, block) for block in blocks[::2]]
     return _with_lists("".join(blocks)), linked
 
 
 def _with_lists(text: str) -> str:
-    """Markdown for Python-Markdown, which wants four spaces where GitHub takes two or three."""
-    lines, inside = [], False
+    """Lists as Python-Markdown wants them: a blank line before, four spaces for two or three."""
+    lines: list[str] = []
+    inside = False
     for line in text.split("\n"):
-        if re.match(r"(- |\d+\. )", line):
-            inside = True
-            if lines and lines[-1] and not lines[-1].startswith((" ", "-")) and not re.match(
-                r"\d+\. ", lines[-1]
-            ):
+        if _ITEM.match(line):
+            if lines and lines[-1] and not inside:
                 lines.append("")
+            inside = True
         elif line and not line.startswith(" "):
             inside = False
-        if inside and (indent := len(line) - len(line.lstrip(" "))) and indent < 4:
-            line = " " * 4 + line.lstrip(" ")
-        lines.append(line)
+        rest = line.lstrip(" ")
+        lines.append(" " * 4 + rest if inside and 0 < len(line) - len(rest) < 4 else line)
     return "\n".join(lines)
 
 
 def main() -> int:
     """Stage and build; the exit status of mkdocs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=ROOT / ".cache/site", help="default: %(default)s")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / ".cache/site", help="default: %(default)s"
+    )
     place = parser.parse_args().out
     shutil.rmtree(place, ignore_errors=True)
     try:
@@ -114,12 +115,12 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     settings = place / "mkdocs.yml"
-    settings.write_text(
-        SETTINGS.read_text(encoding="utf-8").replace(".cache/site/", "") + _appendix(place / "pages"),
-        encoding="utf-8",
-    )
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", str(settings)]
-    return subprocess.run(command, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, check=False).returncode
+    text = SETTINGS.read_text(encoding="utf-8").replace(".cache/site/", "")
+    settings.write_text(text + _appendix(place / "pages"), encoding="utf-8")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(settings)]
+    # The theme's advertisement of another builder would be a warning.
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(command, env=environment, check=False).returncode
 
 
 def _appendix(folder: Path) -> str:
@@ -128,8 +129,8 @@ def _appendix(folder: Path) -> str:
     names = [page.relative_to(ROOT).as_posix() for page in pages()]
     lines = ["  - Appendix:"]
     for name in (name for name in names if f": {name}\n" not in menu):
-        title = (folder / name).read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
-        lines.append(f'      - "{title}": {name}')
+        title = re.search(r"^# (.*)$", (folder / name).read_text(encoding="utf-8"), re.MULTILINE)
+        lines.append(f"      - {json.dumps(title[1] if title else name)}: {name}")
     return "\n".join(lines) + "\n"
 
 
