@@ -176,7 +176,7 @@ def train(args: argparse.Namespace) -> None:
 def chosen_prompts(args: argparse.Namespace) -> tuple[list[list[int]], list[list[int]]]:
     """Prompts to train on, and those held out, which are written where that was asked for."""
     from bench.pair import answers
-    from bench.pair.texts import questions
+    from overlay.proof.texts import questions
 
     tokenizer = answers.Tokenizer(args.model)
     every = questions(args.seed, [ROOT / "docs"])

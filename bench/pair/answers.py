@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from bench.pair.llama import Decoding, padded
-from bench.pair.texts import Question
+from overlay.proof.texts import Question
 
 #: The temperatures of answers that are trained on.
 TEMPERATURES = (0.0, 0.0, 0.7, 1.0)

@@ -101,7 +101,8 @@ def verify(request: Request, /, modes: tuple[str, ...], **options: Any) -> Repor
     """
     modes_asked = tuple(GraphMode[title.upper()] for title in modes)
     question = verifying.VerifyQuestion(modes=modes_asked, python=request.python, **options)
-    return verifying.verify(question, _on_engine(Meter().line))
+    meter = Meter()
+    return verifying.verify(question, _on_engine(meter.line), meter.line)
 
 
 def _on_engine(write: Callable[[str], None]) -> Callable[[str, float | None], None]:
@@ -124,8 +125,8 @@ def _refuse_side_by_side(_: click.Context, __: click.Parameter, value: bool) -> 
 
 
 @cli.command(
-    epilog="Exit status: 0 measured, 1 the overlay is slower than stock V1 (with --against v2: "
-    "than V2) or captured no graph, 2 the engines could not be compared.",
+    epilog="Exit status: 0 measured, 1 the overlay is slower than what it is measured against, or "
+    "captured no graph on V1, 2 the engines could not be compared.",
 )
 @option(
     "--shape",
@@ -147,9 +148,23 @@ def _refuse_side_by_side(_: click.Context, __: click.Parameter, value: bool) -> 
 )
 @option(
     "--against",
-    type=click.Choice(["stock", "v2"]),
-    help="Measure the overlay against stock V1 or V2 alone.",
-    show_default="both",
+    type=click.Choice(["default", "both", "stock", "v2"]),
+    default="default",
+    help="What the overlay is measured against: stock, both on the model runner that the release "
+    "chooses; or, the overlay on V1, stock V1, V2 or both.",
+)
+@option("--v1", is_flag=True, help="Measure stock V1 and the overlay on V1 beside them, too.")
+@option(
+    "--drafts",
+    type=click.Choice(["with", "without", "both"]),
+    default="with",
+    help="Serve with drafts, without, or measure engines of both kinds.",
+)
+@option(
+    "--prompts",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Of a --model: a file with a prompt on each line.",
+    show_default="questions about texts that this Python brings",
 )
 @option(
     "--batch",
@@ -157,33 +172,33 @@ def _refuse_side_by_side(_: click.Context, __: click.Parameter, value: bool) -> 
     type=click.IntRange(1),
     multiple=True,
     help="Number of requests at a time for step times; may be given several times.",
-    show_default="1, 8, 32",
+    show_default="1, 8, 32; of a --model 1, 16, 64, 256",
 )
 @option(
     "--concurrency",
     type=click.IntRange(1),
     multiple=True,
     help="Number of requests at a time for servers; may be given several times.",
-    show_default="1, 16, 64",
+    show_default="1, 16, 64; of a --model 256, too",
 )
 @option(
     "--prompt",
     type=click.IntRange(1),
     default=512,
-    help="Tokens of each prompt that a server gets.",
+    help="Tokens of each prompt that a server of a shape gets.",
 )
 @option(
     "--answer",
     type=click.IntRange(2),
     default=256,
-    help="Tokens of each answer that a server gives.",
+    help="Tokens of each answer that a server gives; of a --model at most.",
 )
 @option(
     "--request-rate",
     "rate",
     type=click.FloatRange(0),
     help="Requests a second while the time to the first token is taken; 0 leaves it out.",
-    show_default="half of what stock V1 (with --against v2: the overlay) answers",
+    show_default="half of what the first engine answers",
 )
 @option(
     "--port",
@@ -251,21 +266,24 @@ def _refuse_side_by_side(_: click.Context, __: click.Parameter, value: bool) -> 
 def bench(
     request: Request, /, batches: tuple[int, ...], concurrency: tuple[int, ...], **options: Any
 ) -> Report:
-    """Time stock V1, the overlay and V2 in turn, on one GPU: engine steps, and servers.
+    """Time stock and the overlay in turn, on one GPU: engine steps, and servers.
 
-    A server is asked by vLLM's own client (`vllm bench serve`): output tokens a second by the
-    number of requests at a time, and the time to the first token at one rate of requests. Stock V1
-    and V2 run a copy of the release's own files, which is made for this; the installation stays as
-    it is. Each engine is warmed up until repeats agree. Where the repeats of two engines overlap,
-    no conclusion is drawn.
+    Both use the model runner that the release chooses. A server is asked by vLLM's own client
+    (`vllm bench serve`): output tokens a second by the number of requests at a time, and the time
+    to the first token at one rate of requests; a model of your own is asked real text. Stock runs a
+    copy of the release's own files, which is made for this; the installation stays as it is. Each
+    engine is warmed up until repeats agree. Where the repeats of two engines overlap, no conclusion
+    is drawn.
 
     \b
     Example:
       overlay bench                                # the shape of Llama 3.2 1B, with an EAGLE3 draft
       overlay bench --shape 8b --only serving --html bench.html
-      overlay bench --model ./target --draft ./draft -- --max-model-len 8192
+      overlay bench --model ./target --draft ./draft --drafts both -- --max-model-len 8192
     """
-    options |= {"batches": batches or (1, 8, 32), "concurrency": concurrency or (1, 16, 64)}
+    own = (1, 16, 64, 256) if options["model"] is not None else ()
+    options |= {"batches": batches or own or (1, 8, 32)}
+    options |= {"concurrency": concurrency or own or (1, 16, 64)}
     options["python"] = request.python
     if options["only"] is not None:
         options["only"] = Part(options["only"])
@@ -277,7 +295,7 @@ def bench(
     def on_plan(schedule: Schedule) -> None:
         meter.line(schedule.text)
 
-    report = benching.bench(BenchQuestion(**options), _on_engine(write), on_plan)
+    report = benching.bench(BenchQuestion(**options), _on_engine(write), on_plan, write)
     if options["page"] is not None:
         write_output("--html", options["page"], bench_page.page(report).encode())
     if options["plot"] is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from overlay.proof.oracle import FIRST_TOKEN
 
@@ -74,3 +76,24 @@ def tiny_requests(vocab: int, shortest: int = 2) -> tuple[EngineRequest, ...]:
         tokens = 16 if index < 4 else 12 + 5 * index
         requests.append(EngineRequest(prompt, tokens, arrival=index // 4 * 3))
     return tuple(requests)
+
+
+def as_asked(tokenizer: Any, texts: Sequence[str]) -> list[str]:
+    """Texts as a server is asked them: in the form of the model's chats, where it has one.
+
+    :param tokenizer: of transformers or vLLM; it adds the first token to each text again.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        return list(texts)
+    first = getattr(tokenizer, "bos_token", None) or ""
+    return [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
+        ).removeprefix(first)
+        for text in texts
+    ]
+
+
+def token_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """The token ids of texts in that form."""
+    return [list(tokenizer.encode(text)) for text in as_asked(tokenizer, texts)]

@@ -9,8 +9,11 @@ from enum import Enum
 from typing import Any, NamedTuple, TypeVar
 
 from overlay.errors import OverlayError
+from overlay.results import ModelRunner
 
 _Engine = TypeVar("_Engine")
+#: The package of model runner V2.
+_V2 = "vllm.v1.worker.gpu."
 
 
 class Sample(NamedTuple):
@@ -44,6 +47,7 @@ class Timed(NamedTuple):
     :ivar engine: its name; :ivar batches: by the number of requests.
     :ivar graphs: its draft graphs by role; empty where it has none.
     :ivar starts: seconds until it could be measured, of each start.
+    :ivar runner: the module of its model runner; empty where it is not known.
     """
 
     engine: str
@@ -52,6 +56,14 @@ class Timed(NamedTuple):
     batches: Mapping[int, Sample]
     graphs: Mapping[str, int]
     starts: tuple[float, ...] = ()
+    runner: str = ""
+
+    @property
+    def version(self) -> ModelRunner | None:
+        """Its model runner; ``None`` where it is not known."""
+        if not self.runner:
+            return None
+        return ModelRunner.V2 if self.runner.startswith(_V2) else ModelRunner.V1
 
 
 class Quantity(Enum):
@@ -83,6 +95,7 @@ class Served(NamedTuple):
     :ivar first_token: milliseconds to the first token, the median of each run.
     :ivar acceptance: tokens a step; ``None`` where nothing was drafted.
     :ivar starts: seconds until it answered, of each start.
+    :ivar accepted: the share of verifications that accepted each position; of the last start.
     """
 
     engine: str
@@ -93,6 +106,7 @@ class Served(NamedTuple):
     first_token: Sample | None
     acceptance: float | None
     starts: tuple[float, ...] = ()
+    accepted: tuple[float, ...] = ()
 
 
 def order(engines: Sequence[_Engine], round_: int) -> tuple[_Engine, ...]:
@@ -115,7 +129,9 @@ def read(engine: str, results: Sequence[Mapping[str, Any]]) -> Timed:
         last = results[-1]
         graphs = {str(k): int(v) for k, v in (last["draft_graphs"] or {"keys": {}})["keys"].items()}
         sizes = dict(sorted(batches.items()))
-        return Timed(engine, str(last["vllm"]), str(last["gpu"]), sizes, graphs, _starts(results))
+        about = str(last["vllm"]), str(last["gpu"])
+        runner = str(last.get("runner") or "")
+        return Timed(engine, *about, sizes, graphs, _starts(results), runner)
 
 
 def read_served(engine: str, results: Sequence[Mapping[str, Any]]) -> Served:
@@ -145,6 +161,7 @@ def read_served(engine: str, results: Sequence[Mapping[str, Any]]) -> Served:
             first.get(0) if first.get(0, Sample(())).values else None,
             None if last["acceptance"] is None else float(last["acceptance"]),
             _starts(results),
+            tuple(map(float, last.get("accepted") or ())),
         )
 
 

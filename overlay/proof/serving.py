@@ -15,6 +15,7 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -26,10 +27,15 @@ from pathlib import Path
 from typing import Any
 
 from overlay.proof.engine_pool import write_result
+from overlay.proof.prompts import as_asked
 from overlay.proof.serving_runs import Limit, measure
 from overlay.proof.verify_engine import NOT_SERVED, RAISED, parser_class
 
 _HOST = "127.0.0.1"
+#: A line of vLLM's metrics that counts what was accepted at a position.
+_POSITION = re.compile(
+    r'^vllm:spec_decode_num_accepted_tokens_per_pos_total\{.*?position="(\d+)".*?\} (\S+)$', re.M
+)
 #: Seconds in which a server that answers no more is expected to have ended.
 _ENDING = 10.0
 
@@ -45,6 +51,8 @@ class ServingSpec:
         this server answered at the highest concurrency; 0: it is not taken.
     :ivar port: ``None`` for a free one.
     :ivar seconds: no further run begins after so many; ``None``: no limit.
+    :ivar texts: a file with a list of prompts in JSON, whose answers have ``answer`` tokens at
+        most; ``None``: random tokens.
     """
 
     model: str
@@ -55,6 +63,7 @@ class ServingSpec:
     rate: float | None = None
     port: int | None = None
     seconds: float | None = None
+    texts: str | None = None
 
     def to_json(self) -> str:
         """The spec as one JSON object."""
@@ -152,8 +161,11 @@ class Server:
             self.expect_alive()
             raise NotServed(f"the server does not answer at {path}: {error}") from error
 
-    def acceptance(self) -> float | None:
-        """Tokens an engine step and request so far, by vLLM's counters; ``None`` without drafts.
+    def acceptance(self) -> dict[str, Any]:
+        """What was accepted so far, by vLLM's counters.
+
+        ``acceptance``: tokens an engine step and request, ``None`` without drafts; ``accepted``:
+        the share of verifications that accepted each position.
 
         :raises NotServed: if the server does not answer.
         """
@@ -165,7 +177,12 @@ class Server:
                 "vllm:spec_decode_num_accepted_tokens_total",
             )
         )
-        return round(1 + accepted / drafts, 3) if drafts else None
+        by_position = dict[int, float]()
+        for place, number in _POSITION.findall("\n".join(lines)):
+            by_position[int(place)] = by_position.get(int(place), 0.0) + float(number)
+        shares = [round(number / drafts, 4) for _, number in sorted(by_position.items()) if drafts]
+        tokens = round(1 + accepted / drafts, 3) if drafts else None
+        return {"acceptance": tokens, "accepted": shares}
 
     def end(self) -> None:
         """End it so that it gives its GPU memory back; kill it if it does not."""
@@ -189,6 +206,9 @@ class Client:
         self._parser = parser_class()(prog="vllm bench serve")
         self._serve.add_cli_args(self._parser)
         self._runs = 0
+        self._dataset: Path | None = None
+        if spec.texts is not None:
+            self._dataset = _write_dataset(spec.model, Path(spec.texts), folder / "dataset.json")
 
     def ask(self, requests: int, limit: tuple[str, str]) -> dict[str, Any]:
         """Send that many requests; the client's result.
@@ -198,7 +218,8 @@ class Client:
         """
         self._runs += 1
         out = self._folder / f"run-{self._runs}.json"
-        arguments = client_arguments(self._spec, self._server.url, requests, self._runs, limit, out)
+        run = (self._server.url, requests, self._runs, limit, out, self._dataset)
+        arguments = client_arguments(self._spec, *run)
         self._serve.main(self._parser.parse_args(list(arguments)))
         result: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
         self._server.expect_alive()
@@ -211,19 +232,47 @@ class Client:
 
 
 def client_arguments(
-    spec: ServingSpec, url: str, requests: int, seed: int, limit: tuple[str, str], out: Path
+    spec: ServingSpec,
+    url: str,
+    requests: int,
+    seed: int,
+    limit: tuple[str, str],
+    out: Path,
+    dataset: Path | None = None,
 ) -> tuple[str, ...]:
     """The command line of ``vllm bench serve`` for one run.
 
-    :param seed: of the random prompts: another one for each run, so that no prompt is cached.
+    :param seed: of the prompts: another one for each run, so that no random prompt is cached.
+    :param dataset: texts, as ``_write_dataset`` writes them, which are drawn by the seed; ``None``:
+        random tokens.  Answers to texts end where the model ends them.
     """
-    return (
-        *("--base-url", url, "--model", spec.model, "--dataset-name", "random"),
+    prompts: tuple[str, ...] = (
+        *("--dataset-name", "random", "--ignore-eos"),
         *("--random-input-len", str(spec.prompt), "--random-output-len", str(spec.answer)),
+    )
+    if dataset is not None:
+        prompts = ("--dataset-name", "sharegpt", "--dataset-path", str(dataset))
+        prompts = (*prompts, "--sharegpt-output-len", str(spec.answer))
+    return (
+        *("--base-url", url, "--model", spec.model, *prompts),
         *("--num-prompts", str(requests), *limit, "--seed", str(seed), "--temperature", "0"),
-        *("--ignore-eos", "--disable-tqdm", "--save-result"),
+        *("--disable-tqdm", "--save-result"),
         *("--result-dir", str(out.parent), "--result-filename", out.name),
     )
+
+
+def _write_dataset(model: str, texts: Path, out: Path) -> Path:
+    """Write texts as the client of ``vllm bench serve`` reads conversations; ``out``.
+
+    The client's own way to ask texts needs pandas, which vLLM does not bring.
+    """
+    from transformers import AutoTokenizer
+
+    prompts = json.loads(texts.read_text(encoding="utf-8"))
+    questions = as_asked(AutoTokenizer.from_pretrained(model), prompts)
+    turns = [{"conversations": [{"value": text}, {"value": ""}]} for text in questions]
+    out.write_text(json.dumps(turns), encoding="utf-8")
+    return out
 
 
 def run(spec: ServingSpec, out: Path) -> None:
@@ -241,7 +290,7 @@ def run(spec: ServingSpec, out: Path) -> None:
         about: dict[str, Any] = {"vllm": server.version(), "start_s": round(limit.spent, 1)}
 
         def keep(figures: dict[str, Any]) -> None:
-            write_result(out, {**about, **figures, "acceptance": server.acceptance()})
+            write_result(out, {**about, **figures, **server.acceptance()})
 
         keep({"concurrency": {}, "first_token": None})
         measure(client.ask, spec.concurrency, spec.rate, limit, keep)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from overlay.proof.engine_pool import write_result
+from overlay.proof.prompts import token_ids
 from overlay.proof.shapes import EAGLE3, SHAPES, Drafter, write_configs
 from overlay.proof.verify_engine import parser_class
 
@@ -35,7 +36,7 @@ def command_line(about: str | None) -> argparse.ArgumentParser:
     """
     parser = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
     parser.add_argument("--shape", choices=SHAPES, default="1b")
-    parser.add_argument("--k", type=int, default=3, help="draft tokens per step")
+    parser.add_argument("--k", type=int, default=3, help="draft tokens per step; 0: no drafts")
     parser.add_argument("--batch", default="1,8,32")
     parser.add_argument("--mode", default="FULL_AND_PIECEWISE", help="target's cudagraph mode")
     parser.add_argument("--tokens", type=int, default=256, help="tokens per request and repeat")
@@ -47,6 +48,7 @@ def command_line(about: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--arguments", default="[]", help="further engine arguments, a JSON list")
     parser.add_argument("--model", help="a model in the place of a shape; see --speculative")
     parser.add_argument("--speculative", default="{}", help="further speculative_config, JSON")
+    parser.add_argument("--texts", type=Path, help="prompts, a list in JSON")
     parser.add_argument("--configs", type=Path, help="folder for the models' configurations")
     parser.add_argument("--wait", action="store_true", help="wait for a line on standard input")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the result there")
@@ -84,6 +86,8 @@ def _shape_arguments(
         "gpu_memory_utilization": 0.6,
         "compilation_config": {"cudagraph_mode": args.mode} if args.mode else {},
     }
+    if not args.k:
+        return options, {}
     speculative = {**drafter.speculative, "model": str(draft), "num_speculative_tokens": args.k}
     if args.accept:
         speculative["rejection_sample_method"] = "synthetic"
@@ -110,16 +114,18 @@ class Engine:
     """A running engine with its counters.
 
     :param options: the keyword arguments of ``vllm.LLM``.
+    :param texts: prompts, which requests take in turn; empty: tokens that mean nothing.
     """
 
     #: Of the requests, which take the LoRA adapters in turn.
     temperature: float = 0.0
     adapters: Sequence[Any] = ()
 
-    def __init__(self, options: dict[str, Any]) -> None:
+    def __init__(self, options: dict[str, Any], texts: Sequence[str] = ()) -> None:
         from vllm import LLM, SamplingParams
 
         self.llm = LLM(**options)
+        self._prompts = token_ids(self.llm.get_tokenizer(), texts) if texts else []
         self._sampling_params = SamplingParams
         self._vocabulary = self.llm.llm_engine.vllm_config.model_config.get_vocab_size()
 
@@ -133,10 +139,10 @@ class Engine:
         """Seconds to generate that many tokens for each of ``size`` requests."""
         # Ids of a part of the vocabulary only, so that drafters with a smaller one have them, too.
         ids = min(30000, self._vocabulary - 10)
-        prompts = [
-            {"prompt_token_ids": [(7 * i + 13 * j) % ids + 10 for j in range(_PROMPT_TOKENS)]}
-            for i in range(size)
+        own = self._prompts or [
+            [(7 * i + 13 * j) % ids + 10 for j in range(_PROMPT_TOKENS)] for i in range(size)
         ]
+        prompts = [{"prompt_token_ids": own[i % len(own)]} for i in range(size)]
         params = self._sampling_params(
             temperature=self.temperature, max_tokens=tokens, ignore_eos=True, detokenize=False
         )
@@ -174,12 +180,16 @@ def warm_up(engine: TimedEngine, size: int, tokens: int) -> None:
 
 
 def repeat(engine: TimedEngine, size: int, tokens: int, count: int) -> list[tuple[float, float]]:
-    """Of each of so many repeats its seconds and its engine steps."""
+    """Of each of so many repeats its seconds and its engine steps.
+
+    Without drafts a step gives each request a token, and the first tokens come with the prompts.
+    """
     repeats = []
     for _ in range(count):
         before = engine.counter("num_drafts")
         seconds = engine.generate(size, tokens)
-        repeats.append((seconds, (engine.counter("num_drafts") - before) / size))
+        drafted = (engine.counter("num_drafts") - before) / size
+        repeats.append((seconds, drafted or float(tokens - 1)))
     return repeats
 
 
@@ -214,7 +224,8 @@ def main() -> None:
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     start = time.perf_counter()
     batches = [int(size) for size in args.batch.split(",")]
-    engine = Engine(llm_arguments(args, batches))
+    texts = json.loads(args.texts.read_text(encoding="utf-8")) if args.texts else ()
+    engine = Engine(llm_arguments(args, batches), texts)
     result = describe(engine.workers("bench_describe")[0], start)
     for size in batches:
         if args.seconds is not None and time.perf_counter() - start >= args.seconds:

@@ -14,6 +14,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -65,14 +66,15 @@ class Passage(NamedTuple):
     text: str
 
 
-def questions(seed: int, folders: Iterable[Path]) -> list[Question]:
+def questions(seed: int, folders: Iterable[Path], passages: int | None = None) -> list[Question]:
     """Questions about all that is at hand, in an order of the seed, none twice.
 
     :param folders: whose ``*.md`` files are read, too.
+    :param passages: the first so many are asked about; ``None``: all, which takes some seconds.
     """
     draw = random.Random(seed)
     every: dict[str, Question] = {}
-    for passage in (*docstrings(), *readmes(), *pages(folders)):
+    for passage in islice(chain(docstrings(), readmes(), pages(folders)), passages):
         forms = _ABOUT_NAMES + _ABOUT_TEXTS[:4] if passage.name else _ABOUT_TEXTS
         for form in draw.sample(forms, _FORMS):
             text = form.format(**passage._asdict())

@@ -14,11 +14,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")  # whose environment has gguf and transformers
 
 from bench import real_pair
-from bench.pair import texts
 from bench.pair.answers import Answers, Tokenizer, prompts
 from bench.pair.draft import Draft, attention, soft_loss
 from bench.pair.llama import Decoding, Llama, padded
 from bench.pair.training import Plan, measured, train
+from overlay.proof import texts
 from tests.bench import tiny_gguf
 
 HELLO = [3 + byte for byte in b"hello"]

@@ -126,7 +126,7 @@ def bench(python: Path, folder: Path, *options: str) -> dict[str, Any]:
     ended = subprocess.run(
         [
             *(sys.executable, "-m", "overlay", "bench", "--shape", "trial", "--json"),
-            *("--rounds", "1", "--accept", "0", "--mode", "FULL_DECODE_ONLY"),
+            *("--rounds", "1", "--accept", "0", "--mode", "FULL_DECODE_ONLY", "--against", "both"),
             *("--engine", json.dumps(engine), "--python", str(python), *options),
         ],
         cwd=environment.ROOT,

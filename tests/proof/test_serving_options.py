@@ -36,11 +36,13 @@ def test_the_client_takes_its_options_and_writes_what_is_read(release: str) -> N
     assert "def add_cli_args(" in client
     assert "def main(args: argparse.Namespace)" in client
     for limit in RUNS:
-        arguments = client_arguments(SPEC, "http://x", 8, 1, limit, Path("/out/run.json"))
+        run = ("http://x", 8, 1, limit, Path("/out/run.json"))
+        arguments = (*client_arguments(SPEC, *run), *client_arguments(SPEC, *run, Path("/texts")))
         options = {word for word in arguments if word.startswith("--")}
         assert [each for each in sorted(options) if f'"{each}"' not in client] == []
     assert [name for name in RESULTS if f'"{name}"' not in client and name not in client] == []
     assert '"random"' in client
+    assert re.search(r"^class ShareGPTDataset\b.*?json\.load.*?output_len=", client, re.M | re.S)
 
 
 @pytest.mark.parametrize("release", [str(each) for each in KNOWN_RELEASES])

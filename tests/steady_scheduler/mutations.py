@@ -118,3 +118,18 @@ STEPS: list[Bug] = [
     ("_added", "setattr(sum_, name, getattr(sum_, name) + value * times)", "pass"),
     ("_Steps._joined", "sorted(first, key=lambda client: first[client])", "list(first)"),
 ]
+
+#: Those of its mistakes that few loads show, each with the seed of one that does.
+RARE: list[tuple[Bug, int]] = [
+    (("_Steps._alone", "batch.seen < len(scheduler.running)", "False"), 16),
+    (("_Steps._is_plain", "request.structured_output_request is not None", "False"), 19),
+    (
+        (
+            "_Steps._reason_against_part",
+            "needed > self._manager.block_pool.get_num_free_blocks()",
+            "False",
+        ),
+        24,
+    ),
+    (("_Steps._is_plain", "request.status is not self._running", "False"), 30),
+]

@@ -165,6 +165,7 @@ class World(NamedTuple):
 
     :ivar drafts: speculative tokens of a step; 0 for none.
     :ivar second: whether model runner V2 is used.
+    :ivar budget: tokens of a step; :ivar scheduled: those that may be scheduled, if fewer.
     """
 
     drafts: int = 0
@@ -181,6 +182,7 @@ class World(NamedTuple):
     metrics: str = "none"
     size: int = SIZE
     longest: int = LONGEST
+    scheduled: int | None = None
 
 
 class Grammar:
@@ -220,7 +222,7 @@ def make_config(world: World) -> Any:
         scheduler_config=Loose(
             max_num_seqs=world.most,
             max_num_batched_tokens=world.budget,
-            max_num_scheduled_tokens=world.budget,
+            max_num_scheduled_tokens=world.scheduled or world.budget,
             long_prefill_token_threshold=world.threshold,
             enable_chunked_prefill=True,
             async_scheduling=True,

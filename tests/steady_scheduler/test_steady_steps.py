@@ -24,7 +24,7 @@ pytest.importorskip("vllm")  # in the environment of the engine
 # isort: split
 from tests.batched_bookkeeping.mutations import Bug
 from tests.steady_scheduler import schedulers
-from tests.steady_scheduler.mutations import STEPS
+from tests.steady_scheduler.mutations import RARE, STEPS
 from tests.steady_scheduler.releases import each_bug_of, with_bug
 from tests.steady_scheduler.schedulers import World, run
 
@@ -156,9 +156,13 @@ def bug_in(bug: Bug) -> Iterator[None]:
         yield
 
 
+def run_load(seed: int) -> None:
+    run(("0.22.0", "0.33.0")[seed % 2], drawn(seed), seed)
+
+
 def run_loads() -> None:
     for seed in range(LOADS):
-        run(("0.22.0", "0.33.0")[seed % 2], drawn(seed), seed)
+        run_load(seed)
 
 
 @each_bug_of(STEPS)
@@ -167,3 +171,31 @@ def test_each_mistake_is_noticed(bug: Bug) -> None:
     errors = (AssertionError, KeyError, TypeError, AttributeError, IndexError, ValueError)
     with bug_in(bug), pytest.raises(errors):
         run_loads()
+
+
+@pytest.mark.parametrize(("bug", "seed"), RARE, ids=str)
+def test_each_rare_mistake_is_noticed(bug: Bug, seed: int) -> None:
+    run_load(seed)
+    with bug_in(bug), pytest.raises(AssertionError):
+        run_load(seed)
+
+
+#: Mistakes in limits that no drawn load reaches, each with a world that does.
+LIMITED = [
+    (("_Steps._batch", "0 < number <= most", "0 < number"), World(drafts=3, threshold=2)),
+    (
+        ("_Steps._reason_against", "total > scheduler.max_num_scheduled_tokens", "False"),
+        World(drafts=3, budget=200, scheduled=14, most=4),
+    ),
+]
+
+
+@pytest.mark.parametrize(("bug", "world"), LIMITED, ids=str)
+def test_each_mistake_in_a_limit_is_noticed(bug: Bug, world: World) -> None:
+    def run_some() -> None:
+        for seed in range(4):
+            run("0.33.0", world, seed)
+
+    run_some()
+    with bug_in(bug), pytest.raises(AssertionError):
+        run_some()

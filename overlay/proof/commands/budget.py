@@ -1,8 +1,8 @@
 """The time that ``overlay bench`` may take, and what it measures first.
 
-The most telling figures come first: the step times of stock V1 and of the overlay, with the
-smallest number of requests before larger ones, then those of V2, then servers.  What the budget no
-longer allows is left out, in the first round as in later ones.
+The most telling figures come first: the step times of stock and of the overlay, with the smallest
+number of requests before larger ones, then those of other engines, then servers.  What the budget
+no longer allows is left out, in the first round as in later ones.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from overlay.proof.repeats import order
-from overlay.proof.reports.benched import OVERLAY, STOCK, V2
+from overlay.proof.reports.benched import DEFAULT, OVERLAY, STOCK, V2
 from overlay.report.words import count, enumeration
 
 #: Seconds for all engines of a comparison together, where the user names none.
@@ -23,8 +23,15 @@ BUDGET = 1800.0
 #: of a small budget, at most.
 LAST, LAST_SHARE = 30.0, 0.1
 ENGINES = (STOCK, OVERLAY, V2)
-#: What the overlay may be measured against alone, by the word that the user gives.
-AGAINST = {"stock": STOCK, "v2": V2}
+#: What is measured, in the order of the first round, by the word that the user gives; and the
+#: engine without which there is nothing to compare.
+AGAINST = {
+    "default": (DEFAULT, OVERLAY),
+    "both": ENGINES,
+    "stock": (STOCK, OVERLAY),
+    "v2": (OVERLAY, V2),
+}
+REFERENCES = {"default": DEFAULT, "both": STOCK, "stock": STOCK, "v2": V2}
 
 
 class Part(Enum):

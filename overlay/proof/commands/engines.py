@@ -17,7 +17,6 @@ from overlay.proof.commands.launch import Launch
 from overlay.proof.commands.verify_failures import failure_text
 from overlay.proof.engine_pool import EngineEnd, Job, run_jobs
 from overlay.proof.repeats import Gap, Quantity, Served, Timed, read, read_served
-from overlay.proof.reports.benched import OVERLAY
 
 
 class Measured(NamedTuple):
@@ -78,8 +77,8 @@ class BenchStage:
         timed = tuple(read(engine, starts) for engine, starts in results(Part.STEPS))
         served = tuple(read_served(engine, starts) for engine, starts in results(Part.SERVING))
         question = self.launch.question
-        reference = question.reference
-        if not any(self._has(part, reference) and self._has(part, OVERLAY) for part in Part):
+        reference, overlay = question.reference, question.overlay
+        if not any(self._has(part, reference) and self._has(part, overlay) for part in Part):
             raise OverlayError(
                 f"expected to measure {reference} and the overlay within --budget "
                 f"{question.budget:g} s, found it spent before both were: give a larger one"
@@ -164,7 +163,7 @@ class BenchStage:
             if start.part is Part.SERVING:
                 sizes = self.launch.question.concurrency
             return len(cells) == len(sizes)
-        if start.engine in (OVERLAY, self.launch.question.reference):
+        if start.engine in (self.launch.question.overlay, self.launch.question.reference):
             raise OverlayError(f"{start.engine}, {start.part.value}: {failure_text(ended)}")
         self._left[start.engine] = failure_text(ended)
         return True

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from overlay.proof.commands.budget import Budget, Part, Start
+from overlay.proof.commands.pair import without_draft
 from overlay.proof.commands.question import BenchQuestion
 from overlay.proof.engine_launch import append_path
 from overlay.proof.engine_pool import Job
-from overlay.proof.reports.benched import OVERLAY, V2
+from overlay.proof.reports.benched import OVERLAY, OVERLAY_V1, PLAIN
 from overlay.proof.serving import ServingSpec
 from overlay.proof.shapes import write_configs, write_tokenizer
 
@@ -32,6 +33,7 @@ class Launch:
     :ivar code: a folder from which the engines import the overlay.
     :ivar logs: takes what the engines print.
     :ivar budget: has begun.
+    :ivar texts: a file with the prompts of a model, a list in JSON; ``None`` for a shape.
     """
 
     question: BenchQuestion
@@ -40,6 +42,7 @@ class Launch:
     code: Path
     logs: Path
     budget: Budget
+    texts: Path | None = None
 
     def job(self, name: str, start: Start, rate: float | None) -> Job:
         """An engine to be started.
@@ -50,40 +53,51 @@ class Launch:
         folder.mkdir()
         out = folder / "result.json"
         steps = start.part is Part.STEPS
-        words = self._steps(out) if steps else self._serving(folder, out, rate)
+        plain = start.engine.endswith(PLAIN)
+        words = self._steps(out, plain) if steps else self._serving(folder, out, rate, plain)
         log = self.logs / f"{folder.name}.log"
         environment = self._environment(start.engine)
         return Job(name, (str(self.python), "-m", *words), environment, folder, log)
 
-    def _steps(self, out: Path) -> tuple[str, ...]:
+    def _steps(self, out: Path, plain: bool) -> tuple[str, ...]:
         question = self.question
         options: dict[str, object] = {
-            "--k": question.k,
+            "--k": 0 if plain else question.k,
             "--batch": ",".join(map(str, question.batches)),
             "--mode": question.mode,
             "--tokens": question.tokens,
             "--repeats": question.repeats,
             "--accept": question.acceptance,
-            "--engine": question.engine,
+            "--engine": json.dumps(self._options(plain)),
             "--seconds": round(self.budget.remaining, 1),
             # The same folder for all: a later engine uses what an earlier one has compiled.
             "--configs": self.work / "configs",
             "--out": out,
             "--shape": question.shape,
-            "--arguments": json.dumps(question.arguments),
+            "--arguments": json.dumps(self._arguments(plain)),
         }
         if question.model is not None:
             options["--model"] = question.model
-            options["--speculative"] = json.dumps(question.speculative or {})
+            options["--speculative"] = json.dumps({} if plain else question.speculative or {})
+            options["--texts"] = self.texts
         words = [str(word) for option in options.items() for word in option]
         return ("overlay.proof.step_time", "--wait", *words)
 
-    def _serving(self, folder: Path, out: Path, rate: float | None) -> tuple[str, ...]:
+    def _options(self, plain: bool) -> dict[str, Any]:
+        """The keyword arguments of ``--engine``; without a draft where ``plain``."""
+        options: dict[str, Any] = json.loads(self.question.engine)
+        return {k: v for k, v in options.items() if not plain or k != "speculative_config"}
+
+    def _arguments(self, plain: bool) -> tuple[str, ...]:
+        """The user's engine arguments; without a draft where ``plain``."""
+        return without_draft(self.question.arguments) if plain else self.question.arguments
+
+    def _serving(self, folder: Path, out: Path, rate: float | None, plain: bool) -> tuple[str, ...]:
         spec = folder / "spec.json"
-        spec.write_text(self._serving_spec(rate).to_json(), encoding="utf-8")
+        spec.write_text(self._serving_spec(rate, plain).to_json(), encoding="utf-8")
         return ("overlay.proof.serving", str(spec), str(out))
 
-    def _serving_spec(self, rate: float | None) -> ServingSpec:
+    def _serving_spec(self, rate: float | None, plain: bool) -> ServingSpec:
         question = self.question
         speculative, arguments = question.speculative, list[str]()
         model = question.model
@@ -96,9 +110,9 @@ class Launch:
             arguments += ["--max-num-seqs", str(most)]
             arguments += ["--gpu-memory-utilization", "0.6"]
             arguments += ["--compilation-config", json.dumps({"cudagraph_mode": question.mode})]
-        if speculative is not None:
+        if speculative is not None and not plain:
             arguments += ["--speculative-config", json.dumps(speculative)]
-        arguments += [*as_arguments(json.loads(question.engine)), *question.arguments]
+        arguments += [*as_arguments(self._options(plain)), *self._arguments(plain)]
         return ServingSpec(
             model,
             tuple(arguments),
@@ -108,13 +122,16 @@ class Launch:
             rate,
             question.port,
             round(self.budget.remaining, 1),
+            None if self.texts is None else str(self.texts),
         )
 
     def _environment(self, engine: str) -> dict[str, str]:
         """The variables of an engine: stock and V2 run the release's own files, without plugin."""
         variables = dict(os.environ)
-        variables[_RUNNER] = "1" if engine == V2 else "0"
-        if engine != OVERLAY:
+        runner = self.question.runner_of(engine)
+        if runner is not None:
+            variables[_RUNNER] = runner
+        if engine.removesuffix(PLAIN) not in (OVERLAY, OVERLAY_V1):
             variables["OVERLAY"] = "off"
             path = variables.get("PYTHONPATH")
             stock = str(self.work / "stock")

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from overlay.proof.commands.budget import AGAINST, BUDGET, ENGINES, Part, Schedule
-from overlay.proof.reports.benched import OVERLAY
+from overlay.proof.commands.budget import AGAINST, BUDGET, REFERENCES, Part, Schedule
+from overlay.proof.reports.benched import OVERLAY, OVERLAY_V1, PLAIN, STOCK, V2
 from overlay.proof.shapes import EAGLE3
 from overlay.untrusted import parse_json, read_regular
 
@@ -31,7 +31,10 @@ class BenchQuestion:
         accept; ``None``: 2.5 for a shape, 0 for models.
     :ivar port: of the server; ``None`` for a free one.
     :ivar only: the one part that is measured; ``None`` for both.
-    :ivar against: the one engine beside the overlay, a key of ``AGAINST``; ``None`` for both.
+    :ivar against: what the overlay is measured beside, a key of ``AGAINST``.
+    :ivar v1: whether stock V1 and the overlay on V1 are measured as well.
+    :ivar drafts: ``with``, ``without`` or ``both``.
+    :ivar prompts: a file with a prompt on each line, for a model; ``None``: texts at hand.
     :ivar page: a file for the page of HTML; :ivar plot: one for the plots as SVG.
     """
 
@@ -55,7 +58,10 @@ class BenchQuestion:
     engine: str = "{}"
     mode: str = "FULL_AND_PIECEWISE"
     only: Part | None = None
-    against: str | None = None
+    against: str = "default"
+    v1: bool = False
+    drafts: str = "with"
+    prompts: Path | None = None
     python: str | None = None
     deadline: float = 600.0
     page: Path | None = None
@@ -71,16 +77,30 @@ class BenchQuestion:
     @property
     def engines(self) -> tuple[str, ...]:
         """The overlay and what it is measured against."""
-        beside = AGAINST.values() if self.against is None else (AGAINST[self.against],)
-        return tuple(each for each in ENGINES if each == OVERLAY or each in beside)
+        engines = (*AGAINST[self.against], *((STOCK, OVERLAY_V1) if self.v1 else ()))
+        plain = tuple(f"{each}{PLAIN}" for each in engines)
+        return {"with": engines, "without": plain, "both": (*engines, *plain)}[self.drafts]
 
     @property
     def reference(self) -> str:
-        """The engine without whose figures there is nothing to compare.
+        """The engine without whose figures there is nothing to compare."""
+        return f"{REFERENCES[self.against]}{PLAIN if self.drafts == 'without' else ''}"
 
-        Stock V1, or V2 where the overlay is measured against V2 alone.
+    @property
+    def overlay(self) -> str:
+        """The overlay's engine that is compared with it."""
+        return f"{OVERLAY}{PLAIN if self.drafts == 'without' else ''}"
+
+    def runner_of(self, engine: str) -> str | None:
+        """The value of ``VLLM_USE_V2_MODEL_RUNNER``; ``None``: as the user has it, or unset.
+
+        Unset, the release chooses the runner.
         """
-        return AGAINST[self.against or "stock"]
+        name = engine.removesuffix(PLAIN)
+        if name == V2:
+            return "1"
+        forced = name in (STOCK, OVERLAY_V1) or (name == OVERLAY and self.against != "default")
+        return "0" if forced else None
 
     @property
     def acceptance(self) -> float:

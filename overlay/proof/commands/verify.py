@@ -16,6 +16,7 @@ from pathlib import Path
 from overlay.errors import OverlayError, UsageError
 from overlay.proof.commands.device import DevicePlace, device_of, expect_device
 from overlay.proof.commands.installation import interpreter
+from overlay.proof.commands.pair import Pair, expect_pair, names_draft, pair_of
 from overlay.proof.commands.verify_failures import raised_by, usable
 from overlay.proof.commands.verify_tiny import ModelSet, tiny_sets
 from overlay.proof.engine_compat import runner_environment
@@ -74,14 +75,20 @@ class VerifyQuestion:
     logs: Path | None = None
 
 
-def verify(question: VerifyQuestion, on_engine: OnEngine) -> VerifyReport:
+def verify(
+    question: VerifyQuestion, on_engine: OnEngine, on_remark: Callable[[str], None]
+) -> VerifyReport:
     """Run the engines and compare what they served.
 
+    :param on_remark: takes a sentence that the user should read before the engines have ended.
     :raises UsageError: if the arguments do not go together, or name models that are not there.
     :raises OverlayError: if no engine can be compared: vLLM is not patched, its model runner is
         another one, or the engine without draft graphs does not serve.
     """
     check_question(question)
+    remark = expect_pair(_pair(question))
+    if remark is not None:
+        on_remark(remark)
     python = interpreter(question.python)
     device = device_of(question.python, question.arguments)
     on_cpu = device.place is DevicePlace.CPU and question.tiny
@@ -139,13 +146,13 @@ def refuse_unknown_models(model: str, draft: str | None, arguments: Sequence[str
     :param arguments: of vLLM's engine, which may name the draft.
     :raises UsageError: naming what was expected and what was found.
     """
-    names_draft = any(map(_names_draft, arguments))
-    if draft is None and not names_draft:
+    has_draft = any(map(names_draft, arguments))
+    if draft is None and not has_draft:
         raise UsageError(
             "expected a draft, found none: name it with --draft, or give vLLM's own "
             "--speculative-config behind --, such as for MTP layers of the model itself"
         )
-    if draft is not None and names_draft:
+    if draft is not None and has_draft:
         raise UsageError("--draft and --speculative-config both name a draft: give one of them")
     for option, place in (("--model", model), ("--draft", draft)):
         if place is not None and _is_path(place) and not Path(place, "config.json").is_file():
@@ -155,10 +162,9 @@ def refuse_unknown_models(model: str, draft: str | None, arguments: Sequence[str
             )
 
 
-def _names_draft(argument: str) -> bool:
-    """Whether an argument is vLLM's option for the draft, in whichever form its parser takes."""
-    option = argument.partition("=")[0].partition(".")[0].replace("_", "-")
-    return option in ("--speculative-config", "-sc")
+def _pair(question: VerifyQuestion) -> Pair | None:
+    """The user's own model and its draft."""
+    return pair_of(question.model, question.draft, question.method, question.arguments)
 
 
 def _refuse_ignored(question: VerifyQuestion, why: str, *, prompts: bool = False) -> None:
@@ -191,12 +197,20 @@ def _own_set(question: VerifyQuestion) -> ModelSet:
         arguments += ["--speculative-config", json.dumps(speculative)]
     prompts: tuple[str, ...] = TEXTS
     if question.prompts is not None:
-        lines = _text_of(question.prompts).splitlines()
-        prompts = tuple(line for line in lines if line.strip())
-        if not prompts:
-            raise UsageError(f"--prompts {question.prompts}: expected a prompt on each line, none")
+        prompts = prompt_lines(question.prompts)
     spec = VerifySpec((*arguments, *question.arguments), (), prompts, question.tokens)
     return ModelSet("", spec)
+
+
+def prompt_lines(place: Path) -> tuple[str, ...]:
+    """The prompts of the file of ``--prompts``.
+
+    :raises UsageError: if there is none.
+    """
+    prompts = tuple(line for line in _text_of(place).splitlines() if line.strip())
+    if not prompts:
+        raise UsageError(f"--prompts {place}: expected a prompt on each line, none")
+    return prompts
 
 
 def _text_of(prompts: Path) -> str:
@@ -312,6 +326,7 @@ def _in_order(
 def _after_reference(stage: VerifyStage, models: ModelSet) -> list[ModeResult]:
     first = stage.run([(models, GraphMode.OFF)], 1)[title(models, GraphMode.OFF)]
     reference = usable(first)
+    expect_pair(_pair(stage.question))  # what vLLM has downloaded can be read now
     modes = [mode for mode in stage.question.modes or reference.modes if mode is not GraphMode.OFF]
     ended = stage.run([(models, mode) for mode in modes], stage.question.jobs or 1)
     results = [_result(models, GraphMode.OFF, first, reference)]

@@ -11,11 +11,15 @@ from overlay.report.base import Report, by_fields, plain
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, Line, Span, aligned, labelled
 from overlay.report.words import count, enumeration
+from overlay.results import ModelRunner
 
 if TYPE_CHECKING:
     from overlay.proof.repeats import Sample, Served, Timed
 
 STOCK, OVERLAY, V2 = "stock V1", "overlay", "V2"
+#: The release's own files with the model runner that vLLM chooses; the overlay where V1 is asked
+#: for beside it; and what stands behind the name of an engine without drafts.
+DEFAULT, OVERLAY_V1, PLAIN = "stock", "overlay V1", " without drafts"
 
 
 class Comparison(NamedTuple):
@@ -31,6 +35,11 @@ class Comparison(NamedTuple):
     batch: int
     ratio: float
     conclusive: bool
+
+
+def is_overlay(engine: str) -> bool:
+    """Whether an engine is compared with others: the overlay, with drafts or without."""
+    return engine.removesuffix(PLAIN) == OVERLAY
 
 
 class BenchCell(NamedTuple):
@@ -81,7 +90,6 @@ class BenchTable(NamedTuple):
     @property
     def comparisons(self) -> tuple[Comparison, ...]:
         """The overlay beside each other engine, in every cell that both were measured in."""
-        ours = self.columns.get(OVERLAY, {})
         return tuple(
             Comparison(
                 other,
@@ -90,10 +98,18 @@ class BenchTable(NamedTuple):
                 sample.repeated and ours[size].repeated and not sample.overlaps(ours[size]),
             )
             for other, samples in self.columns.items()
-            if other != OVERLAY
+            if not is_overlay(other)
+            for ours in (self.columns.get(self.overlay_beside(other), {}),)
             for size, sample in samples.items()
             if size in ours
         )
+
+    def overlay_beside(self, other: str) -> str:
+        """The overlay's engine that another one is compared with: as much as can be is equal."""
+        plain = PLAIN if other.endswith(PLAIN) else ""
+        on_v1 = f"{OVERLAY_V1}{plain}"
+        beside_v1 = other.removesuffix(PLAIN) == STOCK and on_v1 in self.columns
+        return on_v1 if beside_v1 else f"{OVERLAY}{plain}"
 
     @property
     def rows(self) -> tuple[tuple[str, ...], ...]:
@@ -103,7 +119,7 @@ class BenchTable(NamedTuple):
     @property
     def cells(self) -> tuple[tuple[BenchCell, ...], ...]:
         """Head, then a row for each number of requests with medians, ranges and ratios."""
-        engines = [name for name in self.columns if name != OVERLAY]
+        engines = [name for name in self.columns if not is_overlay(name)]
         heads = (f"{name}, {self.unit}" for name in self.columns)
         rows = [tuple(map(BenchCell, (self.load, *heads, *(f"/ {name}" for name in engines))))]
         by_cell = {(each.other, each.batch): each for each in self.comparisons}
@@ -120,7 +136,8 @@ class BenchTable(NamedTuple):
         if comparison.conclusive:
             return f"{comparison.ratio:.2f}"
         size = comparison.batch
-        both = (self.columns[name][size] for name in (OVERLAY, comparison.other))
+        names = (self.overlay_beside(comparison.other), comparison.other)
+        both = (self.columns[name][size] for name in names)
         return "overlap" if all(sample.repeated for sample in both) else "one repeat"
 
     def shown(self, sample: Sample | None) -> BenchCell:
@@ -215,7 +232,29 @@ class BenchReport(Report):
             for each in self.served
             if each.unsteady
         )
-        return (*self._not_measured, *self.notes, *self._starts, *unsteady)
+        about = (*self._runners, *self._accepted)
+        return (*self._not_measured, *self.notes, *about, *self._starts, *unsteady)
+
+    @property
+    def _runners(self) -> Iterator[str]:
+        """Which model runner each engine used, where the release chooses it."""
+        versions = [(each.engine, each.version) for each in self.timed]
+        if any(engine.removesuffix(PLAIN) == DEFAULT for engine, _ in versions):
+            yield "model runners: " + ", ".join(
+                f"{engine} {'unknown' if version is None else version.name}"
+                for engine, version in versions
+            )
+
+    @property
+    def _accepted(self) -> Iterator[str]:
+        """What share of the drafts a model's servers accepted."""
+        shares = [
+            f"{each.engine} {' '.join(f'{share:.2f}' for share in each.accepted)}"
+            for each in self.served
+            if each.accepted and not self.dummy
+        ]
+        if shares:
+            yield f"drafts accepted by position, servers: {', '.join(shares)}"
 
     @property
     def _starts(self) -> Iterator[str]:
@@ -296,6 +335,7 @@ def _timed_data(timed: Timed) -> dict[str, Any]:
         "device": timed.device,
         "graphs": dict(timed.graphs),
         "start_s": list(timed.starts),
+        "runner": None if timed.version is None else timed.version.value,
         "batches": [
             {
                 "requests": batch,
@@ -313,6 +353,7 @@ def _served_data(served: Served) -> dict[str, Any]:
         "engine": served.engine,
         "vllm": served.vllm,
         "tokens_per_step": served.acceptance,
+        "accepted_by_position": list(served.accepted),
         "start_s": list(served.starts),
         "concurrency": [
             {
@@ -331,7 +372,7 @@ def _served_data(served: Served) -> dict[str, Any]:
 def benched(
     timed: Sequence[Timed], served: Sequence[Served] = (), gaps: Sequence[Gap] = ()
 ) -> Verdict:
-    """The verdict of ``bench``: the overlay beside stock V1, or beside V2 alone."""
+    """The verdict of ``bench``: the overlay beside stock, or beside V2 alone."""
     verdict = _concluded(timed, served)
     if not gaps:
         return verdict
@@ -340,22 +381,35 @@ def benched(
 
 def _concluded(timed: Sequence[Timed], served: Sequence[Served]) -> Verdict:
     engines = {each.engine for each in timed} | {each.engine for each in served}
-    other = STOCK if STOCK in engines else V2
-    if any(each.engine == OVERLAY and not each.graphs for each in timed):
+    references = [each for each in (DEFAULT, STOCK, V2) if {each, f"{each}{PLAIN}"} & engines]
+    sides = [each for each in (references[0], f"{references[0]}{PLAIN}") if each in engines]
+    if any(map(_lacks_graphs, timed)):
         text = "The overlay captured no draft graph; `overlay verify` says why."
         return Verdict(Code.NO_GRAPHS, text)
-    cells = _against(other, timed, served)
-    slower = [place for place, each in cells if each.conclusive and each.ratio < 1]
-    faster = [f"{c.ratio:.2f} {place}" for place, c in cells if c.conclusive and c.ratio > 1]
+    by_other = {other: _against(other, timed, served) for other in sides}
+    cells = [cell for each in by_other.values() for cell in each]
+    slower, faster, conclusions = list[str](), list[str](), 0
+    for other, own in by_other.items():
+        behind = [place for place, each in own if each.conclusive and each.ratio < 1]
+        ahead = [f"{c.ratio:.2f} {place}" for place, c in own if c.conclusive and c.ratio > 1]
+        slower += [f"{other} {enumeration(behind)}"] if behind else []
+        faster += [f"{other}: {enumeration(ahead)}"] if ahead else []
+        conclusions += len(ahead)
     if slower:
-        return Verdict(Code.SLOWER, f"Slower than {other} {enumeration(slower)}.")
+        return Verdict(Code.SLOWER, f"Slower than {'; than '.join(slower)}.")
     if not faster:
         every = f"The repeats overlap in every cell{_or_once(timed, served)}: no conclusion."
         return Verdict(Code.MEASURED, every)
-    open_ = len(cells) - len(faster)
+    open_ = len(cells) - conclusions
     why = f"where repeats overlap{_or_once(timed, served)}"
     rest = f"; no conclusion in {count(open_, 'cell')}, {why}" if open_ else ""
-    return Verdict(Code.MEASURED, f"Times as fast as {other}: {enumeration(faster)}{rest}.")
+    return Verdict(Code.MEASURED, f"Times as fast as {'; as '.join(faster)}{rest}.")
+
+
+def _lacks_graphs(timed: Timed) -> bool:
+    """Whether it is the overlay on model runner V1, and captured no draft graph."""
+    drafts = timed.engine in (OVERLAY, OVERLAY_V1)
+    return drafts and not timed.graphs and timed.version is not ModelRunner.V2
 
 
 def _or_once(timed: Sequence[Timed], served: Sequence[Served]) -> str:

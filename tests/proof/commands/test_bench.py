@@ -16,7 +16,9 @@ from xml.etree import ElementTree
 import jsonschema
 import pytest
 
+from overlay.proof.commands import bench as bench_command
 from overlay.proof.commands.launch import as_arguments
+from overlay.proof.commands.pair import without_draft
 from overlay.proof.commands.question import BenchQuestion, method_of
 from tests.proof.commands.test_verify import expect_gone, pids_of
 from tests.proof.support.fake_engine import behaving, write_fake_python
@@ -31,8 +33,14 @@ TIMES: dict[str, object] = {
     "stock V1 serving": [1.0, 100.0, 101.0],
     "overlay serving": [1.0, 150.0, 200.0, 201.0],
     "V2 serving": [200.0, 201.0, 201.0],
+    "stock": [4.0, 4.2],
+    "stock serving": [100.0, 101.0],
+    "stock without drafts": [6.0, 6.2],
+    "overlay without drafts": [5.0, 5.1],
 }
 STEPS = ("--only", "steps")
+BOTH = ("--against", "both")
+DEFAULT = ("--against", "default")
 SERVING = ("--only", "serving", "--concurrency", "2")
 
 
@@ -48,10 +56,15 @@ def python(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bench(python: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Any:
+    # To read all of Python's library takes seconds.
+    monkeypatch.setattr(bench_command, "_PASSAGES", 2)
+
     def call(times: dict[str, object], *options: str) -> Any:
         for name, value in behaving({**TIMES, **times}).items():
             monkeypatch.setenv(name, value)
-        found = cli("bench", "--python", python, "--batch", "1", "--json", *options)
+        against = () if {"--against", "--v1", "--side-by-side"} & set(options) else BOTH
+        words = ("--python", python, "--batch", "1", "--json", *against)
+        found = cli("bench", *words, *options)
         told = json.loads(found.out)
         jsonschema.validate(told, DOCUMENT)
         return told
@@ -231,7 +244,7 @@ def test_a_server_ends_with_the_command_when_that_is_killed(python: Path, tmp_pa
     pids = tmp_path / "pids"
     words = behaving({**TIMES, "stock V1 serving": "hangs"})
     command = subprocess.Popen(
-        [sys.executable, "-m", "overlay", "bench", *SERVING, "--python", str(python)],
+        [sys.executable, "-m", "overlay", "bench", *SERVING, *BOTH, "--python", str(python)],
         cwd=Path(__file__).resolve().parents[3],
         env={**os.environ, **words, "FAKE_PIDS": str(pids), "TMPDIR": str(tmp_path)},
         stdout=subprocess.DEVNULL,
@@ -270,6 +283,9 @@ def test_models_need_a_draft_that_is_there(bench: Any, tmp_path: Path) -> None:
         (("--model", "x", "--draft", "y", "--", "-sc", "{}"), "both name a draft"),
         (("--engine", "[]"), "--engine: expected an object in JSON"),
         (("--html", str(tmp_path / "nowhere" / "page.html")), "there is no folder"),
+        (("--prompts", "x"), "--prompts: expected --model as well"),
+        (("--v1", *BOTH), "--v1 and --against both both choose engines"),
+        (("--model", "x", "--draft", "y", "--prompts", "no/file"), "expected a text file"),
     ):
         told = bench({}, *options)
         assert told["exit"] == 2
@@ -308,3 +324,77 @@ def test_keyword_arguments_become_those_of_a_server() -> None:
         *("--max-model-len", "8", "--enforce-eager", "--no-enable-prefix-caching"),
         *("--a", '{"b": 1}'),
     ]
+
+
+def test_stock_is_what_the_release_chooses(bench: Any, cli: Cli, python: Path) -> None:
+    """No engine is told which model runner it has; draft graphs are not expected of V2."""
+    assert cli("apply", "--python", python).exit == 0
+    told = bench({}, *STEPS, *DEFAULT, "--rounds", "1")
+    assert (told["exit"], told["verdict"]) == (
+        0,
+        "Times as fast as stock: 2.00 with 1 request.",
+    )
+    runners = {each["engine"]: each["runner"] for each in told["bench"]["engines"]}
+    assert runners == {"stock": "v2", "overlay": "v2"}
+    assert "model runners: stock V2, overlay V2" in told["bench"]["notes"]
+
+
+def test_engines_without_drafts_are_compared_with_each_other(
+    bench: Any, cli: Cli, python: Path
+) -> None:
+    assert cli("apply", "--python", python).exit == 0
+    one = ("--rounds", "1", *STEPS, *DEFAULT)
+    told = bench({}, *one, "--drafts", "both")
+    shown = {each["other"]: each["ratio"] for each in told["bench"]["comparisons"]}
+    assert shown == {"stock": 2.0, "stock without drafts": 1.208}
+    assert told["verdict"] == (
+        "Times as fast as stock: 2.00 with 1 request; as stock without drafts: 1.21 with 1 request."
+    )
+    own = ("--model", "a/b", "--drafts", "without")
+    told = bench({"stock without drafts": [4.0, 4.1]}, *one, *own)
+    assert (told["exit"], told["code"]) == (1, "slower")
+    assert told["verdict"] == "Slower than stock without drafts with 1 request."
+    told = bench({"stock without drafts": "ValueError: what a day"}, *one, *own)
+    assert "stock without drafts, steps: the engine ended with status 1" in told["error"]
+
+
+def test_v1_is_measured_beside_them(bench: Any, cli: Cli, python: Path) -> None:
+    assert cli("apply", "--python", python).exit == 0
+    told = bench({}, *STEPS, "--rounds", "1", "--v1")
+    engines = [each["engine"] for each in told["bench"]["engines"]]
+    assert engines == ["stock", "overlay", "stock V1", "overlay V1"]
+    assert {each["other"] for each in told["bench"]["comparisons"]} == {
+        *("stock", "stock V1", "overlay V1")
+    }
+    assert told["bench"]["engines"][3]["graphs"] == {"loop": 4}
+
+
+@pytest.mark.usefixtures("patched")
+def test_a_model_is_asked_texts_in_the_form_of_its_chats(bench: Any, tmp_path: Path) -> None:
+    prompts, logs = tmp_path / "prompts", tmp_path / "logs"
+    prompts.write_text("What is a clock?\n\n")
+    own = ("--model", "a/b", "--draft", "a/c", "--prompts", str(prompts), "--logs", str(logs))
+    told = bench({}, *SERVING, *own, *DEFAULT, "--rounds", "1", "--request-rate", "0")
+    served = {each["engine"]: each for each in told["bench"]["serving"]}
+    assert served["overlay"]["accepted_by_position"] == [0.9, 0.6]
+    accepted = "drafts accepted by position, servers: stock 0.90 0.60, overlay 0.90 0.60"
+    assert accepted in told["bench"]["notes"]
+    assert "asks [What is a clock?]" in (logs / "stock-serving-round-1.log").read_text()
+
+
+@pytest.mark.usefixtures("patched")
+def test_a_model_is_asked_about_texts_at_hand(bench: Any, tmp_path: Path) -> None:
+    own = ("--model", "a/b", "--draft", "a/c", "--logs", str(tmp_path))
+    bench({}, *SERVING, *own, *DEFAULT, "--rounds", "1", "--request-rate", "0")
+    assert re.search(r"asks \[\w", (tmp_path / "stock-serving-round-1.log").read_text())
+
+
+def test_what_names_the_draft_goes_where_there_is_none() -> None:
+    for words, left in (
+        (("--speculative-config", '{"model": "x"}', "--seed", "1"), ("--seed", "1")),
+        (("--speculative_config={}", "--seed", "1"), ("--seed", "1")),
+        (("-sc", "{}", "--enforce-eager"), ("--enforce-eager",)),
+        (("--speculative-config.model", "x", "--seed", "1"), ("--seed", "1")),
+        (("--enforce-eager",), ("--enforce-eager",)),
+    ):
+        assert without_draft(words) == left

@@ -25,13 +25,15 @@ if sys.argv[2] == "overlay.proof.serving":
 if sys.argv[2] == "overlay.proof.step_time":
     sys.stdin.readline()
     stock = "/stock" in os.environ.get("PYTHONPATH", "")
-    v2 = os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "1"
-    engine = "V2" if v2 else "stock V1" if stock else "overlay"
-    words = json.loads(os.environ["FAKE_ENGINE"])[engine]
+    runner = os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "")
+    engine = {{"": "stock", "0": "stock V1", "1": "V2"}}[runner] if stock else "overlay"
+    plain = sys.argv[sys.argv.index("--k") + 1] == "0"
+    words = json.loads(os.environ["FAKE_ENGINE"])[engine + " without drafts" * plain]
     if isinstance(words, str):
         sys.exit(words)
-    graphs = {{"keys": {{"loop": 4}}}} if engine == "overlay" else None
+    graphs = {{"keys": {{"loop": 4}}}} if engine == "overlay" and not plain and runner else None
     result = {{"vllm": "0.99.0", "gpu": "FAKE", "draft_graphs": graphs, "start_s": 1.5}}
+    result["runner"] = "vllm.v1.worker." + ("gpu_" if runner == "0" else "gpu.") + "model_runner"
     out = Path(sys.argv[sys.argv.index("--out") + 1])
     result["batch1"] = {{"repeats_ms_per_step": words}}
     out.write_text(json.dumps(result))

@@ -15,8 +15,8 @@ sys.path.append({root!r})
 
 def engine():
     stock = "/stock" in os.environ.get("PYTHONPATH", "")
-    v2 = os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "1"
-    return "V2" if v2 else "stock V1" if stock else "overlay"
+    runner = os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "")
+    return {{"": "stock", "0": "stock V1", "1": "V2"}}[runner] if stock else "overlay"
 
 def word():
     return json.loads(os.environ["FAKE_ENGINE"])[f"{{engine()}} serving"]
@@ -48,7 +48,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
             "/health": "",
             "/version": '{"version": "0.99.0"}',
             "/metrics": 'vllm:spec_decode_num_drafts_total{engine="0"} 10.0\\n'
-                        'vllm:spec_decode_num_accepted_tokens_total{engine="0"} 15.0\\n',
+                        'vllm:spec_decode_num_accepted_tokens_total{engine="0"} 15.0\\n'
+                        'vllm:spec_decode_num_accepted_tokens_per_pos_total'
+                        '{engine="0",position="1"} 6.0\\n'
+                        'vllm:spec_decode_num_accepted_tokens_per_pos_total'
+                        '{engine="0",position="0"} 9.0\\n',
         }[self.path]
         self.send_response(200)
         self.end_headers()
@@ -68,8 +72,8 @@ RUNS = []
 
 def add_cli_args(parser):
     for option in ("base-url", "model", "dataset-name", "random-input-len", "random-output-len",
-                   "num-prompts", "max-concurrency", "request-rate", "seed", "temperature",
-                   "result-dir", "result-filename"):
+                   "dataset-path", "sharegpt-output-len", "num-prompts", "max-concurrency",
+                   "request-rate", "seed", "temperature", "result-dir", "result-filename"):
         parser.add_argument(f"--{option}")
     for flag in ("ignore-eos", "disable-tqdm", "save-result"):
         parser.add_argument(f"--{flag}", action="store_true")
@@ -78,6 +82,11 @@ def main(args):
     said, requests = word(), int(args.num_prompts)
     RUNS.append(args.seed)
     assert len(set(RUNS)) == len(RUNS), "prompts of a seed are in the cache"
+    assert args.ignore_eos is (args.dataset_name == "random")
+    if args.dataset_name == "sharegpt":
+        turns = json.loads(Path(args.dataset_path).read_text())
+        assert all(len(each["conversations"]) == 2 for each in turns)
+        print("asks", turns[0]["conversations"][0]["value"])
     if said == "dies":
         try:
             urllib.request.urlopen(args.base_url + "/dies")
@@ -94,6 +103,19 @@ def main(args):
               "output_throughput": speed, "median_ttft_ms": 1000 / speed}
     Path(args.result_dir, args.result_filename).write_text(json.dumps(result))
 """
+_TOKENIZER = """
+class Tokenizer:
+    chat_template, bos_token = "a form", "<s>"
+
+    def apply_chat_template(self, messages, tokenize, add_generation_prompt):
+        assert not tokenize and add_generation_prompt
+        return f"<s>[{messages[0]['content']}]"
+
+class AutoTokenizer:
+    @staticmethod
+    def from_pretrained(model):
+        return Tokenizer()
+"""
 _PARSER = """
 from argparse import ArgumentParser as FlexibleArgumentParser
 """
@@ -107,6 +129,8 @@ def write_fake_serving(folder: Path) -> Path:
         "benchmarks/serve": _CLIENT,
         "utils/argparse_utils": _PARSER,
     }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "transformers.py").write_text(_TOKENIZER, encoding="utf-8")
     for name, text in modules.items():
         place = folder / "vllm" / f"{name}.py"
         place.parent.mkdir(parents=True, exist_ok=True)

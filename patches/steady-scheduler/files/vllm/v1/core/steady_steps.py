@@ -190,9 +190,8 @@ class _Steps:
             number = end - computed
             if not 0 < number <= most or end >= longest:
                 break
+            # Near the longest request that is a block too many: then upstream finds none missing.
             needed = end + lookahead
-            if needed > longest:
-                needed = longest
             # Tokens that may be noted for the prefix cache, as soon as they fill a block.
             final = (end if end < length else length) if caching else 0
             name = request.request_id
@@ -381,7 +380,6 @@ class _Steps:
         """
         scheduler = self._scheduler
         in_flight, staggers = self._in_flight, self._staggers
-        placeholders = scheduler._spec_token_placeholders
         step = 0
         if staggers:
             stagger = getattr(scheduler, "decode_stagger", None) or scheduler.pp_size
@@ -402,13 +400,13 @@ class _Steps:
             if request.structured_output_request is not None:
                 structured = True
                 waits = waits or ahead > 0
+            # Placeholders, which asynchronous scheduling gave it with its last token: it keeps them.
             drafts = request.spec_token_ids
             if drafts:
                 drafted[name] = drafts
                 request.num_output_placeholders = ahead + 1 + len(drafts)
             else:
                 request.num_output_placeholders = ahead + 1
-            request.spec_token_ids = placeholders
             if staggers:
                 request.next_decode_eligible_step = step
         return names, before, outputs, drafted, structured, waits
