@@ -39,7 +39,7 @@ def gains(results: Path) -> list[list[str]]:
     documents.sort(key=lambda each: each["date"], reverse=True)
     rows = [row for document in documents for row in _gains(document)]
     loads = sorted({load for _, at in rows for load in at}, key=int, reverse=True)
-    head = [*GAINS_HEAD, *(f"{load} requests" for load in loads)]
+    head = [*GAINS_HEAD, *(f"{load} in flight" for load in loads)]
     return [head, *([*key, *(at.get(load, "") for load in loads)] for key, at in rows)]
 
 

@@ -123,6 +123,9 @@ def test_pages_of_features_have_the_figures_of_the_json() -> None:
     file = "h200-steady-scheduler-0.26.0-2026-11-26"
     once, flight = (ratios(file, f"256 {how}")["sched"] for how in ("uniform", "mixed"))
     assert f"gave {once} times the tokens at once and {flight} times in flight" in steady
+    file = "h200-default-runner-0.33.0-no-drafts-2026-11-26"
+    once, flight = (ratios(file, f"256 {how}")["overlay"] for how in ("uniform", "mixed"))
+    assert f"without drafts {once} and {flight} times" in steady
 
 
 def read(file: str) -> Any:

@@ -45,7 +45,7 @@ def test_an_engine_with_the_overlay_is_compared_with_its_runner_and_with_v2(
     (tmp_path / "h200-real-text-0.33.0-2026-01-01.json").write_text(json.dumps(document))
     about = "0.33.0, H200"
     head, *rows = performance_real.gains(tmp_path)
-    assert head == ["vLLM, GPU", "engines", "64 requests"]
+    assert head == ["vLLM, GPU", "engines", "64 in flight"]
     assert rows == [
         [about, "V1 overlay / V1", "2.00 (1 of 1)"],
         [about, "V1 overlay / V2", "1.25 (1 of 1)"],
