@@ -15,15 +15,24 @@ from typing import Any, NamedTuple
 V2 = "vllm.v1.worker.gpu.model_runner"
 #: The load as the script names it -> as people read it.
 LOADS = {"uniform": "at once", "mixed": "in flight"}
-HEAD = ["vLLM", "GPU", "shape", "requests", "engine", "output tokens a second", "over the first"]
+HEAD = [
+    "vLLM",
+    "GPU",
+    "shape",
+    "drafts",
+    "requests",
+    "engine",
+    "output tokens a second",
+    "over the first",
+]
 HEAD += ["file"]
-GAINS_HEAD = ["vLLM, GPU, shape", "active"]
+GAINS_HEAD = ["vLLM, GPU, shape, drafts", "active"]
 
 
 class Cell(NamedTuple):
     """An engine at one load of one sitting.
 
-    :ivar requests: so many, and how they come.
+    :ivar drafts: of a step, by whom; :ivar requests: so many, and how they come.
     :ivar active: the overlay's features that were, with variables that were set; empty for stock.
     :ivar ratios: over the first engine, by round; none of that one itself.
     :ivar default: whether the first engine is stock, on model runner V2, without options.
@@ -32,6 +41,7 @@ class Cell(NamedTuple):
     release: str
     gpu: str
     shape: str
+    drafts: str
     requests: str
     engine: str
     active: str
@@ -51,7 +61,7 @@ class Cell(NamedTuple):
         """Its row of the appendix; see ``HEAD``."""
         rate = f"{statistics.median(self.rates):,.0f} "
         rate += f"({min(self.rates):,.0f} to {max(self.rates):,.0f}; {len(self.rates)} rounds)"
-        about = [self.release, self.gpu, self.shape, self.requests]
+        about = [self.release, self.gpu, self.shape, self.drafts, self.requests]
         name = f"{self.engine}: {self.active}" if self.active else self.engine
         return [*about, name, rate, over(self.ratios), f"`{self.file}`"]
 
@@ -64,6 +74,13 @@ def over(ratios: Iterable[float]) -> str:
     above = sum(value > 1 for value in values)
     span = f"{min(values):.2f} to {max(values):.2f}"
     return f"{statistics.median(values):.2f} ({span}; {above} of {len(values)})"
+
+
+def brief(ratios: Iterable[float]) -> str:
+    """The median of ratios by round, and of how many rounds above 1."""
+    values = tuple(ratios)
+    above = sum(value > 1 for value in values)
+    return f"{statistics.median(values):.2f} ({above} of {len(values)})" if values else ""
 
 
 def cells_of(results: Path) -> list[Cell]:
@@ -98,7 +115,8 @@ def _cells(sitting: Mapping[str, Any], file: str) -> list[Cell]:
                 Cell(
                     about["vllm"],
                     gpu,
-                    f"{sitting['shape']}, {_drafts(sitting)}",
+                    sitting["shape"],
+                    _drafts(sitting, name),
                     f"{requests} {LOADS.get(kind, kind)}",
                     name,
                     _active(sitting["parties"][name]),
@@ -112,8 +130,10 @@ def _cells(sitting: Mapping[str, Any], file: str) -> list[Cell]:
     return cells
 
 
-def _drafts(sitting: Mapping[str, Any]) -> str:
-    return f"K = {sitting['k']}" if sitting["k"] else "no drafts"
+def _drafts(sitting: Mapping[str, Any], name: str) -> str:
+    """``K = 3`` of a method's drafts; an engine may have another number than its sitting."""
+    number = sitting["parties"][name].get("options", {}).get("k", sitting["k"])
+    return f"{sitting['drafter']}, K = {number}" if number else "no drafts"
 
 
 def _active(party: Mapping[str, Any]) -> str:
@@ -136,7 +156,7 @@ def gains(cells: Iterable[Cell]) -> list[list[str]]:
     """A table of what the newest release gains over its default: the newest cell of each setting.
 
     :param cells: of any sittings; those without stock V2 in them say nothing here.
-    :returns: its head, with a column for each load, and a row for each engine.
+    :returns: its head, with a column for each load, and a row for each engine, the newest first.
     """
     against = sorted((cell for cell in cells if cell.default and cell.active), key=_by_date)
     last = max((cell.version for cell in against), default=())
@@ -144,10 +164,11 @@ def gains(cells: Iterable[Cell]) -> list[list[str]]:
     loads = list(dict.fromkeys(cell.requests for cell in newest))
     engines: dict[tuple[str, str], dict[str, str]] = {}
     for cell in newest:
-        about = f"{cell.release}, {cell.gpu}, {cell.shape}"
-        engines.setdefault((about, cell.active), {})[cell.requests] = over(cell.ratios)
-    head = [*GAINS_HEAD, *(f"{load}, over stock V2" for load in loads)]
-    return [head, *([*key, *(at.get(load, "") for load in loads)] for key, at in engines.items())]
+        about = f"{cell.release}, {cell.gpu}, {cell.shape}, {cell.drafts}"
+        engines.setdefault((about, cell.active), {})[cell.requests] = brief(cell.ratios)
+    rows = reversed(engines.items())
+    head = [*GAINS_HEAD, *loads]
+    return [head, *([*key, *(at.get(load, "") for load in loads)] for key, at in rows)]
 
 
 def _by_date(cell: Cell) -> str:

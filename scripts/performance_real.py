@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,7 @@ HEAD = ["vLLM", "GPU", "engine", "in flight", "output tokens a second", "over th
 HEAD += [f"over {OTHER}", "accepted at positions 1, 2, 3", "answers as the first's"]
 #: How a party is called that is the engine of another with the overlay.
 OVERLAY = " overlay"
-GAINS_HEAD = ["vLLM, GPU", "engine", "requests", "over its runner, stock"]
-GAINS_HEAD += [f"over stock {OTHER}"]
+GAINS_HEAD = ["vLLM, GPU", "engines"]
 
 
 def rows(results: Path) -> list[list[str]]:
@@ -30,23 +29,36 @@ def rows(results: Path) -> list[list[str]]:
 
 
 def gains(results: Path) -> list[list[str]]:
-    """What engines with the overlay gave over stock ones, by round; see ``GAINS_HEAD``."""
-    result = []
-    for file in sorted(results.glob("*-real-text-*.json")):
-        sitting = json.loads(file.read_text(encoding="utf-8"))
-        for name in sitting["parties"]:
-            stock = name.partition(OVERLAY)[0]
-            if name == stock or stock not in sitting["parties"]:
-                continue
-            about = sitting["parties"][name]["engine"]
-            where = f"{about['vllm']}, {about['gpu'].removeprefix('NVIDIA ').partition(' ')[0]}"
-            for load, engines in sitting["loads"].items():
-                cell = engines[name]
-                others = (engines[stock], engines.get(OTHER, cell) if stock != OTHER else cell)
-                ratios = [over(cell, other) for other in others]
-                if any(ratios):
-                    result.append([where, name, load.partition(" ")[0], *ratios])
-    return result
+    """A table of what engines with the overlay gave over stock ones, the newest sitting first.
+
+    :returns: its head, with a column for each load, and a row for each engine and what it is over.
+    """
+    documents = [
+        json.loads(file.read_text(encoding="utf-8")) for file in results.glob("*-real-text-*.json")
+    ]
+    documents.sort(key=lambda each: each["date"], reverse=True)
+    rows = [row for document in documents for row in _gains(document)]
+    loads = sorted({load for _, at in rows for load in at}, key=int, reverse=True)
+    head = [*GAINS_HEAD, *(f"{load} requests" for load in loads)]
+    return [head, *([*key, *(at.get(load, "") for load in loads)] for key, at in rows)]
+
+
+def _gains(sitting: Mapping[str, Any]) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """An engine over stock ones that were served beside it, by load."""
+    for name, party in sitting["parties"].items():
+        runner, overlay, _ = name.partition(OVERLAY)
+        about = party["engine"]
+        gpu = about["gpu"].removeprefix("NVIDIA ").partition(" ")[0]
+        for other in dict.fromkeys((runner, OTHER)) if overlay else ():
+            if other in sitting["parties"]:
+                at = {
+                    load.partition(" ")[0]: performance_paired.brief(
+                        _ratios(engines[name], engines[other])
+                    )
+                    for load, engines in sitting["loads"].items()
+                }
+                if any(at.values()):
+                    yield [f"{about['vllm']}, {gpu}", f"{name} / {other}"], at
 
 
 def _rows(sitting: Mapping[str, Any]) -> list[list[str]]:
@@ -72,11 +84,14 @@ def _rows(sitting: Mapping[str, Any]) -> list[list[str]]:
 
 def over(cell: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """Ratios of the rounds that both served; see :func:`performance_paired.over`."""
+    return performance_paired.over(_ratios(cell, other))
+
+
+def _ratios(cell: Mapping[str, Any], other: Mapping[str, Any]) -> list[float]:
     if cell is other:
-        return ""
+        return []
     pairs = zip(cell["tokens_per_s"], other["tokens_per_s"], strict=True)
-    ratios = [own / its for own, its in pairs if own is not None and its is not None]
-    return performance_paired.over(ratios)
+    return [own / its for own, its in pairs if own is not None and its is not None]
 
 
 def accepted(cell: Mapping[str, Any]) -> str:

@@ -332,12 +332,13 @@ def tables(sittings: list[Sitting]) -> dict[str, str]:
     served = performance_serving.cells_of(performance_serving.documents(RESULTS))
     gains = performance_paired.gains(performance_paired.cells_of(RESULTS))
     ratios = performance_serving.ratio_rows(performance_serving.newest(served))
+    real = performance_real.gains(RESULTS)
     drawn = {
         "default": table(default_runner.HEAD, default_runner.rows(RESULTS)),
         "gains": table(gains[0], gains[1:]),
         "summary": summary_table(newest(sittings)[0]),
         "servers": table(performance_serving.RATIOS_HEAD, ratios),
-        "real": table(performance_real.GAINS_HEAD, performance_real.gains(RESULTS)),
+        "real": table(real[0], real[1:]),
     }
     return {name: "\n".join(lines) for name, lines in drawn.items()}
 

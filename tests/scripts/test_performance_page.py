@@ -115,7 +115,10 @@ def test_pages_of_features_have_the_figures_of_the_json() -> None:
     in_flight = ratios("h200-decode-graph-sizes-0.33.0-2026-11-26", "256 mixed")
     assert f"[{at_once['sizes']} times the tokens]" in sizes
     assert f"and {in_flight['sizes']} with prefills among them" in sizes
-    assert f"gave {in_flight['mixed']} instead of {in_flight['sizes']} with" in sizes
+    default = ratios("h200-default-runner-0.33.0-2026-11-26", "256 mixed")
+    assert f"gave {default['mixed']} instead of {default['overlay']} with prefills" in sizes
+    text = ratios("h200-real-text-0.33.0-2026-11-26", "256 requests")
+    assert f"{text['V2 overlay, mixed']} instead of {text['V2 overlay']}." in sizes
     steady = prose("steady-scheduler.md")
     file = "h200-steady-scheduler-0.26.0-2026-11-26"
     once, flight = (ratios(file, f"256 {how}")["sched"] for how in ("uniform", "mixed"))

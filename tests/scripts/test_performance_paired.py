@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scripts import performance_paired
-from scripts.performance_paired import GAINS_HEAD, V2, cells_of, gains, over
+from scripts.performance_paired import GAINS_HEAD, V2, brief, cells_of, gains, over
 
 
 def party(effects: dict[str, str] | None = None, **more: Any) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def sitting(parties: dict[str, Any], ratio: float = 1.5, **more: Any) -> dict[st
     cells |= {
         name: {"tokens_per_s": [150.0, None], "ratios": [ratio, ratio / 2]} for name in others
     }
-    about = {"date": "2026-01-01", "shape": "8b", "parties": parties}
+    about = {"date": "2026-01-01", "shape": "8b", "drafter": "mtp", "k": 3, "parties": parties}
     return about | {"loads": {"64 mixed": cells}} | more
 
 
@@ -39,15 +39,16 @@ STOCK, SIZES = party(), party({"decode-graph-sizes": "active: 3", "steady-schedu
 
 def test_ratios_are_shown_with_their_range_and_the_rounds_above_one() -> None:
     assert over([1.5, 0.75, 1.0]) == "1.00 (0.75 to 1.50; 1 of 3)"
-    assert over([]) == ""
+    assert over([]) == brief([]) == ""
+    assert brief([1.5, 0.75, 1.0]) == "1.00 (1 of 3)"
 
 
 def test_a_new_file_of_any_name_is_a_row_of_the_newest_release(tmp_path: Path) -> None:
     old = sitting({"a": party(vllm="0.9.0"), "b": party({"x": "active"}, vllm="0.9.0")})
     cells = written(tmp_path, old=old, new=sitting({"stock": STOCK, "ours": SIZES}))
     head, *rows = gains(cells)
-    assert head == [*GAINS_HEAD, "64 in flight, over stock V2"]
-    assert rows == [["0.33.0, H200, 8b", "decode-graph-sizes", "1.12 (0.75 to 1.50; 1 of 2)"]]
+    assert head == [*GAINS_HEAD, "64 in flight"]
+    assert rows == [["0.33.0, H200, 8b, mtp, K = 3", "decode-graph-sizes", "1.12 (1 of 2)"]]
     assert [cell.engine for cell in cells] == ["stock", "ours", "a", "b"]
     assert "150 (150 to 150; 1 rounds)" in cells[1].row
 
@@ -55,7 +56,25 @@ def test_a_new_file_of_any_name_is_a_row_of_the_newest_release(tmp_path: Path) -
 def test_the_newest_sitting_of_a_setting_is_shown(tmp_path: Path) -> None:
     parties = {"stock": STOCK, "ours": SIZES}
     cells = written(tmp_path, a=sitting(parties, 4.0, date="2026-02-02"), b=sitting(parties, 2.0))
-    assert [row[-1] for row in gains(cells)[1:]] == ["3.00 (2.00 to 4.00; 2 of 2)"]
+    assert [row[-1] for row in gains(cells)[1:]] == ["3.00 (2 of 2)"]
+
+
+def test_engines_with_other_drafts_are_other_rows(tmp_path: Path) -> None:
+    parties = {"stock": STOCK, "ours": SIZES}
+    cells = written(
+        tmp_path,
+        with_drafts=sitting(parties, 4.0),
+        without=sitting(parties, 2.0, k=0, date="2026-02-02"),
+    )
+    assert [(row[0], row[-1]) for row in gains(cells)[1:]] == [
+        ("0.33.0, H200, 8b, no drafts", "1.50 (1 of 2)"),
+        ("0.33.0, H200, 8b, mtp, K = 3", "3.00 (2 of 2)"),
+    ]
+    other = sitting({"stock": STOCK, "ours": SIZES | {"options": {"k": 0}}})
+    assert [cell.drafts for cell in written(tmp_path, other=other)][:2] == [
+        "mtp, K = 3",
+        "no drafts",
+    ]
 
 
 @pytest.mark.parametrize(

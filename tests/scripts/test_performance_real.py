@@ -35,19 +35,20 @@ def test_an_engine_with_the_overlay_is_compared_with_its_runner_and_with_v2(
     tmp_path: Path,
 ) -> None:
     rates = {"V1": 10.0, "V1 overlay": 20.0, "V2": 16.0, "V2 overlay": 24.0, "V2, no drafts": 8.0}
+    rates |= {"V2 overlay, mixed": 32.0}
     engine = {"vllm": "0.33.0", "gpu": "NVIDIA H200"}
     document = {
         "loads": {"64 requests": {name: {"tokens_per_s": [rate]} for name, rate in rates.items()}},
         "parties": {name: {"engine": engine} for name in rates},
+        "date": "2026-01-01",
     }
     (tmp_path / "h200-real-text-0.33.0-2026-01-01.json").write_text(json.dumps(document))
-    about = ["0.33.0, H200"]
-    assert performance_real.gains(tmp_path) == [
-        [
-            *about,
-            "V1 overlay",
-            "64",
-            *("2.00 (2.00 to 2.00; 1 of 1)", "1.25 (1.25 to 1.25; 1 of 1)"),
-        ],
-        [*about, "V2 overlay", "64", "1.50 (1.50 to 1.50; 1 of 1)", ""],
+    about = "0.33.0, H200"
+    head, *rows = performance_real.gains(tmp_path)
+    assert head == ["vLLM, GPU", "engines", "64 requests"]
+    assert rows == [
+        [about, "V1 overlay / V1", "2.00 (1 of 1)"],
+        [about, "V1 overlay / V2", "1.25 (1 of 1)"],
+        [about, "V2 overlay / V2", "1.50 (1 of 1)"],
+        [about, "V2 overlay, mixed / V2", "2.00 (1 of 1)"],
     ]
