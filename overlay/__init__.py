@@ -7,7 +7,7 @@ when they are asked for, because every process of vLLM imports this package at i
 type checker sees is in ``__init__.pyi``.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 #: The promise; the same as ``overlay.api.__all__``, by test.
 __all__ = [

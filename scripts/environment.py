@@ -103,7 +103,8 @@ def with_supported_python() -> None:
 
 def dev_python() -> Path:
     """The Python of the development environment, which is made or completed first."""
-    requirements = hashlib.sha256((ROOT / "setup.py").read_bytes()).hexdigest()
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    requirements = text.partition("\n[tool.")[0]  # what is installed, not the tools' settings
     tools = "vLLM Overlay and the development tools"
     builder = site_builder()
     steps = (

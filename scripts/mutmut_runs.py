@@ -74,7 +74,7 @@ def configure(tree: Path, folder: Path, module: str, tests: Sequence[str]) -> No
     settings = {
         "source_paths": ["overlay"],
         "only_mutate": [f"overlay/{module}.py"],
-        "also_copy": ["patches", "scripts", "bench", "setup.py", "README.md"],
+        "also_copy": ["patches", "scripts", "bench", "README.md"],
         "pytest_add_cli_args": ["-p", "no:cacheprovider", "--hypothesis-profile=mutants"],
         "pytest_add_cli_args_test_selection": list(tests),
         "type_check_command": [*types, f"--cache-dir={folder.parent / 'types'}"],

@@ -83,7 +83,7 @@ def _copy_code(code: Path, folder: Path) -> None:
     """Copy an overlay with its bytecode, so that where a checkout lies does not matter."""
     for name in ("overlay", "patches"):
         shutil.copytree(code / name, folder / name)
-    shutil.copy2(code / "setup.py", folder / "setup.py")
+    shutil.copy2(code / "pyproject.toml", folder / "pyproject.toml")
 
 
 def _environment() -> dict[str, str]:

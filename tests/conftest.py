@@ -28,9 +28,13 @@ os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 
 TESTS = Path(__file__).parent
 REPOSITORY = TESTS.parent
-if not (REPOSITORY / "bench/results").is_dir():
-    # An unpacked source distribution: what was measured stays in the repository.
-    collect_ignore = ["docs/test_keeping_up_figures.py", "scripts/test_performance_page.py"]
+if not (REPOSITORY / "bench").is_dir():
+    # An unpacked source distribution: these look at what stays in the repository (pyproject.toml).
+    collect_ignore = [
+        "authoring/test_drawn_changes.py",
+        "authoring/test_needed_context.py",
+        "report/test_page.py",
+    ]
 #: The files that take most of the CPU, the most first: processes that take one file after the other
 #: then end at about the same time. Before them come three that need no engine: its environment may
 #: still be in the making.
@@ -45,12 +49,13 @@ LONGEST = {
             "draft_graphs/test_engine_graphs.py",
             "draft_graphs/test_data_parallel.py",
             "in_memory/test_engine_memory.py",
+            "in_memory/test_ray.py",
             "fuzz/test_fuzz.py",
             "draft_graphs/test_mutations.py",
             "draft_graphs/test_same_as_upstream.py",
             "engine/test_engine_unchanged.py",
             "ascend/test_twin.py",
-            "in_memory/test_ray.py",
+            "engine/test_mends.py",
             "draft_graphs/test_drafter_graphs.py",
             "draft_graphs/test_weights_again.py",
             "in_memory/test_external_launcher.py",
@@ -66,8 +71,16 @@ LONGEST = {
             "proof/commands/test_verify.py",
             "features/test_shipped_features.py",
             "commands/test_every_call.py",
-            "engine/test_first_drafts.py",
-            "draft_graphs/test_data_parallel_releases.py",
+            "proof/commands/test_bench.py",
+            "engine/test_steady_engine.py",
+            "on_disk/test_swapped.py",
+            "authoring/commands/test_port.py",
+            "planning/test_laws.py",
+            "docs/test_commands_run.py",
+            "docs/test_tutorial.py",
+            "in_memory/test_doctor.py",
+            "on_disk/test_two_packages.py",
+            "commands/test_bad_inputs.py",
         )
     )
 }

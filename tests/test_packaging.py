@@ -1,4 +1,4 @@
-"""The wheel holds all that the product needs: built, installed elsewhere, and run there."""
+"""What is released: built alike anywhere, within its size, and run from where it is installed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.metadata import Metadata
 
 from overlay import __version__
 from overlay._features.folder import load
@@ -43,7 +44,7 @@ def sources() -> list[str]:
 
 
 def copied(folder: Path) -> Path:
-    """A copy of the project, because setuptools leaves folders beside ``setup.py``."""
+    """A copy of the project, which a test may change."""
     for name in sources():
         copy = folder / name
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -57,12 +58,36 @@ PIP_WHEEL = (
 )
 
 
+def build(source: Path, out: Path) -> tuple[Path, Path]:
+    """The source distribution and the wheel of a copy of the project."""
+    run(sys.executable, "-m", "hatchling", "build", "-d", out, cwd=source)
+    (sdist,), (wheel,) = out.glob("*.tar.gz"), out.glob("*.whl")
+    return sdist, wheel
+
+
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("wheel")
-    run(*PIP_WHEEL, out, copied(tmp_path_factory.mktemp("source")))
-    (built,) = out.glob("*.whl")
-    return built
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copied(tmp_path_factory.mktemp("source"))
+
+
+@pytest.fixture(scope="module")
+def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return build(source, tmp_path_factory.mktemp("built"))
+
+
+@pytest.fixture(scope="module")
+def wheel(built: tuple[Path, Path]) -> Path:
+    return built[1]
+
+
+@pytest.fixture(scope="module")
+def unpacked(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source distribution, as a stranger has it."""
+    folder = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(built[0]) as archive:
+        archive.extractall(folder, filter="data")
+    (unpacked,) = folder.iterdir()
+    return unpacked
 
 
 @pytest.fixture(scope="module")
@@ -225,22 +250,42 @@ def test_it_is_built_from_sources_that_nobody_may_write_to(tmp_path: Path) -> No
     (built,) = out.glob("*.whl")
     with zipfile.ZipFile(built) as archive:
         assert "overlay/patches/draft-graphs/feature.toml" in archive.namelist()
-    assert not list(source.glob("*.egg-info"))
 
 
-def test_the_sdist_can_run_its_tests(tmp_path: Path) -> None:
-    source = copied(tmp_path / "source")
-    build = "from setuptools.build_meta import build_sdist; build_sdist(__import__('sys').argv[1])"
-    run(sys.executable, "-c", build, tmp_path / "out", cwd=source)
-    (built,) = (tmp_path / "out").glob("*.tar.gz")
-    with tarfile.open(built) as archive:
-        archive.extractall(tmp_path / "unpacked", filter="data")
-    (unpacked,) = (tmp_path / "unpacked").iterdir()
-    lacking = [name for name in sources() if not (unpacked / name).is_file()]
-    assert [name for name in lacking if not name.startswith("bench/results/")] == []
-    assert not (unpacked / "bench/results").exists()
+def test_two_builds_are_equal_byte_for_byte(
+    built: tuple[Path, Path], unpacked: Path, tmp_path: Path
+) -> None:
+    """In another folder, with other times and rights of files; and the wheel out of the sdist."""
+    source = copied(tmp_path / "of another name")
+    for path in files(source):
+        path.chmod(path.stat().st_mode & 0o700)
+        os.utime(path, (1, 1))
+    before = os.umask(0o077)
+    try:
+        again = build(source, tmp_path / "again")
+        _, from_sdist = build(unpacked, tmp_path / "from-sdist")
+    finally:
+        os.umask(before)
+    assert [path.name for path in again] == [path.name for path in built]
+    assert [path.read_bytes() for path in again] == [path.read_bytes() for path in built]
+    assert from_sdist.read_bytes() == built[1].read_bytes()
+
+
+def test_the_sizes_are_within_their_bounds(built: tuple[Path, Path]) -> None:
+    sdist, wheel = (path.stat().st_size for path in built)
+    assert sdist < 1_500_000
+    assert wheel < 1_000_000
+
+
+def test_the_sdist_collects_its_fast_tests(unpacked: Path) -> None:
     collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
     assert " tests collected" in run(*collect, cwd=unpacked).splitlines()[-1]
+
+
+@pytest.mark.thorough  # the fast lane, a second time
+def test_the_sdist_passes_its_fast_tests(unpacked: Path) -> None:
+    passed = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=unpacked)
+    assert " passed" in passed.splitlines()[-1]
 
 
 @pytest.mark.skipif(UV is None, reason="uv is not installed")
@@ -268,38 +313,30 @@ def test_the_shipped_patches_are_read_where_uv_installed_them_as_links(
     assert "draft-graphs" in run(python, "-I", "-c", code, cwd=tmp_path)
 
 
-def test_the_metadata_is_what_an_index_takes(wheel: Path) -> None:
-    """What ``twine check`` looks at: a long description, its type, and strict metadata."""
-    from packaging.metadata import Metadata
-
+@pytest.fixture(scope="module")
+def metadata(wheel: Path) -> Metadata:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        metadata = Metadata.from_email(archive.read(name), validate=True)
+        return Metadata.from_email(archive.read(name), validate=True)
+
+
+def test_the_metadata_is_what_an_index_takes(metadata: Metadata) -> None:
+    assert str(metadata.version) == __version__
     assert metadata.description_content_type == "text/markdown"
     assert metadata.description
     assert metadata.project_urls
+    assert metadata.keywords
     assert metadata.author
-    assert metadata.license_expression or metadata.license == "Apache-2.0"
+    assert metadata.license_expression == "Apache-2.0"
+    assert metadata.license_files == ["LICENSE", "NOTICE"]
 
 
-def test_every_dependency_is_imported() -> None:
-    from packaging.requirements import Requirement
-
-    lines = run(sys.executable, "-c", ASK_SETUP, cwd=REPOSITORY).splitlines()
-    modules = {Requirement(line).name.replace("-", "_") for line in lines}
+def test_every_dependency_is_imported(metadata: Metadata) -> None:
+    needed = [line for line in metadata.requires_dist or () if "extra ==" not in str(line)]
+    modules = {line.name.replace("-", "_") for line in needed}
     assert modules
     text = "\n".join(path.read_text() for path in files(REPOSITORY / "overlay"))
     unused = [
         name for name in modules if f"import {name}" not in text and f"from {name}" not in text
     ]
     assert not unused
-
-
-#: Reads the requirements out of setup.py without a build.
-ASK_SETUP = """
-import runpy, setuptools
-said = {}
-setuptools.setup = lambda **keywords: said.update(keywords)
-runpy.run_path("setup.py")
-print(*said["install_requires"], sep="\\n")
-"""

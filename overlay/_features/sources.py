@@ -32,7 +32,7 @@ def shipped_folder() -> Path:
     if packaged.is_dir():
         return packaged
     checkout = here.parent / "patches"
-    if checkout.is_dir() and (here.parent / "setup.py").is_file():
+    if checkout.is_dir() and (here.parent / "pyproject.toml").is_file():
         return checkout
     raise OverlayError(
         f"expected the shipped patches at {packaged}, found none; reinstall vllm-overlay"

@@ -25,7 +25,7 @@ def checkout(tmp_path: Path) -> Path:
     leave = shutil.ignore_patterns("__pycache__")
     for name in ("overlay", "patches"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=leave)
-    shutil.copy(ROOT / "setup.py", tmp_path)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
     package = tmp_path / "overlay/package.py"
     text = package.read_text()
     assert text.count(f" {NEW}") == 1

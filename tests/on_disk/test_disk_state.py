@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from overlay import __version__
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import (
     Condition,
@@ -264,14 +265,14 @@ EDITED_NEXT = (
             put_back,
             State.PRISTINE,
             (State.PRISTINE,),
-            "the release's own bytes are here again since vllm-overlay 0.1.0 applied",
+            f"the release's own bytes are here again since vllm-overlay {__version__} applied",
             "`overlay apply` writes it again",
         ),
         (
             lambda site, path: (site.root / path).unlink(),
             State.MISSING,
             (),
-            "removed since vllm-overlay 0.1.0 applied",
+            f"removed since vllm-overlay {__version__} applied",
             "`overlay revert` restores the release's own",
         ),
         (
@@ -279,8 +280,8 @@ EDITED_NEXT = (
             State.DRIFTED,
             (),
             (
-                f"{PROPOSER} was edited since vllm-overlay 0.1.0 applied: expected the bytes "
-                "that it wrote"
+                f"{PROPOSER} was edited since vllm-overlay {__version__} applied: expected the "
+                "bytes that it wrote"
             ),
             EDITED_NEXT,
         ),
@@ -353,6 +354,6 @@ def test_each_feature_in_another_form_is_named_with_what_apply_would_do(site: Si
     result = assess(ONE.plan(site.pristine), ledger, Disk(site.root), features, "0.26.0")
     (notice, *_) = result.notices
     assert notice.text == (
-        "feature second was applied in another form, by vllm-overlay 0.1.0; `overlay apply` "
-        "writes it again from the pristine files"
+        f"feature second was applied in another form, by vllm-overlay {__version__}; `overlay "
+        "apply` writes it again from the pristine files"
     )

@@ -2,7 +2,8 @@
 
 A command gets an environment, a home, a cache and a terminal of its own, and no network, so that
 what it answers depends on nothing but the copy and the files that a scenario has laid out.  What is
-left of the machine in an answer (places, the Python, process ids, times) is replaced by words.
+left of the machine in an answer (places, the Python, process ids, times), and the overlay's
+version, is replaced by words.
 """
 
 from __future__ import annotations
@@ -218,9 +219,11 @@ class Recorder:
         return text
 
     def _located(self, text: str) -> str:
-        """A text in which words stand for places, and for the day on which it was written."""
+        """A text in which words stand for places, the day of writing and the overlay's version."""
         for folder, word in sorted(self.words.items(), key=lambda pair: -len(str(pair[0]))):
             text = text.replace(str(folder), word)
+        version = importlib.import_module("overlay").__version__
+        text = re.sub(rf"(?<![\w.]){re.escape(version)}(?!\.?\d)", "VERSION", text)
         return text.replace(_TODAY, "TODAY")
 
     def files(self) -> dict[str, str]:

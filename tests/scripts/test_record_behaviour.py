@@ -56,7 +56,7 @@ def test_a_changed_sentence_is_noticed_wherever_home_and_temporary_files_lie(
     code = tmp_path / "a longer name/checkout"
     for name in ("overlay", "patches"):
         shutil.copytree(ROOT / name, code / name)
-    shutil.copy2(ROOT / "setup.py", code)
+    shutil.copy2(ROOT / "pyproject.toml", code)
     sentence = "how large it is, or empty it."
     (wording,) = (file for file in code.rglob("*.py") if sentence in file.read_text())
     wording.write_text(wording.read_text().replace(sentence, sentence.replace(" or", " and")))

@@ -83,7 +83,9 @@ _LISTED = [
 )
 def test_packages_are_never_counted_too_low(paths: list[str], rest: str, end: str) -> None:
     out = io.StringIO()
-    csv.writer(out, lineterminator=f"{rest}{end}").writerows([path] for path in paths)
+    for path in paths:
+        csv.writer(out, lineterminator="").writerow([path])
+        out.write(f"{rest}{end}")
     record = out.getvalue().encode()
     assert may_list_packages(record) >= len(packages_in(record))
     assert may_list_packages(b"vllm/__init__.py,,\r\nvllm/a/__init__.py,,\r\nvllm/b.py,,\r\n") == 1

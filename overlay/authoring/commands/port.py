@@ -312,7 +312,7 @@ def folder_of(feature: Feature) -> Path:
 
 def _in_checkout() -> bool:
     """Whether the shipped features lie in a checkout of the overlay, and may be written."""
-    return (sources.shipped_folder().parent / "setup.py").is_file()
+    return (sources.shipped_folder().parent / "pyproject.toml").is_file()
 
 
 # The session of what waits

@@ -261,7 +261,7 @@ def test_all_means_the_features_of_the_folders_that_are_named(cli: Cli, ours: Pa
         return {feature["feature"] for feature in features}
 
     assert "shipped-replay" not in ported()  # not a checkout
-    (cli.shipped.parent / "setup.py").touch()
+    (cli.shipped.parent / "pyproject.toml").touch()
     assert "shipped-replay" in ported()
     shutil.rmtree("port-0.26.0", ignore_errors=True)
     assert ported("--patches", ours) == {"replay"}
