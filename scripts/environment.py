@@ -122,7 +122,9 @@ def site_builder() -> tuple[str, ...]:
     :raises EnvironmentFailed: if there is no such group in one line.
     """
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    match = re.search(r"^\[dependency-groups\]\ndocs = (\[.*\])$", text, re.MULTILINE)
+    match = re.search(
+        r"^\[dependency-groups\](?:\n(?!\[).*)*?\ndocs = (\[.*\])$", text, re.MULTILINE
+    )
     if match is None:
         raise EnvironmentFailed(
             "pyproject.toml: expected [dependency-groups] with docs, found none"

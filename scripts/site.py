@@ -3,8 +3,8 @@
 
 Pages link to each other and to files of the checkout (results, tests, sources).  mkdocs serves one
 folder, so the pages are laid out in one as they are in the checkout, beside the files that they
-link to; a link to a folder becomes its text.  Pages of ``docs/appendix`` that the menu in
-``mkdocs.yml`` does not name are put behind it, so that nobody keeps a list.
+link to; a link to a folder becomes its text.  Pages that the menu in ``mkdocs.yml`` does
+not name are put behind it, so that nobody keeps a list of appendices.
 
 Needs mkdocs-material, which ``scripts/environment.py dev`` installs.
 """
@@ -116,22 +116,26 @@ def main() -> int:
         return 1
     settings = place / "mkdocs.yml"
     text = SETTINGS.read_text(encoding="utf-8").replace(".cache/site/", "")
-    settings.write_text(text + _appendix(place / "pages"), encoding="utf-8")
+    settings.write_text(text + _rest(place / "pages"), encoding="utf-8")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(settings)]
     # The theme's advertisement of another builder would be a warning.
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     return subprocess.run(command, env=environment, check=False).returncode
 
 
-def _appendix(folder: Path) -> str:
-    """The last group of the menu: pages that it does not name."""
+def _rest(folder: Path) -> str:
+    """The last groups of the menu: pages that it does not name."""
     menu = SETTINGS.read_text(encoding="utf-8")
-    names = [page.relative_to(ROOT).as_posix() for page in pages()]
-    lines = ["  - Appendix:"]
-    for name in (name for name in names if f": {name}\n" not in menu):
+    groups: dict[str, list[str]] = {"Project": [], "Appendix": []}
+    for name in (page.relative_to(ROOT).as_posix() for page in pages()):
+        if f": {name}\n" in menu:
+            continue
         title = re.search(r"^# (.*)$", (folder / name).read_text(encoding="utf-8"), re.MULTILINE)
-        lines.append(f"      - {json.dumps(title[1] if title else name)}: {name}")
-    return "\n".join(lines) + "\n"
+        group = "Appendix" if name.startswith("docs/appendix/") else "Project"
+        groups[group].append(f"      - {json.dumps(title[1] if title else name)}: {name}\n")
+    # The menu ends with the group of the project.
+    appendix = groups["Appendix"]
+    return "".join([*groups["Project"], *(["  - Appendix:\n", *appendix] if appendix else [])])
 
 
 if __name__ == "__main__":
