@@ -34,6 +34,21 @@ def close_names(name: str, names: Sequence[str], most: int = 1, cutoff: float = 
     return get_close_matches(name, names, most, cutoff)
 
 
+def did_you_mean(unknown: Iterable[str], names: Sequence[str], way: str = "") -> str:
+    """The end of a sentence about unknown names: those that were probably meant, and a way on.
+
+    :param unknown: what somebody wrote; :param way: what to do where it is none of the names.
+
+    >>> did_you_mean(["dem"], ["demo"], "look elsewhere")
+    '; did you mean demo? Or look elsewhere'
+    """
+    close = [match for name in unknown for match in close_names(name[:100], names)]
+    if not close:
+        return f"; {way}" if way else ""
+    question = f"; did you mean {' and '.join(dict.fromkeys(close))}?"
+    return f"{question} Or {way}" if way else question
+
+
 def without_secrets(text: str) -> str:
     """A URL, or a text with URLs in it, without what holds tokens: login, parameters, fragment.
 

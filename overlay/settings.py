@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
-from overlay.errors import UsageError
+from overlay.errors import UsageError, did_you_mean
 
 
 def in_home(folder: str | os.PathLike[str]) -> Path:
@@ -35,7 +35,10 @@ def require_known(switches: Switches, ids: Iterable[str]) -> None:
     if unknown := sorted((switches.features or frozenset()).difference(there)):
         raise UsageError(
             f"OVERLAY_FEATURES names {', '.join(unknown)}: expected ids among "
-            f"{', '.join(there) or 'none'}; name the folder of a further feature in OVERLAY_PATCHES"
+            f"{', '.join(there) or 'none'}"
+            + did_you_mean(
+                unknown, there, "name the folder of a further feature in OVERLAY_PATCHES"
+            )
         )
 
 

@@ -114,7 +114,7 @@ def why(
 
 def _onto(file: IncomingFile, release: str) -> str:
     """The command that opens a session for a change that does not fit."""
-    step = command("import", file.source, "--id", "ID", "--onto", release)
+    step = command("import", file.source, "--id", "ID", "--release", release)
     return f"place it by hand: {step}"
 
 

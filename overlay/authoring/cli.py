@@ -48,7 +48,8 @@ _CONTEXT = click.option(
 @click.option(
     "--base",
     metavar="BASE",
-    help="What has the text which it was made on: a checkout, one file of it, or a release.",
+    help="What has the text which it was made on: a checkout, one file of it, or a release "
+    "(default: the release that fits).",
 )
 @releases_option("Only these releases may be served, by default all")
 @click.option(
@@ -63,16 +64,17 @@ _CONTEXT = click.option(
     "--strip",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Cut N folders off each path, as patch -pN does, where they cannot be told.",
+    help="Cut N folders off each path, as patch -pN does (default: as the releases' files tell).",
 )
 @click.option(
     "--directory",
     metavar="DIR",
     default="",
-    help="The folder that the paths are relative to, such as vllm/v1.",
+    help="The folder that the paths are relative to, such as vllm/v1 (default: found).",
 )
 @click.option(
-    "--onto",
+    "--release",
+    "onto",
     metavar="RELEASE",
     help="Place it on this release by hand, in ./port-RELEASE, where it lands on none.",
     shell_complete=complete_releases,
@@ -131,7 +133,7 @@ def import_(
     "files",
     metavar="PATH",
     multiple=True,
-    help="Lay out this file of a release, such as vllm/v1/utils.py, to be edited; may be repeated.",
+    help="Lay out this file of a release, such as vllm/v1/utils.py, to be edited; repeatable.",
 )
 @click.option(
     "--release",
@@ -144,7 +146,7 @@ def import_(
     is_flag=True,
     help="Take what differs from the release, or from the patches, in an installed vLLM.",
 )
-@click.option("--title", default="", help="What the change does, in a line.")
+@click.option("--title", default="", help="What the change does, in a line (default: the ID).")
 @releases_option("With --from-edits: only these releases may be served, by default all")
 @click.option("--update", is_flag=True, help="With --from-edits: replace the feature of that id.")
 @_CONTEXT

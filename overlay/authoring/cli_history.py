@@ -11,7 +11,14 @@ from overlay.authoring.commands import log as history
 from overlay.authoring.commands import prune as pruning
 from overlay.authoring.commands.matrix import matrix as matrix_of
 from overlay.cli.group import cli
-from overlay.cli.options import asks, complete_features, complete_releases, releases_option
+from overlay.cli.options import (
+    asks,
+    complete_features,
+    complete_releases,
+    looks_or_writes,
+    refuse_to_look_and_write,
+    releases_option,
+)
 from overlay.settings import in_home
 
 if TYPE_CHECKING:
@@ -66,26 +73,29 @@ def log(
 
 @cli.command()
 @click.option(
-    "--oldest",
-    metavar="RELEASE",
-    help="The oldest release that you still serve; by default the oldest one known.",
+    "--releases",
+    metavar="RANGE",
+    help="The releases that you still serve, such as 0.26.0..0.33.0: what any from the first of "
+    "them on would apply stays (default: all that are known).",
     shell_complete=complete_releases,
 )
-@click.option("--write", is_flag=True, help="Carry out what is proposed, all of it or nothing.")
+@looks_or_writes("Carry out what is proposed, all of it or nothing.", "Propose; write nothing.")
 @asks
-def prune(request: Request, oldest: str | None, write: bool) -> Report:
+def prune(request: Request, releases: str | None, write: bool, dry_run: bool) -> Report:
     """Propose what a folder of patches no longer needs, with evidence.
 
     Of the last folder that --patches, overlay.toml or OVERLAY_PATCHES names: features that upstream
     has in every release you serve, variants for releases that you no longer serve, a merge that is
-    not noted yet, and variants of which one can serve both ranges. What any release from --oldest
-    on would apply stays as it is, byte for byte. Without --write nothing is written.
+    not noted yet, and variants of which one can serve both ranges. What any release from the first
+    of --releases on would apply stays as it is, byte for byte. Without --write nothing is written.
 
     \b
     Example:
-      overlay prune --patches ./our-patches
-      overlay prune --oldest 0.26.0 --write --patches ./our-patches
+      overlay prune --dry-run --patches ./our-patches
+      overlay prune --releases 0.26.0..0.33.0 --write --patches ./our-patches
     """
+    refuse_to_look_and_write("prune", write=write, dry_run=dry_run)
+    oldest = None if releases == "all" else releases
     return pruning.prune(request, oldest=oldest, write=write)
 
 
@@ -97,7 +107,7 @@ def prune(request: Request, oldest: str | None, write: bool) -> Report:
     help="On the text of this release; by default the newest one known that all of them serve.",
     shell_complete=complete_releases,
 )
-@click.option("-o", "--output", metavar="FILE", help="Write the mailbox there.")
+@click.option("-o", "--output", metavar="FILE", help="Write the mailbox there (default: print it).")
 @asks
 def export(
     request: Request, ids: tuple[str, ...], release: str | None, output: str | None

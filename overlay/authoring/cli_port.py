@@ -12,8 +12,15 @@ from overlay.authoring.commands import port as porting
 from overlay.authoring.commands import port_session as sessions
 from overlay.authoring.commands.port_session import Key
 from overlay.authoring.reports.ported import open_lines
+from overlay.cli.deprecations import warn
 from overlay.cli.group import cli
-from overlay.cli.options import asks, wants_json
+from overlay.cli.options import (
+    asks,
+    looks_or_writes,
+    refuse_to_look_and_write,
+    releases_option,
+    wants_json,
+)
 from overlay.errors import described
 from overlay.report.lines import Line, paint
 
@@ -35,9 +42,13 @@ _KEYS = {
 
 
 @cli.command("port")
-@click.argument("words", metavar="ID... RELEASE|all", nargs=-1)
+@click.argument("words", metavar="[ID]... | [FOLDER]", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="Port every feature at hand.")
-@click.option("--write", is_flag=True, help="Write what lands exactly into the patches folders.")
+@releases_option("To which releases")
+@looks_or_writes(
+    "Write what lands exactly into the patches folders, and lay the rest out in ./port-RELEASE.",
+    "Show what would become of it; write nothing, and lay nothing out.",
+)
 @click.option(
     "--accept",
     type=click.Choice(["merged"]),
@@ -60,7 +71,8 @@ _KEYS = {
     "--context",
     type=click.IntRange(0, 1000),
     metavar="N",
-    help="Keep N lines of context in the hunks that are merged, or edited before --continue.",
+    help="Keep N lines of context in the hunks that are merged, or edited before --continue "
+    "(default: as many as they had).",
 )
 @asks
 def port(request: Request, /, words: tuple[str, ...], **options: Any) -> PortReport:
@@ -73,9 +85,9 @@ def port(request: Request, /, words: tuple[str, ...], **options: Any) -> PortRep
 
     \b
     Example:
-      overlay port --all 0.34.0             # what would become of every feature
-      overlay port our-fix 0.34.0 --write   # write what lands; the rest waits in ./port-0.34.0
-      overlay port --show                   # ... shown; edit the files; then
+      overlay port --all --releases 0.34.0 --dry-run     # what would become of every feature
+      overlay port our-fix --releases 0.34.0 --write     # the rest waits in ./port-0.34.0
+      overlay port --show                                # ... shown; edit the files; then
       overlay port --continue
     """
     actions = [name for name in _ACTIONS if options[name]]
@@ -84,15 +96,20 @@ def port(request: Request, /, words: tuple[str, ...], **options: Any) -> PortRep
     if wants_json() and options["tool"]:
         raise click.UsageError("--tool needs a terminal: omit --json, or use --resolver CMD.")
     if options["context"] is not None and actions not in ([], ["go_on"]):
-        raise click.UsageError("--context goes with ID... RELEASE, --all RELEASE or --continue.")
+        raise click.UsageError("--context goes with ID... --releases RANGE, or --continue.")
     if actions:
+        if options["releases"] or options["dry_run"]:
+            used = "--releases" if options["releases"] else "--dry-run"
+            raise click.UsageError(f"{used} begins a port: omit it, or {_option(actions[0])}.")
         report = _session(words, request, actions[0], options)
     else:
-        ids, release = _ids_and_release(words, everything=options["everything"])
+        ids, releases = _ids_and_releases(words, options["releases"], options["everything"])
+        refuse_to_look_and_write("port", write=options["write"], dry_run=options["dry_run"])
         report = porting.port(
             request._replace(features=ids, named_as="ID"),
-            release,
+            releases,
             write=options["write"],
+            lay_out=not options["dry_run"],
             accept_merged=options["accept"] is not None,
             context=options["context"],
         )
@@ -113,14 +130,20 @@ def _option(name: str) -> str:
     return "--continue" if name == "go_on" else f"--{name}"
 
 
-def _ids_and_release(words: tuple[str, ...], *, everything: bool) -> tuple[tuple[str, ...], str]:
-    """The ids and the releases that the arguments name.
+def _ids_and_releases(
+    words: tuple[str, ...], releases: str | None, everything: bool
+) -> tuple[tuple[str, ...], str]:
+    """The ids and the releases that the arguments name, in the former spelling the last of them.
 
     :raises click.UsageError: if they name none.
     """
-    if not words or (everything and len(words) > 1) or (not everything and len(words) < 2):
-        raise click.UsageError("expected ID... RELEASE, or --all RELEASE.")
-    return words[:-1], words[-1]
+    if releases is None and words:
+        words, releases = words[:-1], words[-1]
+        if words or everything:
+            warn("port names releases by --releases RANGE now, not by its last argument")
+    if releases is None or bool(words) is everything:
+        raise click.UsageError("expected ID... --releases RANGE, or --all --releases RANGE.")
+    return words, releases
 
 
 def _session(

@@ -190,7 +190,8 @@ def moved_lines(moved: Mapping[str, Mapping[str, str]], id_: str) -> Iterator[Li
         for place in dict.fromkeys(releases.values()):
             names = [name for name, each in releases.items() if each == place]
             span = names[0] if len(names) == 1 else f"{names[0]}..{names[-1]}"
-            step = f"; {command('port', id_, names[0])} carries it there" if id_ else ""
+            port = command("port", id_, "--releases", names[0]) if id_ else None
+            step = f"; {port} carries it there" if port else ""
             yield labelled(0, "moved     ", f"{path}  to {place} in {span}{step}")
 
 

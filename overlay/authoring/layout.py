@@ -127,7 +127,7 @@ def not_there(result: FeatureResult, release: Version, package: Package = VLLM) 
         if reason is not None
     ]
     why = f" ({'; '.join(dict.fromkeys(reasons))})" if reasons else ""
-    carries = f"{command('port', result.feature, str(release))} carries it there, "
+    carries = f"{command('port', result.feature, '--releases', str(release))} carries it there, "
     if result.state is State.UPSTREAMED:
         carries = ""  # there is nothing to carry
     return (

@@ -1,6 +1,6 @@
 """Keep a foreign change that lands on no release as a feature of its own text, to place by hand.
 
-A session of `overlay import --onto` is one of `overlay port`: what waits is carried from the text
+A session of `import --release` is one of `overlay port`: what waits is carried from the text
 that the change was made on to the release that was named.  That text belongs to no release, so the
 session's folder holds it (``.base/``), and the change as a feature that serves ``OWN_TEXT`` alone
 (``.import/<id>/``).  When the session ends, the edited files are what a new feature is made of.

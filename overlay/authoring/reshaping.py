@@ -152,7 +152,7 @@ def _within(feature: Feature, files: Files, span: ReleaseRange) -> dict[str, byt
     if changes is None:
         raise UsageError(
             f"{feature.id}: a variant is made on a release outside {span}, which both serve; "
-            "`overlay prune --oldest` gives it another base, or port it first"
+            "`overlay prune --releases` gives it another base, or port it first"
         )
     after = {**files, **changes}
     return {path: data for path, data in after.items() if data is not None}

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from overlay._features.documents import parse_toml
 from overlay.authoring import disk
 from overlay.authoring.writing import toml_string
-from overlay.errors import UsageError
+from overlay.errors import UsageError, did_you_mean
 from overlay.package import (
     VLLM,
     Package,
@@ -244,7 +244,7 @@ def without(session: Session, id_: str) -> Session:
     if id_ not in session.features:
         raise UsageError(
             f"{id_}: expected one of {', '.join(session.features) or 'none'}, for which "
-            f"{session.folder} waits"
+            f"{session.folder} waits{did_you_mean([id_], list(session.features))}"
         )
     waiting = tuple(entry for entry in session.waiting if entry.feature != id_)
     rest = replace(session, features=features_of(waiting), waiting=waiting)

@@ -50,7 +50,8 @@ def doctor(request: Request) -> Report:
     "-o",
     "--output",
     metavar="FILE",
-    help="Write a page of HTML to this file, outside of any target; - is standard output.",
+    help="Write a page of HTML to this file, outside of any target; - is standard output (default: "
+    "print text).",
 )
 @click.option(
     "--releases",

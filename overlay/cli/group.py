@@ -203,8 +203,8 @@ def patches_option(command: F) -> F:
         multiple=True,
         expose_value=False,
         callback=_add_patches,
-        help="Also use the features in this folder; may be repeated, here or before the command. "
-        "An overlay.toml names folders once for a project.",
+        help="Also use the features in this folder; repeatable, here or before the command "
+        "(default: those that OVERLAY_PATCHES and the project's overlay.toml name).",
         shell_complete=lambda *args: [completion_item(args[2], type="dir")],
     )(command)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from overlay.cli.deprecations import warn_of_writing
 from overlay.cli.group import View, completion_item, everywhere, patches_option, view_option
 from overlay.commands.project import find_project
 from overlay.commands.request import Request
@@ -147,12 +148,34 @@ def releases_option(text: str) -> Callable[[F], F]:
     )
 
 
+def looks_or_writes(write_text: str, look_text: str) -> Callable[[F], F]:
+    """``--write`` and ``--dry-run`` of a command that as yet proposes where neither is given."""
+
+    def give(command: F) -> F:
+        looks = click.option("--dry-run", is_flag=True, help=look_text)
+        return click.option("--write", is_flag=True, help=write_text)(looks(command))
+
+    return give
+
+
+def refuse_to_look_and_write(name: str, *, write: bool, dry_run: bool) -> None:
+    """Refuse both of ``--write`` and ``--dry-run``, and warn where neither is given.
+
+    :param name: the command.
+    :raises click.UsageError: if both are given.
+    """
+    if write and dry_run:
+        raise click.UsageError("--write and --dry-run: give one of them.")
+    if not write and not dry_run:
+        warn_of_writing(name)
+
+
 #: ``--without ID``, repeatable.
 without_option = click.option(
     "--without",
     metavar="ID",
     multiple=True,
-    help="Leave this feature out; may be given several times. What is applied stays applied.",
+    help="Leave this feature out; repeatable (default: none). What is applied stays applied.",
     shell_complete=complete_features,
 )
 
@@ -161,8 +184,8 @@ require_option = click.option(
     "--require",
     metavar="ID",
     multiple=True,
-    help="End with 1 unless this feature is applied, or the release has it itself; may be given "
-    "several times; `all` requires each feature that is made for the release.",
+    help="End with 1 unless this feature is applied, or the release has it itself; repeatable; "
+    "`all` requires each feature that is made for the release (default: none).",
     shell_complete=complete_features,
 )
 
@@ -181,7 +204,8 @@ python_option = click.option(
     "--python",
     metavar="PATH",
     help="Mean the vLLM that this interpreter, or this virtual environment, would import: "
-    "where the command itself lives elsewhere (uv tool, pipx). Nothing of it is run.",
+    "where the command itself lives elsewhere (uv tool, pipx). Nothing of it is run (default: the "
+    "Python that runs overlay).",
     shell_complete=lambda *args: [completion_item(args[2], type="file")],
 )
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from overlay.commands.request import Request
     from overlay.report.base import Report
 
-_ONLY = "Only this feature; may be given several times."
+_ONLY = "Only this feature; repeatable (default: all of them)."
 
 
 @cli.command(epilog=TARGET_HELP)
@@ -90,7 +90,9 @@ def check(
 
 @cli.command(epilog=WRITABLE_HELP)
 @target_argument
-@feature_option("Apply only this feature, beside those that are applied; may be repeated.")
+@feature_option(
+    "Only this feature, beside those that are applied; repeatable (default: all of them)."
+)
 @without_option
 @require_option
 @click.option("--dry-run", is_flag=True, help="Do everything but write.")
@@ -116,7 +118,9 @@ def apply(request: Request, dry_run: bool, untested: bool) -> Report:
 
 @cli.command(epilog=WRITABLE_HELP)
 @target_argument
-@feature_option("Take off only this feature and leave the others; may be repeated.")
+@feature_option(
+    "Take off only this feature and leave the others; repeatable (default: all of them)."
+)
 @click.option(
     "--keep-as",
     metavar="ID",
@@ -206,7 +210,7 @@ def diff(request: Request) -> Report:
 @click.option(
     "--package",
     metavar="NAME",
-    help="Only features of this package, such as vllm-ascend, and its releases.",
+    help="Only features of this package, such as vllm-ascend, and its releases (default: all).",
 )
 @asks
 def list_(request: Request, releases: bool, pre: bool, package: str | None) -> Report:

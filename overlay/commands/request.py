@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from overlay._features import sources
 from overlay._features.folder import load, load_each
 from overlay._features.model import Feature, of_package, packages_of
-from overlay.errors import UsageError, close_names
+from overlay.errors import UsageError, did_you_mean
 from overlay.package import VLLM, Package
 from overlay.results.invocation import ON_CHOSEN, Invocation, absolute
 from overlay.settings import current_ids, in_home
@@ -33,6 +33,10 @@ def words_of(name: str | None, python: str | None) -> tuple[str, ...]:
     from overlay.targets.resolution import target_release  # `list` has no target
 
     return (name,) if target_release(name) is not None else (absolute(name),)
+
+
+#: What to do where a feature is in none of the folders.
+FURTHER = "name the folder of a further feature with --patches DIR"
 
 
 class Request(NamedTuple):
@@ -157,9 +161,8 @@ class Request(NamedTuple):
         for option, ids in ((self.named_as, self.features), ("--without", self.without)):
             if unknown := [name for name in dict.fromkeys(ids) if name not in names]:
                 raise UsageError(
-                    f"{option} {', '.join(unknown)}: expected one of {', '.join(names) or 'none'}; "
-                    f"{_hint(unknown, names)}name the folder of a further feature with --patches "
-                    "DIR"
+                    f"{option} {', '.join(unknown)}: expected one of {', '.join(names) or 'none'}"
+                    + did_you_mean(unknown, names, FURTHER)
                 )
         if both := sorted({*self.features} & {*self.without}):
             raise UsageError(
@@ -170,9 +173,3 @@ class Request(NamedTuple):
             for feature in features
             if (not self.features or feature.id in self.features) and feature.id not in self.without
         )
-
-
-def _hint(unknown: Sequence[str], names: Sequence[str]) -> str:
-    """Which ids were probably meant, as a part of a sentence; empty where none is near."""
-    close = [match for name in unknown for match in close_names(name[:100], names)]
-    return f"did you mean {' and '.join(dict.fromkeys(close))}? Or " if close else ""

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from overlay.errors import UsageError
+from overlay.commands.request import FURTHER
+from overlay.errors import UsageError, did_you_mean
 from overlay.report.codes import Code
 from overlay.report.model import Obstacle, TargetReport
 from overlay.report.wording import idle_by_default
@@ -46,7 +47,7 @@ def expect_known(require: Sequence[str], features: Sequence[Feature]) -> None:
     if unknown:
         raise UsageError(
             f"--require {', '.join(unknown)}: expected {EVERY} or one of "
-            f"{', '.join(ids) or 'none'}; name the folder of a further feature with --patches DIR"
+            f"{', '.join(ids) or 'none'}{did_you_mean(unknown, ids, FURTHER)}"
         )
 
 

@@ -16,7 +16,7 @@ from overlay.commands.assess import absent, needed, until_current
 from overlay.commands.scene import scene_of
 from overlay.commands.status import with_next_process
 from overlay.commands.target_report import notices, report
-from overlay.errors import UsageError
+from overlay.errors import UsageError, did_you_mean
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.disk_state import Condition, conditions, keep_edit, pristine_view, void
@@ -199,6 +199,7 @@ def _expect_known(
     if unknown:
         raise UsageError(
             f"--feature {', '.join(unknown)}: expected one of {', '.join(possible) or 'none'}"
+            f"{did_you_mean(unknown, possible)}"
         )
 
 

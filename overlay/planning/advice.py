@@ -135,7 +135,7 @@ def for_part(feature: Feature, release: Version | None) -> str | None:
         return "upgrade vllm-overlay: this version of it has no variant for what is left"
     if release is None or release.is_prerelease:
         return None
-    port = command("port", feature.id, str(release))
+    port = command("port", feature.id, "--releases", str(release))
     return f"{port} makes a variant of what is left"
 
 
@@ -163,7 +163,7 @@ def _port(feature: Feature, patch: Patch, release: Version | None) -> str:
     """How a variant for a release is made."""
     if release is None or release.is_prerelease:
         return "give the patch a variant for this release"
-    port = f"{command('port', feature.id, release.public)} carries it there"
+    port = f"{command('port', feature.id, '--releases', release.public)} carries it there"
     if _made_for(feature, patch, release):
         # A port leaves what a range promises already as it is.
         edge = "begin after" if _before_base(patch, release) else "end before"

@@ -53,17 +53,23 @@ option = functools.partial(click.option, show_default=True)
     "modes",
     type=click.Choice(["off", "step", "loop", "whole"]),
     multiple=True,
-    help="Only this mode; may be given several times. Models of your own are always compared with "
-    "`off`.",
+    help="Only this mode; repeatable. Models of your own are always compared with `off`.",
+    show_default="each that the configuration gets",
 )
 @option("--check", is_flag=True, help="Turn on the address check before every replay.")
 @option(
     "--prompts",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A file with a prompt on each line, in the place of the sixteen built in.",
+    help="A file with a prompt on each line.",
+    show_default="the sixteen that are built in",
 )
 @option("--tokens", type=click.IntRange(1), default=64, help="Tokens to generate for each prompt.")
-@option("--python", metavar="PATH", help="The interpreter whose vLLM is served.")
+@option(
+    "--python",
+    metavar="PATH",
+    help="The interpreter whose vLLM is served.",
+    show_default="the one that runs overlay",
+)
 @option(
     "--jobs",
     type=click.IntRange(1),
@@ -144,7 +150,10 @@ def _refuse_side_by_side(_: click.Context, __: click.Parameter, value: bool) -> 
 )
 @option("--k", type=click.IntRange(1), default=3, help="Draft tokens a step.")
 @option(
-    "--only", type=click.Choice(["steps", "serving"]), help="Step times alone, or servers alone."
+    "--only",
+    type=click.Choice(["steps", "serving"]),
+    help="Step times alone, or servers alone.",
+    show_default="both",
 )
 @option(
     "--against",
@@ -245,7 +254,12 @@ def _refuse_side_by_side(_: click.Context, __: click.Parameter, value: bool) -> 
 )
 @option("--mode", default="FULL_AND_PIECEWISE", help="The cudagraph_mode of a shape.")
 @option("--engine", metavar="JSON", default="{}", help="Further arguments of vllm.LLM.")
-@option("--python", metavar="PATH", help="The interpreter whose vLLM is timed.")
+@option(
+    "--python",
+    metavar="PATH",
+    help="The interpreter whose vLLM is timed.",
+    show_default="the one that runs overlay",
+)
 @option(
     "--deadline",
     type=click.FloatRange(1),

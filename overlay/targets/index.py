@@ -149,8 +149,16 @@ def unknown_release(release: PackageRelease, offers: Listing) -> PackageIndexErr
     problems = "".join(f" {problem}" for problem in offers.problems)
     return PackageIndexError(
         f"{release}: expected an sdist or a wheel of it on "
-        f"{_places(offers.pages)}; there is none. Releases near it: {near}.{problems}"
+        f"{_places(offers.pages)}; there is none. Releases near it: {near}."
+        f"{_same_digits(release.version, versions)}{problems}"
     )
+
+
+def _same_digits(version: Version, versions: Iterable[Version]) -> str:
+    """The newest version with the same digits in another order, as a sentence; empty for none."""
+    digits = sorted(str(version).replace(".", ""))
+    same = [each for each in versions if sorted(str(each).replace(".", "")) == digits]
+    return f" Did you mean {same[-1]}?" if same else ""
 
 
 def parse_page(

@@ -6,6 +6,7 @@ import os
 import re
 import stat
 import sys
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -340,12 +341,20 @@ def _inside(span: ReleaseRange, text: str, package: Package) -> Sequence[Version
     ends = dict.fromkeys((span.first, span.last))
     if missing := [str(end) for end in ends if end not in candidates]:
         newest = f"; the newest there is {candidates[-1]}" if candidates else ""
+        near = [str(each) for end in missing for each in _beside(Version(end), candidates)]
+        newest = newest if beyond or not near else f"; there are {', '.join(dict.fromkeys(near))}"
         raise UsageError(
             f"--releases {text}: expected a range that begins and ends at releases of "
             f"{package.title}, found {' and '.join(missing)}, which the overlay does not know"
             f"{', and the package index does not offer or has yanked' if beyond else ''}{newest}"
         )
     return [version for version in candidates if span.first <= version <= span.last]
+
+
+def _beside(version: Version, candidates: Sequence[Version]) -> Sequence[Version]:
+    """The releases before and behind a version that is none of them."""
+    at = bisect_left(candidates, version)
+    return candidates[max(0, at - 1) : at + 1]
 
 
 def _whose(part: str, package: Package) -> str:

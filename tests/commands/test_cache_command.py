@@ -103,3 +103,43 @@ def test_a_name_like_that_of_the_opposite_is_not_taken_for_it(cli: Cli, name: st
 def test_an_id_that_was_misspelt_is_guessed(cli: Cli) -> None:
     assert "did you mean demo? Or name the folder" in cli("log", "dem").err
     assert "did you mean" not in cli("log", "quite-another").err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "check SITE --feature dem",
+        "check SITE --without dem",
+        "apply SITE --require dem",
+        "status SITE --require dem",
+        "revert SITE --feature dem",
+        "diff SITE --feature dem",
+        "show dem",
+        "edit dem",
+        "edit demo --fold team-captur",
+        "export dem",
+        "port dem --releases 0.26.0",
+    ],
+)
+def test_every_command_guesses_an_id(cli: Cli, site: Path, line: str) -> None:
+    words = [str(site) if word == "SITE" else word for word in line.split()]
+    result = cli("--patches", cli.team, *words)
+    assert result.exit == 2
+    meant = "team-capture" if "team" in line else "demo"
+    assert f"did you mean {meant}?" in result.err
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("check", "--releases", "0.26.1..0.27.9"), "there are 0.26.0, 0.27.0, 0.27.1, 0.28.0"),
+        (("chekc",), "Did you mean 'check'?"),
+        (("check", "--featur", "x"), "'--feature'"),
+        (("check", "--relaeses", "all"), "Did you mean '--releases'?"),
+    ],
+)
+def test_a_release_a_command_or_an_option_that_was_misspelt(
+    cli: Cli, words: tuple[str, ...], hint: str
+) -> None:
+    result = cli(*words)
+    assert (result.exit, hint in result.err) == (2, True), result.err

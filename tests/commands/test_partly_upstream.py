@@ -32,7 +32,7 @@ def test_it_says_how_many_hunks_upstream_took(
     result = cli(command, root, "--patches", ours)
     assert result.exit == 1
     assert "upstream took 2 of 3 hunks" in " ".join(result.out.split())
-    assert "overlay port three 0.26.0" in " ".join(result.out.split())
+    assert "overlay port three --releases 0.26.0" in " ".join(result.out.split())
     assert (root / PATH).read_bytes() == before
 
 

@@ -155,7 +155,7 @@ def test_a_port_carries_the_key(cli: Cli, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     port_world.write(tmp_path / "ours")
     module = share(tmp_path / "ours", "replay")
-    done = cli("port", "replay", "0.22.0", "--write", "--patches", tmp_path / "ours")
+    done = cli("port", "replay", "--releases", "0.22.0", "--write", "--patches", tmp_path / "ours")
     assert done.exit == 0, done.err
     (feature,) = load([tmp_path / "ours"])
     assert (str(feature.releases), feature.shared) == ("0.21.0..0.22.0", (SHARED,))
@@ -172,7 +172,7 @@ def test_pruning_keeps_the_key_and_the_module(
     TYPICAL.write(ours)
     share(ours, "f0")
     shared = digest(ours / "shared")
-    words = ("prune", "--oldest", "0.22.0", "--patches", ours)
+    words = ("prune", "--releases", "0.22.0", "--patches", ours)
     done = cli(*words, "--write", "--json")
     assert (done.exit, done.json["code"]) == (0, "pruned")
     assert named(ours) == {"f0": (SHARED,)}

@@ -88,7 +88,7 @@ def test_one_cause_is_one_paragraph_whatever_its_line_numbers(
     assert result.out.count("why: ") == 1
     assert "the nearest place is line" in result.out
     assert f"(lines of {folders[-1]})" in result.out
-    port = f"`overlay port team-capture 0.28.0 --patches {cli.team}`"
+    port = f"`overlay port team-capture --releases 0.28.0 --patches {cli.team}`"
     assert f"{port} carries it there" in result.out
     assert 'merged = "0.28.0" in feature.toml retires it' in result.out
     assert result.out.count("drifted: ") == 1
@@ -114,4 +114,7 @@ def test_an_ambiguous_hunk_wants_more_context_and_a_renamed_scope_a_port(
         "where the release has renamed or moved the scope, let the range of gone/10-capture"
         in missing.out
     )
-    assert f"`overlay port gone 0.26.0 --patches {tmp_path / 'b'}` carries it" in missing.out
+    assert (
+        f"`overlay port gone --releases 0.26.0 --patches {tmp_path / 'b'}` carries it"
+        in missing.out
+    )

@@ -44,7 +44,6 @@ ELSEWHERE = {
     "cache clean": "would empty the cache of whoever runs it: tests/commands/test_cache_command.py",
     "check 0.26.0 ./vllm-0.27.0.tar.gz": "needs the file: tests/targets/test_archive.py",
     "check --python .venv/bin/python": "needs that environment: tests/targets/test_environments.py",
-    "check .venv": "needs that environment: tests/targets/test_environments.py",
 }
 #: Words that stand for something else: the call is a syntax, and no command.
 SYNTAX = re.compile(r"\b[A-Z]{2,}\b|\.\.\.$|\.\.\. |[|\[\]\\]")

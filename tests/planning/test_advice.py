@@ -17,7 +17,7 @@ OURS = feature((PATH, [hunk(["-a", "+b"])]), releases="0.20.0..0.26.0")
 THEIRS = replace(OURS, origin=SHIPPED)
 PATCH = OURS.topics[0].variants[0].patch
 HUNK = PATCH.hunks[0]
-PORT = "`overlay port demo 0.27.0` carries it there"
+PORT = "`overlay port demo --releases 0.27.0` carries it there"
 PLACE = f"{PATCH.name}:{HUNK.patch_line}"
 RETIRES = (
     '; where upstream has the change in another form, merged = "0.27.0" in feature.toml retires it'
@@ -56,7 +56,7 @@ UPGRADE = (
             "0.26.0",
             (
                 f"{SCOPE}let the range of {PATCH.name} end before 0.26.0; then "
-                "`overlay port demo 0.26.0` carries it there"
+                "`overlay port demo --releases 0.26.0` carries it there"
             ),
         ),
     ],
@@ -93,7 +93,7 @@ def test_a_release_before_the_base_is_cut_off_at_the_beginning(
         release=Version("0.20.0"),
     )
     assert found is not None
-    port = "`overlay port demo 0.20.0` carries it there"
+    port = "`overlay port demo --releases 0.20.0` carries it there"
     assert found.startswith(f"let the range of {patch.name} {edge} 0.20.0; then {port}")
     assert ("merged =" in found) is retires
 
@@ -129,7 +129,7 @@ def test_an_added_module() -> None:
 
 
 def test_what_is_left_of_a_feature() -> None:
-    port = "`overlay port demo 0.27.0` makes a variant of what is left"
+    port = "`overlay port demo --releases 0.27.0` makes a variant of what is left"
     assert advice.for_part(OURS, Version("0.27.0")) == port
     assert advice.for_part(OURS, Version("0.27.0rc1")) is None
     assert advice.for_part(OURS, None) is None

@@ -202,7 +202,7 @@ def test_upstream_took_two_of_three_hunks(tmp_path: Path) -> None:
     reason = result.files[0].reason
     assert reason is not None
     assert "upstream took 2 of 3 hunks" in reason.text
-    assert "overlay port demo 0.26.0" in (reason.next_step or "")
+    assert "overlay port demo --releases 0.26.0" in (reason.next_step or "")
 
 
 def test_what_upstream_reworked_around_is_still_its_own(tmp_path: Path) -> None:

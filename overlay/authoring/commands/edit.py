@@ -33,8 +33,8 @@ from overlay.authoring.reports.authored import (
 from overlay.authoring.session import DOCUMENT, Session, SessionKind, finish, from_anywhere, read
 from overlay.authoring.triage import FileFate
 from overlay.authoring.writing import check_folder, write_folder
-from overlay.commands.request import Request
-from overlay.errors import PackageIndexError, UsageError
+from overlay.commands.request import FURTHER, Request
+from overlay.errors import PackageIndexError, UsageError, did_you_mean
 from overlay.package import VLLM, Package, file_problem, package_named, package_problem
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
@@ -182,10 +182,11 @@ def find_feature(features: Sequence[Feature], id_: str) -> Feature:
     """
     feature = next((feature for feature in features if feature.id == id_), None)
     if feature is None:
-        ids = ", ".join(feature.id for feature in features) or "none"
+        ids = [feature.id for feature in features]
         raise UsageError(
-            f"{id_}: expected one of {ids}; name the folder of a further feature with "
-            f"--patches DIR, or begin a new one with {command('new', id_, '--file', 'vllm/...')}"
+            f"{id_}: expected one of {', '.join(ids) or 'none'}"
+            f"{did_you_mean([id_], ids, FURTHER)}, "
+            f"or begin a new one with {command('new', id_, '--file', 'vllm/...')}"
         )
     return feature
 

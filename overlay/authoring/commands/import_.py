@@ -81,7 +81,7 @@ def import_change(
     :raises OverlayError: if a source or a release cannot be read, or the folder not be written.
     """
     if each and onto is not None:
-        raise UsageError("--each and --onto: expected one of them; a session is of one feature")
+        raise UsageError("--each and --release: expected one of them; a session is of one feature")
     if each:
         expect_id(id_, "--id")
     else:
@@ -120,7 +120,7 @@ def _placed_onto(
     if len(parts) > 1:
         titles = enumeration([part.package.title for part in parts])
         raise UsageError(
-            f"--onto {onto}: expected a change of one package, found one of {titles}: name the "
+            f"--release {onto}: expected a change of one package, found one of {titles}: name the "
             "releases of one of them with --releases, and pass --partial"
         )
     (part,) = parts
@@ -638,7 +638,7 @@ def concluded(summary: Summary, folder: Path | None, sources: Sequence[str] = ()
             why = f"{enumeration(modules, most=3)} {there}: give the added module another name"
         text = f"Nothing was written: {summary.id} lands on none of the releases; {why}."
         if sources and not modules:
-            step = command("import", *sources, "--id", summary.id, "--onto", _nearest(summary))
+            step = command("import", *sources, "--id", summary.id, "--release", _nearest(summary))
             text = f"{text[:-1]}. Place it by hand: {step}."
         return Verdict(Code.NOT_IMPORTED, text)
     wrote = f"Wrote {folder} for {summary.releases}"

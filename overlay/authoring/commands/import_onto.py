@@ -1,4 +1,4 @@
-"""``overlay import --onto RELEASE``: a change that fits nowhere waits in a session of a port."""
+"""``overlay import --release RELEASE``: a change that fits nowhere waits in a session of a port."""
 
 from __future__ import annotations
 
@@ -39,13 +39,15 @@ from overlay.report.codes import Code, Verdict
 
 
 def release_of(text: str, package: Package) -> str:
-    """The one release that ``--onto`` names.
+    """The one release that ``--release`` names.
 
     :raises UsageError: if it names none, several, or one of another package.
     """
     own, names = package_releases.names_in(text, package)
     if own.name != package.name or len(names) != 1:
-        raise UsageError(f"--onto {text}: expected one release of {package.title}, such as 0.26.0")
+        raise UsageError(
+            f"--release {text}: expected one release of {package.title}, such as 0.26.0"
+        )
     return names[0]
 
 

@@ -49,6 +49,7 @@ def port(
     accept_merged: bool = False,
     session: Path | None = None,
     context: int | None = None,
+    lay_out: bool = True,
 ) -> PortReport:
     """Carry the features that are meant to releases.
 
@@ -60,13 +61,14 @@ def port(
         default: ``port-RELEASE`` in the working folder.
     :param context: how many lines of context merged hunks keep; default: as many as those of the
         variant have.
+    :param lay_out: whether to make that folder.
     :raises UsageError: if an id is not known, or a session is open already.
     :raises OverlayError: if a release cannot be read or a folder cannot be written.
     """
     everything = request.load()
     package, targets = package_releases.names_in(releases, request.package(everything))
     place = session or (session_folder(targets[0], package) if len(targets) == 1 else None)
-    expect_no_session(place)
+    expect_no_session(place if lay_out else None)
     features = request.authored(package, everything)
     own = _select(request, features)
     names = known_names(targets, package)
@@ -90,7 +92,7 @@ def port(
     waits = [port for port in ports if port.conflicts or (port.review and port not in ready)]
     folder = None
     ids = {port.feature.id for port in waits if port.release == targets[0]}
-    if ids and place is not None:
+    if ids and place is not None and lay_out:
         features = request.authored(package) if written else features  # as they are now
         again = [
             porter.port(feature, targets[0], features[:index])

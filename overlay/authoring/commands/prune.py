@@ -92,7 +92,7 @@ def _served(oldest: str | None, packages: Sequence[Package]) -> dict[Package, tu
             raise UsageError(
                 f"expected features for packages whose releases the overlay knows, found some for "
                 f"{unknown[0].title}: what of them no release needs cannot be told. Keep them in a "
-                "folder of their own, or name with --oldest the package that you mean"
+                "folder of their own, or name with --releases the package that you mean"
             )
         return spans
     package, first = _first(oldest, packages[0] if len(packages) == 1 else VLLM)
@@ -103,19 +103,22 @@ def _served(oldest: str | None, packages: Sequence[Package]) -> dict[Package, tu
             f"a release up to {releases[-1]}, the newest" if releases else "one of the releases"
         )
         raise UsageError(
-            f"--oldest {oldest}: expected {newest} that this overlay knows of {package.title}"
+            f"--releases {oldest}: expected {newest} that this overlay knows of {package.title}"
         )
     return {package: names}
 
 
 def _first(oldest: str, package: Package) -> tuple[Package, Version]:
-    """The package and the release that ``--oldest`` names.
+    """The package and the first of the releases that ``--releases`` names.
 
     :raises UsageError: if it is not a release.
     """
-    pair = release_named(oldest, package)
+    pair = release_named(oldest.partition("..")[0], package)
     if pair is None:
-        raise UsageError(f"--oldest: {oldest!r} is not a release number, such as 0.26.0")
+        raise UsageError(
+            f"--releases {oldest}: expected a range such as 0.26.0..0.33.0, or its first release, "
+            "such as 0.26.0"
+        )
     return pair[1], pair[0]
 
 
@@ -196,6 +199,6 @@ def concluded(
     number = count(len(entries), "proposal")
     if written:
         return Verdict(Code.PRUNED, f"Carried out {number} in {folder}.")
-    step = command("prune", "--write", *(() if oldest is None else ("--oldest", oldest)))
+    step = command("prune", "--write", *(() if oldest is None else ("--releases", oldest)))
     text = f"Nothing was written: {number}, which {step} carries out."
     return Verdict(Code.CAN_BE_PRUNED, text)

@@ -262,7 +262,7 @@ def edited(
         text = (
             f"Committed {feature} for {releases}; {which} "
             f"{agree(unedited, 'has', 'have')} what was there before: "
-            f"{command('port', feature, unedited[-1])} carries the edit there.{rest}"
+            f"{command('port', feature, '--releases', unedited[-1])} carries the edit there.{rest}"
         )
         return Verdict(Code.COMMITTED_IN_PART, text)
     return Verdict(Code.COMMITTED, f"Committed {feature} for {releases}.{rest}")
@@ -282,9 +282,10 @@ def context_changed(
             "what it has."
         )
         return Verdict(Code.UNCHANGED, text)
+    port = command("port", feature, "--releases", "all", "--write")
     text = (
         f"Wrote {count(patches, 'patch', 'patches')} of {folder} with {lines} of context where "
-        f"that tells the place, for {releases}; {command('port', feature, 'all', '--write')} "
+        f"that tells the place, for {releases}; {port} "
         "carries it to the releases on which it lands by that."
     )
     return Verdict(Code.COMMITTED, text)

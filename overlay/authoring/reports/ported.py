@@ -108,7 +108,8 @@ def concluded(
         waits += [f"{len(stuck)} to resolve"] * bool(stuck)
         code = Code.PORT_CONFLICTS if stuck else Code.PORT_REVIEW
         if session is None:
-            step = "name one release to open a session" if stuck else "--write --accept merged"
+            way = "name one release" if len(targets) > 1 else "omit --dry-run"
+            step = f"{way} to open a session" if stuck else "--write --accept merged"
             return Verdict(code, f"Action needed: {enumeration(waits)}; {step}.")
         shows, continues = (_on(session, option) for option in ("--show", "--continue"))
         step = f"{shows}, edit, {continues}"
@@ -220,7 +221,7 @@ def _ported(
     return Verdict(
         Code.HOLES,
         f"Action needed: ported {names} to {releases}, but nothing serves {gaps} in between; "
-        f"{command('port', id_, release)} goes on.",
+        f"{command('port', id_, '--releases', release)} goes on.",
     )
 
 

@@ -104,9 +104,9 @@ def test_the_context_of_a_feature_is_changed_and_its_range_grows(cli: Cli, chang
     changed = cli("edit", "keep", "--context", "0", "--patches", "ours")
     assert changed.exit == 0, changed.err
     assert "Wrote 1 patch of" in changed.last
-    assert "overlay port keep all --write" in changed.last
+    assert "overlay port keep --releases all --write" in changed.last
     assert cli("edit", "keep", "--context", "0", "--patches", "ours").exit == 1
-    ported = cli("port", "keep", "all", "--write", "--patches", "ours")
+    ported = cli("port", "keep", "--releases", "all", "--write", "--patches", "ours")
     assert ported.exit == 0, ported.out
     (patch,) = Path("ours/keep").glob("10-*/*.patch")
     assert patch.name == "0.20.0..0.22.0.patch"
@@ -141,7 +141,7 @@ def test_a_commit_keeps_the_context_that_is_asked_for(cli: Cli, change: Path, nu
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_port_keeps_the_context_that_is_asked_for(cli: Cli, change: Path, number: int) -> None:
     imported(cli, change, "--context", "2")
-    words = ("port", "keep", "0.20.0", "--context", str(number), "--patches", "ours")
+    words = ("port", "keep", "--releases", "0.20.0", "--context", str(number), "--patches", "ours")
     result = cli(*words, "--write", "--accept", "merged")
     assert result.exit == 0, result.out + result.err
     assert context_of_patches() == [(number, number), (2, 2)]
@@ -149,11 +149,11 @@ def test_a_port_keeps_the_context_that_is_asked_for(cli: Cli, change: Path, numb
 
 def test_a_session_of_a_port_keeps_the_context_that_is_asked_for(cli: Cli, change: Path) -> None:
     imported(cli, change, "--context", "2")
-    cli("port", "keep", "0.20.0", "--patches", "ours")
-    refused = cli("port", "--show", "--context", "1")
+    cli("port", "keep", "--releases", "0.20.0", "--patches", "ours")
+    refused = cli("port", "--show", "--context", "--releases", "1")
     assert refused.exit == 2
     assert "--context goes with" in refused.err
-    result = cli("port", "--continue", "--context", "1")
+    result = cli("port", "--continue", "--context", "--releases", "1")
     assert result.exit == 0, result.out + result.err
     assert context_of_patches() == [(1, 1), (2, 2)]
 

@@ -269,7 +269,7 @@ def test_a_release_on_which_the_feature_does_not_land_is_for_port(team: Cli) -> 
     )
     result = team("edit", "team-capture", "--release", "0.26.0", "--patches", team.team)
     assert result.exit == 2
-    assert "overlay port team-capture 0.26.0" in result.err
+    assert "overlay port team-capture --releases 0.26.0" in result.err
     assert not Path(FOLDER).exists()
 
 

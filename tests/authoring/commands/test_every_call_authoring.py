@@ -91,8 +91,8 @@ def met(names: list[str], fault: str) -> range:
 @pytest.mark.parametrize(
     ("words", "ends"),
     [
-        (("port", "capture", "0.27.0", "--write"), 0),
-        (("prune", "--oldest", "0.25.0", "--write"), 0),
+        (("port", "capture", "--releases", "0.27.0", "--write"), 0),
+        (("prune", "--releases", "0.25.0", "--write"), 0),
         (("new", "mine", "SITE", "--from-edits"), 0),
         (("edit", "--commit", SESSION), 1),  # the other variant keeps what it had
     ],
@@ -182,7 +182,7 @@ def test_a_session_that_was_aborted_in_part_can_be_aborted_again(
     [
         ("log", "capture"),
         ("log", "--matrix"),
-        ("prune", "--oldest", "0.25.0"),
+        ("prune", "--releases", "0.25.0"),
     ],
     ids=" ".join,
 )

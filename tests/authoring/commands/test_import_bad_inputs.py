@@ -369,7 +369,7 @@ def test_base_is_not_advised_where_no_checkout_can_be_told_to_help(
     assert result.exit == 2
     assert re.search(words, result.err), result.err
     assert "--base" not in result.err
-    assert ("--onto" in result.err) is (name != "its indentation")
+    assert ("--release" in result.err) is (name != "its indentation")
 
 
 def test_tabs_for_blanks_are_told(cli: Cli, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_a_module_that_a_package_hides_is_a_conflict(
     assert [outcomes[name] for name in RELEASES] == ["exact"] + ["conflict"] * 3
     assert "give the added module another name" in told or f"taken     {MODULE}" in told
     monkeypatch.chdir(tmp_path)
-    port = cli("port", "c", "0.22.0", "--patches", tmp_path / "p")
+    port = cli("port", "c", "--releases", "0.22.0", "--patches", tmp_path / "p")
     assert port.exit == 1
     assert "a package of that name, which hides it" in port.out
 

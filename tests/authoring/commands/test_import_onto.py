@@ -1,4 +1,4 @@
-"""``overlay import --onto``: what lands nowhere waits in a session and becomes a feature."""
+"""``overlay import --release``: what lands nowhere waits in a session and becomes a feature."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def change(tmp_path: Path) -> Path:
 def opened(cli: Cli, change: Path, *more: str) -> Path:
     ours = change.parent / "ours"
     result = cli(
-        "import", change, "--id", "replay-all", "--patches", ours, "--onto", RELEASE, *more
+        "import", change, "--id", "replay-all", "--patches", ours, "--release", RELEASE, *more
     )
     assert result.exit == 1, result.err
     assert f"in port-{RELEASE}" in result.last
@@ -52,7 +52,7 @@ def opened(cli: Cli, change: Path, *more: str) -> Path:
 def test_what_lands_nowhere_is_placed_by_hand(cli: Cli, change: Path) -> None:
     told = cli("import", change, "--id", "replay-all", "--patches", change.parent / "ours")
     assert told.exit == 2
-    assert f"import {change} --id ID --onto" in told.err
+    assert f"import {change} --id ID --release" in told.err
     ours = opened(cli, change)
     assert not ours.exists()
     shown = cli("port", "--show")
@@ -88,7 +88,7 @@ def test_a_second_session_is_refused_and_the_first_is_whole(cli: Cli, change: Pa
     opened(cli, change)
     before = files(Path(f"port-{RELEASE}"))
     ours = change.parent / "ours"
-    again = cli("import", change, "--id", "other", "--patches", ours, "--onto", RELEASE)
+    again = cli("import", change, "--id", "other", "--patches", ours, "--release", RELEASE)
     assert again.exit == 2
     assert "found a session" in again.err
     assert files(Path(f"port-{RELEASE}")) == before
@@ -120,12 +120,12 @@ def test_upstreams_side_leaves_the_added_module(cli: Cli, change: Path) -> None:
 def test_what_lands_after_all_is_written_at_once(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "fits.diff"
     file.write_bytes(diff(world.PATH, world.BASE, world.PATCHED))
-    result = cli("import", file, "--id", "fits", "--patches", tmp_path / "p", "--onto", RELEASE)
+    result = cli("import", file, "--id", "fits", "--patches", tmp_path / "p", "--release", RELEASE)
     assert result.exit == 0, result.err
     assert (tmp_path / "p/fits/feature.toml").is_file()
     assert not Path(f"port-{RELEASE}").exists()
     has_it = next(name for name, text in world.RELEASES.items() if text == world.MERGED)
-    there = cli("import", file, "--id", "has", "--patches", tmp_path / "p", "--onto", has_it)
+    there = cli("import", file, "--id", "has", "--patches", tmp_path / "p", "--release", has_it)
     assert "has it already" in " ".join(there.out.split()) or "has already" in there.out
 
 
@@ -144,7 +144,7 @@ def test_what_no_merge_can_place_waits_between_markers(cli: Cli, tmp_path: Path)
     file = tmp_path / "half.diff"
     file.write_text(data[0] + hunk)
     ours = tmp_path / "ours"
-    result = cli("import", file, "--id", "half", "--patches", ours, "--onto", RELEASE)
+    result = cli("import", file, "--id", "half", "--patches", ours, "--release", RELEASE)
     assert result.exit == 1, result.err
     place = Path(f"port-{RELEASE}/half/01-runner", world.PATH)
     assert b"[*sizes]" in place.read_bytes()
@@ -187,8 +187,8 @@ def test_a_damaged_session_is_told(cli: Cli, change: Path, text: str, instead: s
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["--onto", "0.20.0..0.21.0"], "expected one release"),
-        (["--onto", RELEASE, "--each"], "--each and --onto"),
+        (["--release", "0.20.0..0.21.0"], "expected one release"),
+        (["--release", RELEASE, "--each"], "--each and --release"),
     ],
 )
 def test_one_feature_and_one_release(cli: Cli, change: Path, words: list[str], why: str) -> None:

@@ -71,7 +71,7 @@ def test_it_is_said_what_takes_long(
         "edit": ("edit", "count-runs", "--patches", ours),
         "new": ("new", "other", "--file", "vllm/v1/runner.py", "--patches", ours),
         "prune": ("prune", "--patches", ours),
-        "port": ("port", "count-runs", "0.20.0", "--patches", ours),
+        "port": ("port", "count-runs", "--releases", "0.20.0", "--patches", ours),
     }
     result = cli(*commands[words])
     assert any(each.startswith(line) for each in result.err.splitlines()), result.err

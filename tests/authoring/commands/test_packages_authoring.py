@@ -186,7 +186,7 @@ def test_port_carries_to_releases_of_the_features_package(cli: Cli, narrow: Path
     done = cli("port", "--all", "vllm-ascend==0.27.1rc1", "--write", "--patches", narrow)
     assert done.exit == 0, done.out + done.err
     assert str(only(narrow).releases) == f"{OLD}..0.27.1rc1"
-    again = cli("port", "lengths", "0.27.1rc1", "--write", "--patches", narrow)
+    again = cli("port", "lengths", "--releases", "0.27.1rc1", "--write", "--patches", narrow)
     assert "Nothing to port" in again.last
 
 
@@ -220,14 +220,14 @@ def test_prune_judges_by_the_releases_of_the_package(cli: Cli, narrow: Path) -> 
     looked = cli("prune", "--patches", narrow)
     assert looked.exit in (0, 1), looked.out + looked.err
     assert f"vllm-ascend {OLD}..{NEW}" in looked.out
-    done = cli("prune", "--oldest", "0.23.0rc1", "--write", "--patches", narrow)
+    done = cli("prune", "--releases", "0.23.0rc1", "--write", "--patches", narrow)
     assert done.exit == 0, done.out + done.err
     assert spans(narrow) == ["0.23.0rc1..0.26.0rc1"]
 
 
 def test_prune_of_a_package_without_known_releases_is_refused(cli: Cli) -> None:
     feature_for(cli.team, "transformers", "4.50.0..4.60.0", "team-transformers")
-    for words in ((), ("--oldest", "4.55.0")):
+    for words in ((), ("--releases", "4.55.0")):
         refused = cli("prune", *words, "--patches", cli.team)
         assert refused.exit == 2
         assert "transformers" in refused.err

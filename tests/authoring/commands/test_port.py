@@ -69,16 +69,41 @@ def state(ours: Path, release: str) -> State:
 
 def test_what_lands_is_written_only_when_asked(cli: Cli, ours: Path) -> None:
     before = files(ours)
-    result = cli("port", "replay", "0.22.0", "--patches", ours)
+    result = cli("port", "replay", "--releases", "0.22.0", "--patches", ours)
     assert result.exit == 0
     assert "can be ported" in result.last
     assert files(ours) == before
-    written = cli("port", "replay", "0.22.0", "--write", "--patches", ours)
+    written = cli("port", "replay", "--releases", "0.22.0", "--write", "--patches", ours)
     assert written.exit == 0
     assert "Ported replay to 0.22.0" in written.last
     assert (ours / "replay/10-runner/0.21.0..0.22.0.patch").is_file()
     assert 'releases = "0.21.0..0.22.0"' in (ours / "replay/feature.toml").read_text()
     assert state(ours, "0.22.0") is State.PRISTINE
+
+
+def test_a_dry_run_lays_nothing_out_and_neither_way_is_warned_of(cli: Cli, ours: Path) -> None:
+    before = files(ours)
+    words = ("port", "replay", "--releases", "0.24.0", "--patches", ours)  # its lines conflict
+    looked = cli(*words, "--dry-run")
+    assert looked.exit == 1
+    assert looked.last == "Action needed: 1 to resolve; omit --dry-run to open a session."
+    assert "warning:" not in looked.err
+    assert files(ours) == before
+    assert not Path("port-0.24.0").exists()
+    assert cli(*words, "--dry-run", "--write").exit == 2
+    proposed = cli(*words)
+    assert proposed.exit == 1
+    assert "`overlay port` will write from 0.4.0 on" in proposed.err
+    assert cli("port", "--show", "--dry-run").exit == 2
+    cli("port", "--abort")
+
+
+def test_the_release_as_the_last_argument_is_the_former_spelling(cli: Cli, ours: Path) -> None:
+    now = cli("port", "replay", "--releases", "0.22.0", "--dry-run", "--patches", ours)
+    former = cli("port", "replay", "0.22.0", "--dry-run", "--patches", ours)
+    assert (former.exit, former.out) == (now.exit, now.out)
+    (line,) = [each for each in former.err.splitlines() if each.startswith("warning: ")]
+    assert "--releases RANGE" in line
 
 
 def test_where_a_release_has_no_more_what_it_is_for_nothing_is_to_port(
@@ -87,7 +112,14 @@ def test_where_a_release_has_no_more_what_it_is_for_nothing_is_to_port(
     toml = ours / "replay/feature.toml"
     toml.write_text(f'obsolete_without = ["vllm/v1/gone.py"]\n{toml.read_text()}')
     before = files(ours)
-    words = ("port", "replay", "0.24.0", "--patches", ours)  # where its lines conflict
+    words = (
+        "port",
+        "replay",
+        "--releases",
+        "0.24.0",
+        "--patches",
+        ours,
+    )  # where its lines conflict
     result = cli(*words, "--write")
     assert (result.exit, "Nothing to port" in result.last) == (0, True)
     assert "nothing to do" in result.out
@@ -105,11 +137,14 @@ def test_a_malformed_neighbour_keeps_nobody_from_what_was_named(cli: Cli, ours: 
     bad = write_feature(ours, {}, id="bad") / "feature.toml"
     bad.write_text("= 1\n")
     words = ("--write", "--patches", ours)
-    for refused in (cli("port", "--all", "0.22.0", *words), cli("port", "bad", "0.22.0", *words)):
+    for refused in (
+        cli("port", "--all", "--releases", "0.22.0", *words),
+        cli("port", "bad", "--releases", "0.22.0", *words),
+    ):
         assert refused.exit == 2
         assert f"{bad}:1: it is not TOML" in refused.err
     before = bad.read_bytes()
-    assert cli("port", "replay", "0.22.0", *words).exit == 0
+    assert cli("port", "replay", "--releases", "0.22.0", *words).exit == 0
     assert (ours / "replay/10-runner/0.21.0..0.22.0.patch").is_file()
     assert bad.read_bytes() == before
     assert cli("edit", "bad", "--patches", ours).exit == 2
@@ -117,16 +152,16 @@ def test_a_malformed_neighbour_keeps_nobody_from_what_was_named(cli: Cli, ours: 
 
 
 def test_a_second_port_writes_nothing(cli: Cli, ours: Path) -> None:
-    cli("port", "replay", "0.22.0", "--write", "--patches", ours)
+    cli("port", "replay", "--releases", "0.22.0", "--write", "--patches", ours)
     before = files(ours)
-    again = cli("port", "replay", "0.22.0", "--write", "--patches", ours)
+    again = cli("port", "replay", "--releases", "0.22.0", "--write", "--patches", ours)
     assert again.exit == 0
     assert "Nothing to port" in again.last
     assert files(ours) == before
 
 
 def test_what_was_merged_waits_for_review_and_continue_takes_it(cli: Cli, ours: Path) -> None:
-    result = cli("port", "replay", "0.23.0", "--write", "--patches", ours)
+    result = cli("port", "replay", "--releases", "0.23.0", "--write", "--patches", ours)
     assert result.exit == 1
     assert "1 to review" in result.last
     edited = Path("port-0.23.0/replay/10-runner", world.PATH)
@@ -143,7 +178,9 @@ def test_what_was_merged_waits_for_review_and_continue_takes_it(cli: Cli, ours: 
 
 
 def test_accept_writes_a_merge_at_once(cli: Cli, ours: Path) -> None:
-    result = cli("port", "replay", "0.23.0", "--write", "--accept", "merged", "--patches", ours)
+    result = cli(
+        "port", "replay", "--releases", "0.23.0", "--write", "--accept", "merged", "--patches", ours
+    )
     assert result.exit == 0
     assert state(ours, "0.23.0") is State.PRISTINE
     assert b"Ported-From: 0.22.0 merged" in b"".join(files(ours).values()) or (
@@ -155,7 +192,7 @@ def test_a_conflict_is_shown_refused_with_markers_and_taken_once_it_is_edited(
     cli: Cli, ours: Path
 ) -> None:
     before = files(ours)
-    assert cli("port", "replay", "0.24.0", "--patches", ours).exit == 1
+    assert cli("port", "replay", "--releases", "0.24.0", "--patches", ours).exit == 1
     shown = cli("port", "--show", "--patches", ours)
     assert shown.exit == 1
     for text in ("upstream", "stream=None", "yours", "prepare_replay", "<<<<<<<", "|||||||"):
@@ -172,7 +209,7 @@ def test_a_conflict_is_shown_refused_with_markers_and_taken_once_it_is_edited(
     edited.write_bytes(wanted)
     ended = cli("port", "--continue", "--patches", ours)
     assert ended.exit == 1
-    step = f"`overlay port replay 0.23.0 --patches {ours}`"
+    step = f"`overlay port replay --releases 0.23.0 --patches {ours}`"
     assert f"nothing serves 0.23.0 in between; {step} goes on" in ended.last
     (feature,) = load([ours])
     made = plan([feature], world.Tree("0.24.0"), Version("0.24.0"))
@@ -181,7 +218,7 @@ def test_a_conflict_is_shown_refused_with_markers_and_taken_once_it_is_edited(
 
 
 def test_the_releases_own_text_is_a_retirement(cli: Cli, ours: Path) -> None:
-    cli("port", "replay", "0.24.0", "--patches", ours)
+    cli("port", "replay", "--releases", "0.24.0", "--patches", ours)
     Path("port-0.24.0/replay/10-runner", world.PATH).write_bytes(world.IN_THE_WAY)
     result = cli("port", "--continue", "--patches", ours)
     assert (result.exit, result.last.partition(";")[0]) == (
@@ -193,7 +230,7 @@ def test_the_releases_own_text_is_a_retirement(cli: Cli, ours: Path) -> None:
 
 
 def test_on_an_older_release_only_that_release_is_retired(cli: Cli, ours: Path) -> None:
-    cli("port", "replay", "0.20.0", "--patches", ours)
+    cli("port", "replay", "--releases", "0.20.0", "--patches", ours)
     assert cli("port", "--retire", "replay", "--patches", ours).exit == 0
     assert "merged" not in (ours / "replay/feature.toml").read_text()
     assert state(ours, "0.20.0") is State.UPSTREAMED
@@ -205,7 +242,7 @@ def test_a_feature_that_was_retired_adds_no_module_there(cli: Cli, ours: Path) -
     module = ours / "replay/files/vllm/v1/replaying.py"
     module.parent.mkdir(parents=True)
     module.write_text("REPLAYED = True\n")
-    cli("port", "replay", "0.20.0", "--patches", ours)
+    cli("port", "replay", "--releases", "0.20.0", "--patches", ours)
     assert cli("port", "--retire", "replay", "--patches", ours).exit == 0
     (feature,) = load([ours])
     retired, served = (
@@ -219,7 +256,7 @@ def test_a_feature_that_was_retired_adds_no_module_there(cli: Cli, ours: Path) -
 
 
 def test_upstream_is_remembered(cli: Cli, ours: Path) -> None:
-    result = cli("port", "--all", "0.25.0", "--write", "--patches", ours)
+    result = cli("port", "--all", "--releases", "0.25.0", "--write", "--patches", ours)
     assert "upstream" in result.out
     assert state(ours, "0.26.0") is State.UPSTREAMED
     assert 'merged = "0.25.0"' in (ours / "replay/feature.toml").read_text()
@@ -236,7 +273,7 @@ def test_a_release_that_upstream_took_the_change_back_from_leaves_no_hole(
     )
     ours = tmp_path / "picked"
     world.write(ours)
-    result = cli("port", "replay", "all", "--write", "--patches", ours)
+    result = cli("port", "replay", "--releases", "all", "--write", "--patches", ours)
     assert result.exit == 0, result.out
     (feature,) = load([ours])
     assert holes(feature, texts) == ()
@@ -247,7 +284,7 @@ def test_a_release_that_upstream_took_the_change_back_from_leaves_no_hole(
     }
     assert list(states.values()) == [State.PRISTINE, State.UPSTREAMED, State.PRISTINE]
     again = files(ours)
-    assert cli("port", "replay", "all", "--write", "--patches", ours).exit == 0
+    assert cli("port", "replay", "--releases", "all", "--write", "--patches", ours).exit == 0
     assert files(ours) == again
 
 
@@ -257,7 +294,9 @@ def test_all_means_the_features_of_the_folders_that_are_named(cli: Cli, ours: Pa
     toml.write_text(toml.read_text().replace('"replay"', '"shipped-replay"'))
 
     def ported(*more: object) -> set[str]:
-        features = cli("port", "--all", "0.26.0", "--json", *more).json["port"]["features"]
+        features = cli("port", "--all", "--releases", "0.26.0", "--json", *more).json["port"][
+            "features"
+        ]
         return {feature["feature"] for feature in features}
 
     assert "shipped-replay" not in ported()  # not a checkout
@@ -271,7 +310,7 @@ def test_all_means_the_features_of_the_folders_that_are_named(cli: Cli, ours: Pa
 def test_what_is_left_out_changes_nothing(cli: Cli, ours: Path, action: str) -> None:
     """Law 8: behind ``--abort`` there is nothing to continue."""
     before = files(ours)
-    cli("port", "replay", "0.24.0", "--patches", ours)
+    cli("port", "replay", "--releases", "0.24.0", "--patches", ours)
     words = [action, "replay"] if action == "--skip" else [action]
     assert cli("port", *words, "--patches", ours).exit == 0
     assert not Path("port-0.24.0").exists()
@@ -282,16 +321,16 @@ def test_what_is_left_out_changes_nothing(cli: Cli, ours: Path, action: str) -> 
 
 
 def test_a_session_is_not_overwritten(cli: Cli, ours: Path) -> None:
-    cli("port", "replay", "0.24.0", "--patches", ours)
+    cli("port", "replay", "--releases", "0.24.0", "--patches", ours)
     before = files(Path("port-0.24.0"))
-    again = cli("port", "replay", "0.24.0", "--patches", ours)
+    again = cli("port", "replay", "--releases", "0.24.0", "--patches", ours)
     assert again.exit == 2
     assert "--continue" in again.err
     assert files(Path("port-0.24.0")) == before
 
 
 def test_patches_that_were_edited_meanwhile_end_nothing(cli: Cli, ours: Path) -> None:
-    cli("port", "replay", "0.24.0", "--patches", ours)
+    cli("port", "replay", "--releases", "0.24.0", "--patches", ours)
     patch = ours / "replay/10-runner/0.21.0..0.21.0.patch"
     patch.write_text(patch.read_text().replace("warm=True", "warm=False"))
     session = files(Path("port-0.24.0"))
@@ -303,7 +342,7 @@ def test_patches_that_were_edited_meanwhile_end_nothing(cli: Cli, ours: Path) ->
 
 @pytest.mark.parametrize("words", [("0.24.0", "--show"), ("--show",), ("--all", "all")])
 def test_the_json_is_as_the_schema_says(cli: Cli, ours: Path, words: tuple[str, ...]) -> None:
-    cli("port", "replay", "0.24.0", "--patches", ours)
+    cli("port", "replay", "--releases", "0.24.0", "--patches", ours)
     if words[0] == "0.24.0":
         words = ("port-0.24.0", "--show")
     result: Any = cli("port", *words, "--json", "--patches", ours)
@@ -335,7 +374,7 @@ def test_a_resolver_only_proposes(
     code, refusal = RESOLVERS[kind]
     program = tmp_path / "resolver.py"
     program.write_text(code.format(outside=str(ours / "replay/feature.toml")))
-    cli("port", "replay", "0.24.0", "--patches", ours)
+    cli("port", "replay", "--releases", "0.24.0", "--patches", ours)
     edited = Path("port-0.24.0/replay/10-runner", world.PATH)
     laid, patches = edited.read_bytes(), files(ours / "replay/10-runner")
     result = cli("port", "--resolver", f"{sys.executable} {program}", "--patches", ours)
@@ -357,7 +396,7 @@ def test_a_resolver_is_found_from_the_folder_that_it_is_named_in(cli: Cli, ours:
         f"#!{sys.executable}\nimport sys\nopen(sys.argv[4], 'w').write('a = 1\\n')\n"
     )
     program.chmod(0o755)
-    cli("port", "replay", "0.24.0", "--patches", ours)
+    cli("port", "replay", "--releases", "0.24.0", "--patches", ours)
     result = cli("port", "--resolver", "./tools/resolver", "--patches", ours)
     assert result.exit == 1, result.err
     laid = Path("port-0.24.0/replay/10-runner", world.PATH)
@@ -367,7 +406,7 @@ def test_a_resolver_is_found_from_the_folder_that_it_is_named_in(cli: Cli, ours:
 def test_what_it_is_given_must_name_features_and_releases(cli: Cli, ours: Path) -> None:
     assert cli("port", "--patches", ours).exit == 2
     assert cli("port", "replay", "--patches", ours).exit == 2
-    nothing = cli("port", "nothing", "0.22.0", "--patches", ours).err
+    nothing = cli("port", "nothing", "--releases", "0.22.0", "--patches", ours).err
     assert "ID nothing: expected one of" in nothing
     assert cli("port", "replay", "soon", "--patches", ours).exit == 2
     both = cli("port", "--show", "--abort", "--patches", ours)
@@ -428,7 +467,7 @@ def test_the_merge_tool_of_git_gets_the_three_texts(
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
     monkeypatch.setenv("GIT_CONFIG_SYSTEM", "/dev/null")
     settings.write_text("")
-    cli("port", "replay", "0.24.0", "--patches", ours)
+    cli("port", "replay", "--releases", "0.24.0", "--patches", ours)
     unset = cli("port", "--tool", "--patches", ours)
     assert unset.exit == 2
     assert "merge.tool" in unset.err
@@ -451,7 +490,7 @@ def test_a_file_that_the_release_lacks_can_be_retired_or_skipped(
     monkeypatch.setattr(
         "overlay.targets.resolution.resolve", lambda name, **_: world.Tree(name, gone)
     )
-    assert cli("port", "replay", "0.24.0", "--patches", ours).exit == 1
+    assert cli("port", "replay", "--releases", "0.24.0", "--patches", ours).exit == 1
     shown = cli("port", "--show", "--patches", ours)
     assert "the release has no such file" in shown.out
     assert "--retire" in shown.last
@@ -468,7 +507,7 @@ def test_a_release_that_nobody_has_is_an_error_where_memory_would_answer(
     toml.write_text('merged = "0.25.0"\n' + toml.read_text())
     monkeypatch.setattr("overlay.targets.resolution.resolve", no_such_release)
     before = files(ours)
-    result = cli("port", "replay", "0.99.0", "--write", "--patches", ours)
+    result = cli("port", "replay", "--releases", "0.99.0", "--write", "--patches", ours)
     assert result.exit == 2
     assert "vLLM 0.99.0" in result.err
     assert files(ours) == before
@@ -482,10 +521,10 @@ def test_what_is_ported_in_one_command_stands_on_each_other(cli: Cli, tmp_path: 
     edit = hunk(["     y = x", "-    return y * 2", "+    return y * 3"], "scale")
     text = patch_text("vllm/ours.py", edit)
     write_feature(folder, {f"10-ours/{span}.patch": text}, id="b", releases=span)
-    alone = cli("port", "b", "0.22.0", "--patches", folder)
+    alone = cli("port", "b", "--releases", "0.22.0", "--patches", folder)
     assert "missing" in alone.out
     assert cli("port", "--abort", "port-0.22.0", "--patches", folder).exit == 0
-    answer = cli("port", "a", "b", "0.22.0", "--write", "--patches", folder)
+    answer = cli("port", "a", "b", "--releases", "0.22.0", "--write", "--patches", folder)
     assert (answer.exit, answer.last) == (
         0,
         f"Ported a and b to 0.22.0; `overlay check --patches {folder}` tries it.",

@@ -23,7 +23,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files aw
 def test_a_port_is_ended_from_inside(
     cli: Cli, ours: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], folder: str | None
 ) -> None:
-    assert cli("port", "replay", "0.24.0", "--patches", "../ours").exit == 1
+    assert cli("port", "replay", "--releases", "0.24.0", "--patches", "../ours").exit == 1
     place = Path("port-0.24.0").resolve()
     (place / "replay/10-runner" / world.PATH).write_bytes(world.PATCHED)
     os.chdir(place)
@@ -42,7 +42,7 @@ def test_a_port_is_ended_from_inside(
 def test_a_port_that_a_stranger_laid_into_the_working_folder_is_refused(
     cli: Cli, ours: Path, tmp_path: Path
 ) -> None:
-    assert cli("port", "replay", "0.24.0", "--patches", ours).exit == 1
+    assert cli("port", "replay", "--releases", "0.24.0", "--patches", ours).exit == 1
     (Path("port-0.24.0/replay/10-runner") / world.PATH).write_bytes(world.PATCHED)
     os.chmod(".", 0o1777)
     os.chown("port-0.24.0", STRANGER, STRANGER)
@@ -63,7 +63,7 @@ def test_a_port_that_a_stranger_laid_into_the_working_folder_is_refused(
 
 
 def test_a_port_skips_no_file_of_another_installation(cli: Cli, ours: Path, tmp_path: Path) -> None:
-    assert cli("port", "replay", "0.24.0", "--patches", ours).exit == 1
+    assert cli("port", "replay", "--releases", "0.24.0", "--patches", ours).exit == 1
     theirs = tmp_path / "site"
     (theirs / world.PATH).parent.mkdir(parents=True)
     (theirs / world.PATH).write_bytes(b"theirs\n")

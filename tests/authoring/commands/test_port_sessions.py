@@ -22,7 +22,7 @@ RESOLVED = world.IN_THE_WAY.replace(
 
 def test_an_edit_is_not_lost_where_somebody_else_ported_the_feature(cli: Cli, ours: Path) -> None:
     """That the release is served now does not show that these files were carried out."""
-    cli("port", "replay", "0.24.0", "--patches", ours)
+    cli("port", "replay", "--releases", "0.24.0", "--patches", ours)
     shutil.copytree("port-0.24.0", "other")
     Path("port-0.24.0/replay/10-runner", world.PATH).write_bytes(RESOLVED)
     Path("other/replay/10-runner", world.PATH).write_bytes(world.PATCHED)
@@ -39,7 +39,7 @@ def test_the_session_of_another_feature_is_said_and_not_lost(cli: Cli, ours: Pat
     shutil.copytree(ours / "replay", ours / "other")
     toml = (ours / "other/feature.toml").read_text().replace('"replay"', '"other"')
     (ours / "other/feature.toml").write_text(toml)
-    cli("port", "replay", "0.24.0", "--patches", ours)
+    cli("port", "replay", "--releases", "0.24.0", "--patches", ours)
     for option in ("--retire", "--skip"):
         refused = cli("port", option, "other", "--patches", ours)
         assert refused.exit == 2
@@ -57,7 +57,7 @@ def test_the_session_of_another_feature_is_said_and_not_lost(cli: Cli, ours: Pat
 def test_a_release_that_left_the_index_keeps_the_session(
     cli: Cli, ours: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cli("port", "replay", "0.24.0", "--patches", ours)
+    cli("port", "replay", "--releases", "0.24.0", "--patches", ours)
     Path("port-0.24.0/replay/10-runner", world.PATH).write_bytes(RESOLVED)
     before, session = files(ours), files(Path("port-0.24.0"))
 
@@ -77,7 +77,7 @@ def test_a_release_that_left_the_index_keeps_the_session(
 
 
 def test_files_that_are_not_the_sessions_stay(cli: Cli, ours: Path) -> None:
-    cli("port", "replay", "0.24.0", "--patches", ours)
+    cli("port", "replay", "--releases", "0.24.0", "--patches", ours)
     Path("port-0.24.0/replay/10-runner", world.PATH).write_bytes(RESOLVED)
     notes = Path("port-0.24.0/replay/notes.md")
     notes.write_text("why\n")
@@ -91,7 +91,7 @@ def test_files_that_are_not_the_sessions_stay(cli: Cli, ours: Path) -> None:
 def test_a_session_that_was_carried_out_and_killed_is_over_with_the_next_continue(
     cli: Cli, ours: Path, monkeypatch: pytest.MonkeyPatch, wanted: bytes
 ) -> None:
-    cli("port", "replay", "0.24.0", "--patches", ours)
+    cli("port", "replay", "--releases", "0.24.0", "--patches", ours)
     Path("port-0.24.0/replay/10-runner", world.PATH).write_bytes(wanted)
 
     def killed(session: object) -> bool:

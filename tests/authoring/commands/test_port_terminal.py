@@ -37,7 +37,9 @@ def ours(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def port(ours: Path) -> Terminal:
     """The port as it is typed, up to its first question."""
-    terminal = Terminal(lambda: run(["port", "replay", "0.24.0", "--patches", str(ours)]))
+    terminal = Terminal(
+        lambda: run(["port", "replay", "--releases", "0.24.0", "--patches", str(ours)])
+    )
     terminal.wait_for(PROMPT)
     return terminal
 

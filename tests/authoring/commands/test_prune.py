@@ -17,7 +17,7 @@ from tests.support.cli import Cli, digest
 from tests.support.faults import FaultyOs, faulty, in_child, killing
 from tests.support.releases import serve
 
-WORDS = ("prune", "--oldest", "0.22.0", "--patches")
+WORDS = ("prune", "--releases", "0.22.0", "--patches")
 
 
 @pytest.fixture
@@ -37,10 +37,14 @@ def test_nothing_is_written_unless_it_is_asked_for(cli: Cli, ours: Path) -> None
     assert 'note merged = "0.24.0"' in result.out
     assert "evidence: no release from 0.22.0 on uses them" in result.out
     assert result.last == (
-        "Nothing was written: 3 proposals, which `overlay prune --write --oldest 0.22.0 --patches "
-        f"{ours}` carries out."
+        "Nothing was written: 3 proposals, which "
+        f"`overlay prune --write --releases 0.22.0 --patches {ours}` carries out."
     )
     assert digest(ours) == before
+    assert "`overlay prune` will write from 0.4.0 on" in result.err
+    looked = cli(*WORDS, ours, "--dry-run")
+    assert (looked.out, "warning: " in looked.err) == (result.out, False)
+    assert cli(*WORDS, ours, "--dry-run", "--write").exit == 2
     answer = cli(*WORDS, ours, "--json").json
     jsonschema.Draft202012Validator(SCHEMA).validate(answer)
     assert answer["code"] == "can-be-pruned"
@@ -92,8 +96,8 @@ def test_killed_at_every_call_it_is_as_before_or_as_after(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--oldest", "0.99.0"), "expected a release up to 0.25.0"),
-        (("--oldest", "newest"), "--oldest: "),
+        (("--releases", "0.99.0"), "expected a release up to 0.25.0"),
+        (("--releases", "newest"), "--releases newest: expected"),
     ],
 )
 def test_usage(cli: Cli, ours: Path, words: tuple[str, ...], said: str) -> None:
