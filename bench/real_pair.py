@@ -175,8 +175,9 @@ def train(args: argparse.Namespace) -> None:
 
 def chosen_prompts(args: argparse.Namespace) -> tuple[list[list[int]], list[list[int]]]:
     """Prompts to train on, and those held out, which are written where that was asked for."""
-    from bench.pair import answers
     from bench.pair.texts import questions
+
+    from bench.pair import answers
 
     tokenizer = answers.Tokenizer(args.model)
     every = questions(args.seed, [ROOT / "docs"])

@@ -18,6 +18,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -105,8 +106,28 @@ def dev_python() -> Path:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     requirements = text.partition("\n[tool.")[0]  # what is installed, not the tools' settings
     tools = "vLLM Overlay and the development tools"
-    steps = (Step("tools", tools, (*_PIP, "install", "-e", f"{ROOT}[dev]")),)
+    builder = site_builder()
+    steps = (
+        Step("tools", tools, (*_PIP, "install", "-e", f"{ROOT}[dev]")),
+        Step(" ".join(builder), "what builds the site of the pages", (*_PIP, "install", *builder)),
+    )
     return _make("dev", requirements, steps)
+
+
+def site_builder() -> tuple[str, ...]:
+    """The pinned requirements of the group ``docs`` in pyproject.toml.
+
+    Python 3.10, for which this file is checked, has no reader of TOML.
+
+    :raises EnvironmentFailed: if there is no such group in one line.
+    """
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    match = re.search(r"^\[dependency-groups\]\ndocs = (\[.*\])$", text, re.MULTILINE)
+    if match is None:
+        raise EnvironmentFailed(
+            "pyproject.toml: expected [dependency-groups] with docs, found none"
+        )
+    return tuple(json.loads(match[1]))
 
 
 def engine_python() -> Path:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from scripts import performance_paired
 
 #: What the others are compared with beside the first engine, where a sitting has it.
 OTHER = "V2"
 HEAD = ["vLLM", "GPU", "engine", "in flight", "output tokens a second", "over the first, by round"]
 HEAD += [f"over {OTHER}", "accepted at positions 1, 2, 3", "answers as the first's"]
+#: How a party is called that is the engine of another with the overlay.
+OVERLAY = " overlay"
+GAINS_HEAD = ["vLLM, GPU", "engines"]
 
 
 def rows(results: Path) -> list[list[str]]:
@@ -21,6 +26,39 @@ def rows(results: Path) -> list[list[str]]:
         for file in sorted(results.glob("*-real-text-*.json"))
         for row in _rows(json.loads(file.read_text(encoding="utf-8")))
     ]
+
+
+def gains(results: Path) -> list[list[str]]:
+    """A table of what engines with the overlay gave over stock ones, the newest sitting first.
+
+    :returns: its head, with a column for each load, and a row for each engine and what it is over.
+    """
+    documents = [
+        json.loads(file.read_text(encoding="utf-8")) for file in results.glob("*-real-text-*.json")
+    ]
+    documents.sort(key=lambda each: each["date"], reverse=True)
+    rows = [row for document in documents for row in _gains(document)]
+    loads = sorted({load for _, at in rows for load in at}, key=int, reverse=True)
+    head = [*GAINS_HEAD, *(f"{load} requests" for load in loads)]
+    return [head, *([*key, *(at.get(load, "") for load in loads)] for key, at in rows)]
+
+
+def _gains(sitting: Mapping[str, Any]) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """An engine over stock ones that were served beside it, by load."""
+    for name, party in sitting["parties"].items():
+        runner, overlay, _ = name.partition(OVERLAY)
+        about = party["engine"]
+        gpu = about["gpu"].removeprefix("NVIDIA ").partition(" ")[0]
+        for other in dict.fromkeys((runner, OTHER)) if overlay else ():
+            if other in sitting["parties"]:
+                at = {
+                    load.partition(" ")[0]: performance_paired.brief(
+                        _ratios(engines[name], engines[other])
+                    )
+                    for load, engines in sitting["loads"].items()
+                }
+                if any(at.values()):
+                    yield [f"{about['vllm']}, {gpu}", f"{name} / {other}"], at
 
 
 def _rows(sitting: Mapping[str, Any]) -> list[list[str]]:
@@ -45,16 +83,15 @@ def _rows(sitting: Mapping[str, Any]) -> list[list[str]]:
 
 
 def over(cell: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """Ratios of the rounds: their median, least and largest, and how many are above 1."""
+    """Ratios of the rounds that both served; see :func:`performance_paired.over`."""
+    return performance_paired.over(_ratios(cell, other))
+
+
+def _ratios(cell: Mapping[str, Any], other: Mapping[str, Any]) -> list[float]:
     if cell is other:
-        return ""
+        return []
     pairs = zip(cell["tokens_per_s"], other["tokens_per_s"], strict=True)
-    ratios = [own / its for own, its in pairs if own is not None and its is not None]
-    if not ratios:
-        return ""
-    above = sum(ratio > 1 for ratio in ratios)
-    span = f"{min(ratios):.2f} to {max(ratios):.2f}"
-    return f"{statistics.median(ratios):.2f} ({span}; {above} of {len(ratios)} above 1)"
+    return [own / its for own, its in pairs if own is not None and its is not None]
 
 
 def accepted(cell: Mapping[str, Any]) -> str:

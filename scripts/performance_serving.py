@@ -17,6 +17,9 @@ from overlay.proof.reports.benched import OVERLAY, STOCK, V2
 HEAD = ["vLLM", "GPU", "shape", "requests at a time", STOCK, OVERLAY, V2]
 HEAD += ["overlay / stock V1", "overlay / V2", "file"]
 
+#: Of the table that has a row for each engine and shape.
+RATIOS_HEAD = ["vLLM, GPU, shape", f"over {STOCK}, by requests at a time", f"over {V2}"]
+
 
 class Cell(NamedTuple):
     """Output tokens a second of the engines of one sitting.
@@ -86,6 +89,30 @@ def newest(cells: Iterable[Cell]) -> list[Cell]:
     for cell in sorted(cells, key=lambda each: each.date):
         found[cell.setting] = cell
     return [found[setting] for setting in sorted(found)]
+
+
+def ratio_rows(cells: Iterable[Cell]) -> list[list[str]]:
+    """A row for each release, GPU, shape and options, with the ratios at each load.
+
+    :param cells: the newest of each setting, in the order of the settings.
+    """
+    groups: dict[tuple[str, ...], list[Cell]] = {}
+    for cell in cells:
+        gpu = cell.gpu.removeprefix("NVIDIA ").partition(" ")[0]
+        about = (cell.release, gpu, cell.shape, *([f"`{cell.options}`"] if cell.options else []))
+        groups.setdefault(about, []).append(cell)
+    return [
+        [", ".join(about), *(_ratios(group, other) for other in (STOCK, V2))]
+        for about, group in groups.items()
+    ]
+
+
+def _ratios(cells: Iterable[Cell], other: str) -> str:
+    """``1: 2.55; 16: ≈ 2.16``: each load that has both engines."""
+    ratios = {
+        cell.requests: compared(cell.runs.get(OVERLAY), cell.runs.get(other)) for cell in cells
+    }
+    return "; ".join(f"{requests}: {ratio}" for requests, ratio in ratios.items() if ratio)
 
 
 def shown(runs: Sample | None) -> str:

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Write the tables and plots of docs/performance.md, and README's table, from bench/results/.
+"""Write what bench/results/ says: tables of pages, plots, and the appendices of measurements.
 
-render_performance.py            rewrite tables and plots in place
+render_performance.py            rewrite tables, plots and appendices in place
 render_performance.py --check    exit with 1 if one of them is not what the JSON says
 
+A page has a table between the markers ``NAME: begin`` and ``NAME: end``; ``tables`` has the names.
 Only plots need matplotlib (the extra ``bench``), and only where their data have changed.
 """
 
@@ -11,14 +12,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts import performance_plot, performance_real, performance_serving
+from scripts import (
+    default_runner,
+    performance_host,
+    performance_paired,
+    performance_plot,
+    performance_real,
+    performance_serving,
+)
 from scripts.performance_data import (
     BATCHES,
     Row,
@@ -34,11 +42,12 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench/results"
 PAGE = ROOT / "docs/performance.md"
 README = ROOT / "README.md"
+APPENDIX = ROOT / "docs/appendix"
 PLOT = ROOT / "docs/performance-step-time.svg"
 SUMMARY_PLOT = ROOT / "docs/performance.svg"
 GIB, MIB = 1 << 30, 1 << 20
-#: Functions shown of each profile.
-SHOWN = 25
+#: The first line of each page that is written whole.
+WRITTEN = "<!-- Written by scripts/render_performance.py from bench/results/; a test compares. -->"
 
 
 def table(head: list[str], rows: list[list[str]]) -> list[str]:
@@ -168,7 +177,7 @@ def comparison_table(sittings: list[Sitting]) -> list[str]:
     return table(head, rows)
 
 
-# ---- memory and profiles
+# ---- memory
 
 
 def _bytes(worker: dict[str, Any], name: str, unit: int) -> str:
@@ -209,45 +218,6 @@ def memory_table(sittings: list[Sitting]) -> list[str]:
     return table(head, rows) if rows else []
 
 
-def profile_tables(sittings: list[Sitting]) -> list[str]:
-    """Where the host's time goes, by function, where stacks were sampled."""
-    lines: list[str] = []
-    for sitting in sittings:
-        for row in sitting.rows:
-            sampled = row.last("sampled")
-            if sampled is None or "failed" in sampled:
-                continue
-            own, below = sampled["self_ms"], sampled["cumulative_ms"]
-            rows = [[f"`{name}`", f"{ms:.3f}", _ms(own, name)] for name, ms in below.items()]
-            rows = [line for line in rows if line[0].startswith("`vllm/v1/")][:SHOWN]
-            alone = [[f"`{name}`", _ms(below, name), f"{ms:.3f}"] for name, ms in own.items()]
-            what = (
-                f"{sitting.setting.words}, {row.engine}: {sampled['ms_per_step']:.2f} ms per step"
-            )
-            took = f"{sampled['ms_per_step']:.2f} ms per step"
-            samples = f"{sampled['samples']} samples by {sampled['sampler']}"
-            lines += [
-                "<details>",
-                f"<summary>{what}: {took}, {samples}</summary>",
-                "",
-                "Functions below `vllm/v1`, callees included (ms per step):",
-                "",
-                *table(["function", "with callees", "itself"], rows),
-                "",
-                "Functions by their own time (ms per step):",
-                "",
-                *table(["function", "with callees", "itself"], alone[:SHOWN]),
-                "",
-                "</details>",
-                "",
-            ]
-    return lines[:-1]
-
-
-def _ms(column: dict[str, float], name: str) -> str:
-    return f"{column[name]:.3f}" if name in column else ""
-
-
 # ---- the summary
 
 
@@ -266,27 +236,13 @@ def summary_table(sittings: list[Sitting]) -> list[str]:
     return table(head, rows)
 
 
-# ---- servers
+# ---- pages
 
 
-def servers_table(cells: Iterable[performance_serving.Cell]) -> list[str]:
-    """A line per cell."""
-    return table(performance_serving.HEAD, [cell.row for cell in cells])
-
-
-# ---- the page
-
-
-def tables(sittings: list[Sitting]) -> str:
-    """Everything between the markers ``tables``."""
+def step_times(sittings: list[Sitting]) -> str:
+    """The appendix of step times, the newest sitting of each setting first."""
     now, older = newest(sittings)
-    parts = ["## Log: acceptance", ""]
-    parts += acceptance_table(sorted(RESULTS.glob("*-acceptance-*.json")))
-    parts += ["", "## Log: step time", "", f"![Step time and GPU-busy share]({PLOT.name})", ""]
-    parts += [
-        "Step time with the overlay over step time without it; below 1 the overlay is faster.",
-        "",
-    ]
+    parts = [f"![Step time and GPU-busy share](../{PLOT.name})", "", STEP_TIMES_TOP, ""]
     parts += comparison_table(now)
     for sitting in now:
         parts += ["", *step_time_table(sitting)]
@@ -294,16 +250,97 @@ def tables(sittings: list[Sitting]) -> str:
         sitting for sitting in sittings if any(row.last("memory") for row in sitting.rows)
     )
     if memory := memory_table(weighed):
-        parts += ["", "## Log: memory", "", *memory]
-    if profiles := profile_tables(now):
-        parts += ["", "## Log: where the host's time goes", "", *profiles]
+        parts += ["", "## Memory", "", *memory]
     if older:
-        parts += ["", "## Log: older sittings", "", "<details>"]
-        parts += ["<summary>Sittings that a newer one of the same setting replaces</summary>"]
+        parts += ["", "## Older sittings", "", "A newer one of the same setting replaces each."]
         for sitting in older:
             parts += ["", *step_time_table(sitting)]
-        parts += ["", "</details>"]
     return "\n".join(parts)
+
+
+STEP_TIMES_TOP = """\
+Step time with the overlay over step time without it (`bench/compare.py`); below 1 the overlay is
+faster. A figure is the median of the repeats, \u00b1 half of their range. *GPU busy*: GPU time of a
+step, from a trace, over the time of a step that is not traced, so that it can be over 100 %.
+*`propose`, host*: median time that the host spends in the drafter, batch 1. *Graphs taken*: by how
+much the capture lowered the free memory of the device; *graph pools*: what PyTorch's allocator
+holds for graphs."""
+
+
+def appendices(sittings: list[Sitting]) -> dict[Path, str]:
+    """The pages that hold every sitting and every cell, by their path."""
+    served = performance_serving.documents(RESULTS)
+    servers = [cell.row for cell in performance_serving.cells_of(served)]
+    paired = [cell.row for cell in performance_paired.cells_of(RESULTS)]
+    acceptance = acceptance_table(sorted(RESULTS.glob("*-acceptance-*.json")))
+    bodies = {
+        "acceptance": ("Acceptance: every file of cells", [ACCEPTANCE_TOP, "", *acceptance]),
+        "step-times": ("Step times and memory: every sitting", [step_times(sittings)]),
+        "servers": (
+            "Servers: every sitting of `overlay bench`",
+            [
+                *table(performance_serving.HEAD, servers),
+                "",
+                *performance_serving.notes(served),
+            ],
+        ),
+        "paired-loads": (
+            "Engines in turn: every sitting of `bench/paired_load.py`",
+            [
+                PAIRED_TOP,
+                "",
+                *table(performance_paired.HEAD, paired),
+                "",
+                *performance_paired.notes(RESULTS),
+            ],
+        ),
+        "host-costs": (
+            "What features cost the host",
+            [HOST_TOP, "", *table(performance_host.HEAD, performance_host.rows(RESULTS))],
+        ),
+        "real-text": (
+            "Real text: every sitting of `bench/real_text.py`",
+            table(performance_real.HEAD, performance_real.rows(RESULTS)),
+        ),
+    }
+    return {
+        APPENDIX / f"{name}.md": "\n".join([WRITTEN, "", f"# {title}", "", *body, ""])
+        for name, (title, body) in bodies.items()
+    }
+
+
+ACCEPTANCE_TOP = """\
+Tiny models whose tokens and accepted drafts are known exactly, the oracle
+(`tests/gpu/acceptance.py`). A cell must equal the oracle or, where vLLM itself leaves it, the
+engine without graphs in the same cell. Replays are counted on the first rank."""
+
+
+PAIRED_TOP = """\
+*At once*: so many requests of one length. *In flight*: three times as many, so many at a time,
+whose answers have different lengths. Ratios are of the same round: their median, in brackets the
+least, the largest, and in how many rounds they were above 1."""
+
+
+HOST_TOP = """\
+Microseconds on one core of a busy CPU, of vLLM's own functions and of the feature's in their place
+(`bench/steady_scheduler.py`, `bench/held_slots.py`, `bench/batched_bookkeeping.py`). No model ran:
+nothing about serving follows."""
+
+
+def tables(sittings: list[Sitting]) -> dict[str, str]:
+    """The tables that pages may show, by name."""
+    served = performance_serving.cells_of(performance_serving.documents(RESULTS))
+    gains = performance_paired.gains(performance_paired.cells_of(RESULTS))
+    ratios = performance_serving.ratio_rows(performance_serving.newest(served))
+    real = performance_real.gains(RESULTS)
+    drawn = {
+        "default": table(default_runner.HEAD, default_runner.rows(RESULTS)),
+        "gains": table(gains[0], gains[1:]),
+        "summary": summary_table(newest(sittings)[0]),
+        "servers": table(performance_serving.RATIOS_HEAD, ratios),
+        "real": table(real[0], real[1:]),
+    }
+    return {name: "\n".join(lines) for name, lines in drawn.items()}
 
 
 def between(page: str, name: str, text: str) -> str:
@@ -317,21 +354,20 @@ def between(page: str, name: str, text: str) -> str:
     return f"{before}{begin}\n{text}\n{end}{after}"
 
 
+def filled(page: str, drawn: dict[str, str]) -> str:
+    """A page with each table for which it has markers."""
+    for name, text in drawn.items():
+        if re.search(f"<!-- {name}: (begin|end) -->", page):
+            page = between(page, name, text)
+    return page
+
+
 def pages(sittings: list[Sitting]) -> dict[Path, str]:
     """Every page that shows results, by its path, with the tables that the JSON gives."""
-    ratios = "\n".join(summary_table(newest(sittings)[0]))
-    page = between(PAGE.read_text(encoding="utf-8"), "summary", ratios)
-    servers = performance_serving.documents(RESULTS)
-    cells = performance_serving.cells_of(servers)
-    newest_cells = "\n".join(servers_table(performance_serving.newest(cells)))
-    log = "\n".join([*servers_table(cells), "", *performance_serving.notes(servers)])
-    page = between(between(page, "servers", newest_cells), "servers-log", log)
-    real = "\n".join(table(performance_real.HEAD, performance_real.rows(RESULTS)))
-    page = between(page, "real", real)
-    return {
-        PAGE: between(page, "tables", tables(sittings)),
-        README: between(README.read_text(encoding="utf-8"), "summary", ratios),
-    }
+    drawn = tables(sittings)
+    drawn["default"] = "\n".join(table(default_runner.HEAD, default_runner.rows(RESULTS)))
+    shown = {page: filled(page.read_text(encoding="utf-8"), drawn) for page in (PAGE, README)}
+    return shown | appendices(sittings)
 
 
 def stale_plots(sittings: list[Sitting]) -> list[Path]:
@@ -356,7 +392,10 @@ def main() -> int:
     written = pages(sittings)
     stale = [PLOT, SUMMARY_PLOT] if arguments.redraw else stale_plots(sittings)
     if arguments.check:
-        current = all(path.read_text(encoding="utf-8") == text for path, text in written.items())
+        current = all(
+            path.is_file() and path.read_text(encoding="utf-8") == text
+            for path, text in written.items()
+        )
         return int(not current or bool(stale))
     for path, text in written.items():
         path.write_text(text, encoding="utf-8")

@@ -1,5 +1,8 @@
 """All 19 releases, as a user would: check, apply, apply again, diff, revert.
 
+CI takes some of them (``tests/support/covering.py``): that each hunk lands on each release is shown
+by ``tests/features/test_shipped_features.py``.
+
 The sources come from the configured package index, once, into the user's cache.
 """
 
@@ -25,6 +28,7 @@ from overlay.cli.run import run
 from overlay.package import KNOWN_RELEASES, VLLM
 from overlay.targets.releases import CachedRelease
 from overlay.targets.resolution import resolve
+from tests.support.covering import each_release
 
 pytestmark = [pytest.mark.network, pytest.mark.slow]
 
@@ -121,7 +125,7 @@ def git_apply(diff: str, folder: Path, *options: str) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-@pytest.mark.parametrize("release", KNOWN_RELEASES)
+@pytest.mark.parametrize("release", each_release())
 def test_a_release_from_check_to_revert(
     release: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

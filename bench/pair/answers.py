@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from bench.pair.texts import Question
 
 from bench.pair.llama import Decoding, padded
-from bench.pair.texts import Question
 
 #: The temperatures of answers that are trained on.
 TEMPERATURES = (0.0, 0.0, 0.7, 1.0)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
 from overlay.errors import PackageIndexError, UsageError, without_secrets
+from overlay.results.invocation import is_offline
 
 if TYPE_CHECKING:
     import requests
@@ -87,8 +88,9 @@ def page_of(url: str) -> WebPage:
 def fetch(url: str, limit: int) -> bytes:
     """The bytes that a URL serves.
 
-    :raises FetchError: if there is no network, no such page, an answer of more than ``limit``
-        bytes or ``SECONDS`` seconds, headers and redirects included, or one that is a web page.
+    :raises FetchError: if there is no network, or ``--offline``, no such page, an answer of more
+        than ``limit`` bytes or ``SECONDS`` seconds, headers and redirects included, or one that is
+        a web page.
     """
     from urllib3.exceptions import HTTPError
 
@@ -96,6 +98,11 @@ def fetch(url: str, limit: int) -> bytes:
     from overlay.targets.limits import Carrier, Clock
 
     name, clock = without_secrets(url), Clock(SECONDS)
+    if is_offline():
+        raise FetchError(
+            f"{name}: --offline forbids the network: omit it, or save the diff to a file and "
+            "import that"
+        )
     parts: list[bytes] = []
     try:
         with clock.running(SECONDS), Carrier() as carrier:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from overlay import __version__
+from overlay.cli.deprecations import current_spelling
 from overlay.commands import wings
 
 if TYPE_CHECKING:
@@ -23,11 +24,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 class View:
     """How the user wants to see an answer; the object of click's contexts.
 
-    :ivar json: as JSON; :ivar verbose: with every file and hunk.
+    :ivar json: as JSON; :ivar verbose: with every file and hunk; :ivar quiet: the last line alone.
+    :ivar color: ``always``, ``never``, or ``auto``: on a terminal.
     """
 
     json = False
     verbose = False
+    quiet = False
+    color = "auto"
 
 
 class CommandEntry(NamedTuple):
@@ -35,73 +39,90 @@ class CommandEntry(NamedTuple):
 
     :ivar module: the module that defines it.
     :ivar summary: what it does, in one sentence; shown in the overview and by shells.
+    :ivar group: the heading below which the overview lists it.
     """
 
     module: str
     summary: str
+    group: str
 
 
-#: Command -> its entry, in the order in which commands are used.
-COMMANDS = {
-    "check": CommandEntry("overlay.cli.patching", "Say whether the patches match; write nothing."),
-    "apply": CommandEntry("overlay.cli.patching", "Patch a vLLM: all of it or nothing."),
-    "revert": CommandEntry("overlay.cli.patching", "Put every byte back."),
-    "status": CommandEntry(
-        "overlay.cli.patching",
-        "Say what is applied, and whether it is intact.",
+#: The modules that define commands.
+_PATCHING = "overlay.cli.patching"
+_ABOUT = "overlay.cli.about"
+_AUTHORING = "overlay.authoring.cli"
+_PORTING = "overlay.authoring.cli_port"
+_HISTORY = "overlay.authoring.cli_history"
+_PROOF = "overlay.proof.cli"
+
+#: The commands of each group: name, module and summary, in the order in which they are used.
+_GROUPS = {
+    "Use": (
+        ("check", _PATCHING, "Say whether the patches match; write nothing."),
+        ("apply", _PATCHING, "Patch a vLLM: all of it or nothing."),
+        ("status", _PATCHING, "Say what is applied, and whether it is intact."),
+        ("revert", _PATCHING, "Put every byte back."),
+        ("list", _PATCHING, "Show the features and the releases they are made for."),
+        ("show", _PATCHING, "Show one feature: its fault, releases, evidence and switch."),
+        ("diff", _PATCHING, "Print the change as one unified diff."),
+        ("adopt", _PATCHING, "Take over patches that were applied without a ledger."),
+        ("doctor", _ABOUT, "Show everything that a bug report needs, and what needs you."),
+        ("report", _ABOUT, "Write check, status, doctor and the matrix on one page."),
     ),
-    "adopt": CommandEntry(
-        "overlay.cli.patching", "Take over patches that were applied without a ledger."
+    "Author": (
+        ("import", _AUTHORING, "Make a feature of a diff, of mails, or of a pull request."),
+        ("new", _AUTHORING, "Make a feature: of files to edit, or of edits."),
+        ("edit", _AUTHORING, "Edit a feature as files, in a session's folder."),
+        ("port", _PORTING, "Carry features to another release."),
+        ("log", _HISTORY, "Show a feature from release to release, or all as a matrix."),
+        ("prune", _HISTORY, "Propose what a folder of patches no longer needs."),
+        ("export", _HISTORY, "Write features as a mailbox that git am takes."),
     ),
-    "diff": CommandEntry("overlay.cli.patching", "Print the change as one unified diff."),
-    "list": CommandEntry(
-        "overlay.cli.patching", "Show the features and the releases they are made for."
+    "Prove": (
+        ("verify", _PROOF, "Serve your models with and without draft graphs; compare drafts."),
+        ("bench", _PROOF, "Time stock V1, the overlay and V2 on your GPU, in turn."),
     ),
-    "show": CommandEntry(
-        "overlay.cli.patching", "Show one feature: its fault, releases, evidence and switch."
+    "Other": (
+        ("cache", _ABOUT, "Show or empty the cache: dir, size or clean."),
+        ("completion", _ABOUT, "Print what makes your shell complete overlay's words."),
+        ("help", _ABOUT, "Show the help of a command."),
     ),
-    "doctor": CommandEntry(
-        "overlay.cli.about", "Show everything that a bug report needs, and what needs you."
-    ),
-    "report": CommandEntry(
-        "overlay.cli.about", "Collect check, status, doctor and the matrix on one page of HTML."
-    ),
-    "bench": CommandEntry(
-        "overlay.proof.cli", "Time stock V1, the overlay and V2 on your GPU, in turn."
-    ),
-    "verify": CommandEntry(
-        "overlay.proof.cli",
-        "Serve your models with and without draft graphs, and compare the drafts.",
-    ),
-    "cache": CommandEntry("overlay.cli.about", "Show or empty the cache: dir, size or clean."),
-    "completion": CommandEntry(
-        "overlay.cli.about", "Print what makes your shell complete overlay's words."
-    ),
-    "help": CommandEntry("overlay.cli.about", "Show the help of a command."),
-    "import": CommandEntry(
-        "overlay.authoring.cli", "Make a feature of a diff, of mails, or of a pull request."
-    ),
-    "new": CommandEntry("overlay.authoring.cli", "Make a feature: of files to edit, or of edits."),
-    "edit": CommandEntry(
-        "overlay.authoring.cli", "Edit a feature as files, in a session's folder."
-    ),
-    "log": CommandEntry(
-        "overlay.authoring.cli_history",
-        "Show a feature from release to release, or all as a matrix.",
-    ),
-    "prune": CommandEntry(
-        "overlay.authoring.cli_history",
-        "Propose what a folder of patches no longer needs.",
-    ),
-    "export": CommandEntry(
-        "overlay.authoring.cli_history", "Write features as a mailbox that git am takes."
-    ),
-    "port": CommandEntry("overlay.authoring.cli_port", "Carry features to another release."),
 }
+
+#: Command -> its entry, in the order of the overview.
+COMMANDS = {
+    name: CommandEntry(module, summary, group)
+    for group, entries in _GROUPS.items()
+    for name, module, summary in entries
+}
+
+
+class OverlayCommand(click.Command):
+    """A command that knows former spellings, and lists what it alone has before what all have."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments in today's spelling."""
+        return super().parse_args(ctx, current_spelling(str(self.name), args))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write both lists."""
+        options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
+        for common, title in ((False, "Options"), (True, "Options of every command")):
+            listed = [each for each in options if (each.name in _OF_EVERY_COMMAND) is common]
+            rows = [row for each in listed if (row := each.get_help_record(ctx)) is not None]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
+#: The names of the parameters that every command has.
+_OF_EVERY_COMMAND = frozenset({"patches", "json", "verbose", "quiet", "offline", "color"})
 
 
 class _Commands(click.Group):
     """A group that imports the module of a command when the command is asked for."""
+
+    command_class = OverlayCommand
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Names in the order in which commands are used."""
@@ -135,8 +156,22 @@ class _Commands(click.Group):
         formatter: click.HelpFormatter,
     ) -> None:
         """Write the overview; click would import every command for its first sentence."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name].summary) for name in self.list_commands(ctx)])
+        names = self.list_commands(ctx)
+        width = max(map(len, names))
+        for group in dict.fromkeys(COMMANDS[name].group for name in names):
+            with formatter.section(group):
+                formatter.write_dl(
+                    [
+                        (f"{name:<{width}}", COMMANDS[name].summary)
+                        for name in names
+                        if COMMANDS[name].group == group
+                    ]
+                )
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands, and then the options that all of them have."""
+        self.format_commands(ctx, formatter)
+        click.Command.format_options(self, ctx, formatter)
 
 
 #: What others call a command whose name looks like that of its opposite.
@@ -168,10 +203,59 @@ def patches_option(command: F) -> F:
         multiple=True,
         expose_value=False,
         callback=_add_patches,
-        help="Also use the features in this folder; may be given several times, here or before "
-        "the command. An overlay.toml names folders once for a project.",
+        help="Also use the features in this folder; may be repeated, here or before the command. "
+        "An overlay.toml names folders once for a project.",
         shell_complete=lambda *args: [completion_item(args[2], type="dir")],
     )(command)
+
+
+def _look(context: click.Context, parameter: click.Parameter, value: object) -> None:
+    """Keep in the ``View`` what an option says; one before the command holds behind it, too."""
+    view = context.ensure_object(View)
+    if value not in (False, None):
+        setattr(view, str(parameter.name), value)
+    if view.quiet and view.verbose:
+        raise click.UsageError("--quiet and --verbose: give one of them.", context)
+
+
+def view_option(*names: str, text: str, **how: Any) -> Callable[[F], F]:
+    """An option that says how an answer is to be shown, named as the attribute of ``View``."""
+    return click.option(*names, expose_value=False, callback=_look, help=text, **how)
+
+
+def _forbid_network(
+    context: click.Context,  # noqa: ARG001 - click's signature
+    parameter: click.Parameter,  # noqa: ARG001 - click's signature
+    value: bool,
+) -> None:
+    if value:
+        from overlay.results.invocation import stay_offline
+
+        stay_offline()
+
+
+def everywhere(command: F) -> F:
+    """``-q``, ``--offline`` and ``--color``, which hold before and behind every command."""
+    quiet = view_option(
+        "-q",
+        "--quiet",
+        is_flag=True,
+        text="Only the last line, and errors; no progress, no notes.",
+    )
+    offline = click.option(
+        "--offline",
+        is_flag=True,
+        expose_value=False,
+        callback=_forbid_network,
+        help="Use no network: what needs it ends with 2 and says so.",
+    )
+    color = view_option(
+        "--color",
+        type=click.Choice(["auto", "always", "never"]),
+        text="When to colour what is printed (default: auto, on a terminal and as NO_COLOR or "
+        "FORCE_COLOR say).",
+    )
+    return quiet(offline(color(command)))
 
 
 def _add_patches(
@@ -196,6 +280,7 @@ def _add_patches(
     __version__, "-V", "--version", prog_name="overlay", message="%(prog)s %(version)s"
 )
 @patches_option
+@everywhere
 @click.pass_context
 def cli(context: click.Context) -> str | None:
     """Source patches for an installed vLLM, applied by their anchors.

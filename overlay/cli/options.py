@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from overlay.cli.group import View, completion_item, patches_option
+from overlay.cli.group import View, completion_item, everywhere, patches_option, view_option
 from overlay.commands.project import find_project
 from overlay.commands.request import Request
 from overlay.errors import OverlayError
@@ -64,7 +64,9 @@ def with_request(command: Callable[..., Report]) -> Callable[..., Report]:
         refuse_both(shared.get("target"), shared.get("python"))
         takes_patches = any(each.name == "patches" for each in context.command.params)
         folders = patches_of(context) if takes_patches else ()
-        with Meter() as progress:
+        view = context.ensure_object(View)
+        with Meter(color=view.color) as meter:
+            progress = None if view.quiet else meter
             request = Request(tuple(map(str, folders)), progress=progress, **shared)
             with invoked(request.invocation(str(context.info_name), named_patches(context))):
                 return command(request.with_current_ids(), **options)
@@ -75,6 +77,11 @@ def with_request(command: Callable[..., Report]) -> Callable[..., Report]:
 def wants_json() -> bool:
     """Whether the command that runs is to answer in JSON."""
     return click.get_current_context().ensure_object(View).json
+
+
+def ask_for_json() -> None:
+    """Let the command that runs answer in JSON."""
+    click.get_current_context().ensure_object(View).json = True
 
 
 def complete_features(
@@ -160,22 +167,13 @@ require_option = click.option(
 )
 
 
-def _view_option(*names: str, text: str) -> Callable[[F], F]:
-    """A flag that says how the answer is to be shown, named as the attribute of ``View``."""
-
-    def look(context: click.Context, parameter: click.Parameter, value: bool) -> None:
-        setattr(context.ensure_object(View), str(parameter.name), value)
-
-    return click.option(*names, is_flag=True, expose_value=False, callback=look, help=text)
-
-
 #: ``--json``.
-json_option = _view_option("--json", text="Answer in JSON on standard output.")
+json_option = view_option("--json", is_flag=True, text="Answer in JSON on standard output.")
 
 
 def verbose_option(text: str) -> Callable[[F], F]:
     """``-v``."""
-    return _view_option("-v", "--verbose", text=text)
+    return view_option("-v", "--verbose", is_flag=True, text=text)
 
 
 #: ``--python PATH``: the vLLM of another Python environment.
@@ -189,9 +187,9 @@ python_option = click.option(
 
 
 def common_options(command: F) -> F:
-    """``--patches``, ``--json`` and ``-v``, which every command has."""
+    """``--patches``, ``--json``, ``-v`` and what else every command has."""
     verbose = verbose_option("Also show every file and hunk, and where it lands.")
-    return patches_option(json_option(verbose(command)))
+    return patches_option(json_option(verbose(everywhere(command))))
 
 
 def target_argument(command: F) -> F:

@@ -10,6 +10,7 @@ from overlay.cli.group import cli
 from overlay.cli.options import (
     TARGET_HELP,
     WRITABLE_HELP,
+    ask_for_json,
     asks,
     complete_features,
     complete_target,
@@ -44,11 +45,13 @@ _ONLY = "Only this feature; may be given several times."
     "worse.",
 )
 @click.option(
-    "--format",
+    "--output-format",
     "form",
-    type=click.Choice(["text", "markdown", "junit"]),
+    type=click.Choice(["text", "json", "github", "junit", "markdown"]),
     default="text",
-    help="With --since: how to write what changed.",
+    show_default=True,
+    help="How to write it, or what changed (--since): github is annotations at the lines of "
+    "your patches.",
 )
 @python_option
 @feature_option(_ONLY)
@@ -67,15 +70,22 @@ def check(
       overlay check --releases all                 # every release, as a table
       overlay check --releases new                 # what came out since this overlay
       overlay check vllm-ascend==0.23.0.post1      # a release of another package
-      overlay check --releases all --since last-night.json --format markdown
+      overlay check --releases all --output-format github    # in CI
+      overlay check --releases all --since last-night.json --output-format markdown
     """
     refuse_both(targets, request.python)
-    if how["form"] != "text" and (how["since"] is None or wants_json()):
-        raise click.UsageError("--format writes what changed: it goes with --since, not --json.")
+    form = how["form"]
+    if form == "json":
+        ask_for_json()
+    if wants_json():
+        if form not in ("text", "json"):
+            raise click.UsageError(f"--json and --output-format {form}: give one of them.")
+        form = "text"
     report = commands.check(request, targets, releases, pre=how["pre"])
-    if how["since"] is None:
+    if how["since"] is None and form == "text":
         return report
-    return commands.since(report, in_home(how["since"]), request.at_hand(), how["form"])
+    earlier = None if how["since"] is None else in_home(how["since"])
+    return commands.since(report, earlier, request.at_hand(), form)
 
 
 @cli.command(epilog=WRITABLE_HELP)

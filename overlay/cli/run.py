@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -33,15 +34,16 @@ def _run(arguments: Sequence[str]) -> int:
         _open_streams()
         view = View()
         with warnings.catch_warnings():
-            warnings.showwarning = _note  # type: ignore[assignment]  # it needs the text alone
+            warnings.showwarning = partial(_note, view)
             answer = _answer(list(arguments), view)
         return answer if isinstance(answer, int) else _deliver(answer, view)
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
 
 
-def _note(message: Warning | str, *_: object) -> None:
-    sys.stderr.write(f"note: {message}\n")
+def _note(view: View, message: Warning | str, *_: object) -> None:
+    if not view.quiet:
+        sys.stderr.write(f"note: {message}\n")
 
 
 def _answer(arguments: list[str], view: View) -> Report | str | int:
@@ -168,10 +170,14 @@ def _write(answer: Report | str, view: View) -> None:
         # A path may hold bytes that the terminal's encoding has no character for.
         # What Python opens can be told so, though not every text stream can.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    if answer.body is not None:
-        sys.stdout.buffer.write(answer.body)
+    body = answer.body
+    if body is not None:
+        sys.stdout.buffer.write(body)
         sys.stdout.flush()
     from overlay.report.lines import paint
 
-    silent_stdout = answer.body is not None or answer.exit == ERROR
-    paint(answer.lines(verbose=view.verbose), sys.stderr if silent_stdout else sys.stdout)
+    stream = sys.stderr if body is not None or answer.exit == ERROR else sys.stdout
+    lines = answer.lines(verbose=view.verbose)
+    if view.quiet:
+        lines = (*answer.error_lines(), *(() if answer.exit == ERROR else lines[-1:]))
+    paint(lines, stream, view.color)

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from overlay.errors import OverlayError
@@ -58,8 +59,9 @@ def in_threads(
     # Imported here and below, since a check of one target needs no pool.
     from concurrent.futures import ThreadPoolExecutor
 
+    contexts = [copy_context() for _ in things]  # each thread knows what the user named
     with _unless_interrupted(ThreadPoolExecutor(threads)) as pool:
-        return stepped(pool.map(work, things), step)
+        return stepped(pool.map(lambda each, thing: each.run(work, thing), contexts, things), step)
 
 
 def in_processes(

@@ -1,8 +1,11 @@
-"""``overlay check --since``: compare a check with the JSON of an earlier one."""
+"""``overlay check --since`` and ``--output-format``: what changed, and what CI shows of it.
+
+Without an earlier check, all that needs somebody is new.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
@@ -10,6 +13,7 @@ from typing import Any, NamedTuple
 
 from overlay._features.model import Feature
 from overlay._features.patch_headers import author, last_update
+from overlay.commands.annotations import runner_commands
 from overlay.errors import UsageError, described
 from overlay.report.model import TargetReport
 from overlay.report.since import Ownership, SinceReport, StateChange, Turn, changed_since
@@ -37,15 +41,15 @@ class _Cell(NamedTuple):
 
 
 def since(
-    report: CheckReport, earlier: Path, features: Iterable[Feature], form: str = "text"
+    report: CheckReport, earlier: Path | None, features: Sequence[Feature], form: str = "text"
 ) -> SinceReport:
     """What changed between an earlier report and this one.
 
-    :param earlier: what ``overlay check --json`` wrote; :param features: those at hand.
-    :param form: ``text``, ``markdown`` or ``junit``.
+    :param earlier: what ``overlay check --json`` wrote; ``None`` where there is none.
+    :param features: those at hand; :param form: ``text``, ``markdown``, ``junit`` or ``github``.
     :raises UsageError: if that is no such report.
     """
-    before = _earlier(earlier)
+    before = {} if earlier is None else _earlier(earlier)
     now = dict(_cells(report.checked))
     targets_now = {target.target for target in report.checked}
     upkeeps = {feature.id: upkeep(feature) for feature in features}
@@ -65,8 +69,10 @@ def since(
                 )
             )
     own = {each.name: getattr(report, each.name) for each in fields(report)}
-    name = str(earlier)
-    own["conclusion"] = changed_since(differences, report.conclusion, name)
+    name = "" if earlier is None else str(earlier)
+    if earlier is not None:
+        own["conclusion"] = changed_since(differences, report.conclusion, name)
+    worse = {(*change[:3],) for change in differences if change.turn is Turn.WORSE}
     today = datetime.now().astimezone().date()
     return SinceReport(
         **own,
@@ -74,6 +80,7 @@ def since(
         differences=tuple(differences),
         today=today,
         form=form,
+        annotations=runner_commands(report, features, worse) if form == "github" else "",
     )
 
 

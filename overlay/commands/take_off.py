@@ -63,7 +63,7 @@ class _Removal:
     """What is to go from one package, and what stays there.
 
     :ivar applied: ids of the features that are applied; :ivar going: those that are taken off.
-    :ivar staying: the features that stay; :ivar plan: these, on the pristine text.
+    :ivar staying: the features that stay; :ivar plan: of these, or of all where none goes.
     :ivar obstacles: what keeps them from staying as they are.
     """
 
@@ -158,7 +158,7 @@ def _removal(
         going = [name for name in applied if name in request.features]
         staying = _staying(ledger, features, going)
         obstacles = () if ledger is None else _obstacles(ledger, target, features, staying, going)
-        plan = Plan(())
+        plan = Plan(() if ledger is None else tuple(entry.result for entry in ledger.applied))
         if ledger is not None and going and not obstacles:
             view = pristine_view(target, ledger, ledgers.copies(root, target.package))
             with all_unreadable(needed(target, staying, ledger), target.read):
@@ -171,7 +171,7 @@ def _refused(removals: Sequence[_Removal], answers: Sequence[TargetReport]) -> R
     """The report of a removal without which the other features could not stay."""
     verdicts, reports = [], []
     for each, answer in zip(removals, answers, strict=True):
-        reports.append(replace(answer, obstacles=each.obstacles))
+        reports.append(replace(answer, obstacles=each.obstacles, features=each.plan.features))
         if each.refused:
             verdicts.append(not_taken_off(reports[-1], each.going))
     return RevertReport(together(verdicts), reports[0], others=tuple(reports[1:]))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from overlay.cli.group import cli
+from overlay.cli.group import cli, everywhere
 from overlay.cli.options import json_option, verbose_option, with_request
 from overlay.commands.output import write_output
 from overlay.errors import UsageError
@@ -81,6 +81,7 @@ option = functools.partial(click.option, show_default=True)
 )
 @json_option
 @verbose_option("Also show what the graphs did on every rank.")
+@everywhere
 @click.argument("arguments", metavar="[-- ENGINE ARGUMENTS]", nargs=-1)
 @with_request
 def verify(request: Request, /, modes: tuple[str, ...], **options: Any) -> Report:
@@ -244,6 +245,7 @@ def _refuse_side_by_side(_: click.Context, __: click.Parameter, value: bool) -> 
     "--logs", type=click.Path(path_type=Path, file_okay=False), help="Keep what the engines print."
 )
 @json_option
+@everywhere
 @click.argument("arguments", metavar="[-- ENGINE ARGUMENTS]", nargs=-1)
 @with_request
 def bench(

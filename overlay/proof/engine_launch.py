@@ -8,6 +8,8 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from overlay.results.invocation import is_offline
+
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -27,10 +29,14 @@ def link_packages(folder: Path, packages: Iterable[Path] = ()) -> Path:
 
 
 def append_path(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """Copy environment variables with ``folder`` as the last entry of ``PYTHONPATH``."""
+    """Copy environment variables with ``folder`` as the last entry of ``PYTHONPATH``.
+
+    With ``--offline`` the hub's client is told, too.
+    """
     before = environment.get("PYTHONPATH")
     path = f"{before}{os.pathsep}{folder}" if before else str(folder)
-    return {**environment, "PYTHONPATH": path}
+    offline = {"HF_HUB_OFFLINE": "1"} if is_offline() else {}
+    return {**environment, "PYTHONPATH": path, **offline}
 
 
 class WriterFailed(RuntimeError):

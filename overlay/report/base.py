@@ -136,14 +136,19 @@ class Report:
 
             lines += target_lines(self.targets, verbose=verbose)
         lines += self.own_lines(verbose=verbose)
-        if self.error is not None:
-            first, *rest = self.error.splitlines() or [""]
-            lines.append(labelled(0, "error: ", first, "bad"))
-            lines += [labelled(0, "       ", text) for text in rest]
+        lines += self.error_lines()
         if lines and lines[-1] != BLANK:
             lines.append(BLANK)
         style = "good" if self.exit is Exit.OK else "bad"
         return (*lines, Line((), (Span(self.verdict, style),)))
+
+    def error_lines(self) -> Iterable[Line]:
+        """The lines for people of ``error``."""
+        if self.error is not None:
+            first, *rest = self.error.splitlines() or [""]
+            yield labelled(0, "error: ", first, "bad")
+            for text in rest:
+                yield labelled(0, "       ", text)
 
     def first_lines(self) -> Iterable[Line]:
         """The lines for people that come before those of the targets."""

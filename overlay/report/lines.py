@@ -8,8 +8,9 @@ text ends here: whatever a line holds, no control character of it is written.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from overlay.report.words import enumeration
 from overlay.untrusted import printable
@@ -83,25 +84,52 @@ _STYLES = {
 }
 
 
-def paint(lines: Iterable[Line], stream: TextIO) -> None:
-    """Write the lines: coloured and wrapped at words on a terminal, one by one elsewhere."""
-    if stream.isatty():
-        _paint_rich(lines, stream)
+def is_coloured(stream: TextIO, color: str) -> bool:
+    """Whether a stream gets colours.
+
+    :param color: ``always``, ``never``, or ``auto``: NO_COLOR and FORCE_COLOR say, in this order,
+        else whether it is a terminal.
+    """
+    if color != "auto":
+        return color == "always"
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
+
+
+def console_options(stream: TextIO, color: str) -> dict[str, Any]:
+    """What makes a console of rich write colours, or none, as the user wants it."""
+    options: dict[str, Any] = {"file": stream, "legacy_windows": False}
+    if not is_coloured(stream, color):
+        return {**options, "color_system": None, "force_terminal": stream.isatty()}
+    if color == "always" or not stream.isatty():
+        return {**options, "color_system": "standard", "force_terminal": True, "no_color": False}
+    return options
+
+
+def paint(lines: Iterable[Line], stream: TextIO, color: str = "auto") -> None:
+    """Write the lines: wrapped at words on a terminal, one by one elsewhere.
+
+    :param color: as ``is_coloured`` has it.
+    """
+    if stream.isatty() or is_coloured(stream, color):
+        _paint_rich(lines, stream, color)
     else:
         stream.write("".join(f"{line}\n" for line in lines))
     stream.flush()
 
 
-def _paint_rich(lines: Iterable[Line], stream: TextIO) -> None:
+def _paint_rich(lines: Iterable[Line], stream: TextIO, color: str) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(file=stream, highlight=False, markup=False, emoji=False)
+    options = console_options(stream, color)
+    console = Console(**options, highlight=False, markup=False, emoji=False)
     for line in lines:
         head = Text.assemble(*((span.escaped, _STYLES.get(span.style, "")) for span in line.head))
         body = Text.assemble(*((span.escaped, _STYLES.get(span.style, "")) for span in line.body))
         room = console.width - head.cell_len
-        if head.cell_len + body.cell_len <= console.width or room < 24:
+        if head.cell_len + body.cell_len <= console.width or room < 24 or not stream.isatty():
             console.print(head + body, soft_wrap=True)
             continue
         # The body wraps under its own beginning, so that the labels stay a column.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from overlay.report.lines import console_options
 from overlay.untrusted import printable
 
 if TYPE_CHECKING:
@@ -133,12 +134,16 @@ class Meter:
     of that goes on a thread looks every moment at what is to be shown.
 
     :param stream: where to; default: standard error.
-    :param clock: seconds, for tests.
+    :param clock: seconds, for tests; :param color: ``never`` draws bars without colours.
     """
 
     def __init__(
-        self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        color: str = "auto",
     ) -> None:
+        self._color = color
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
         self._began: dict[str, float] = {}
@@ -252,7 +257,7 @@ class Meter:
                 TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 TextColumn("{task.fields[amount]}", markup=False),
-                console=Console(file=self._stream),
+                console=Console(**console_options(self._stream, self._color)),
                 transient=True,
                 auto_refresh=False,
             )

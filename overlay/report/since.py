@@ -1,4 +1,4 @@
-"""The report of ``check --since``: what changed since an earlier one, also as Markdown or JUnit."""
+"""What changed since an earlier check, or all that one says, also as Markdown or JUnit."""
 
 from __future__ import annotations
 
@@ -96,21 +96,26 @@ class StateChange(NamedTuple):
 class SinceReport(CheckReport):
     """What changed between an earlier check and this one.
 
-    :ivar earlier: the file of the earlier one; :ivar form: ``markdown`` or ``junit``, else text.
+    :ivar earlier: the file of the earlier one; empty where there was none.
+    :ivar form: ``markdown``, ``junit`` or ``github``, else text.
     :ivar today: the day of this check.
+    :ivar annotations: the commands of GitHub's runner, where these were asked for.
     """
 
     earlier: str = ""
     differences: tuple[StateChange, ...] = ()
     today: date = date.min
     form: str = "text"
+    annotations: str = ""
 
     @property
     def body(self) -> bytes | None:
-        """The Markdown or the XML of JUnit, where that was asked for."""
+        """The Markdown, the XML of JUnit or the annotations, where these were asked for."""
         if self.form == "text":
             return None
-        text = self._markdown() if self.form == "markdown" else self._junit()
+        text = self.annotations
+        if self.form != "github":
+            text = self._markdown() if self.form == "markdown" else self._junit()
         return text.encode("utf-8", "backslashreplace")
 
     def lines(self, *, verbose: bool = False) -> tuple[Line, ...]:
@@ -118,7 +123,8 @@ class SinceReport(CheckReport):
         if verbose or self.exit is Exit.ERROR:
             return super().lines(verbose=verbose)
         style = "good" if self.exit is Exit.OK else "bad"
-        return (*self.own_lines(), Line((), (Span(self.verdict, style),)))
+        changes = self.own_lines() if self.earlier else ()
+        return (*changes, Line((), (Span(self.verdict, style),)))
 
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
         """Each change, the worst first."""
@@ -144,18 +150,33 @@ class SinceReport(CheckReport):
         return [each for each in self.differences if each.turn is turn]
 
     def _markdown(self) -> str:
-        """A table for each kind of change, below the verdict."""
+        """A table for each kind of change, below the verdict; of a check alone what needs you."""
         text = f"**{_cell(self.verdict)}**\n"
-        for turn in Turn:
+        text += "".join(f"\n- {_cell(failure.error)}\n" for failure in self.failures)
+        for turn in Turn if self.earlier else (Turn.WORSE,):
             if rows := self._of(turn):
-                text += f"\n### {turn.value.capitalize()}\n\n"
-                text += "| target | feature | change | why | owner |\n|---|---|---|---|---|\n"
+                text += f"\n### {turn.value.capitalize() if self.earlier else 'Needs you'}\n\n"
+                how = "change" if self.earlier else "state"
+                text += f"| target | feature | {how} | why | owner |\n|---|---|---|---|---|\n"
             for each in rows:
                 why = "" if each.reason is None else str(each.reason)
-                cells = [each.target, each.feature or each.package, each.words, why]
-                cells.append(each.upkeep.words(self.today))
-                text += f"| {' | '.join(map(_cell, cells))} |\n"
-        return text
+                cells = [each.target, each.feature or each.package, self._words(each), why]
+                text += _row(*cells, each.upkeep.words(self.today))
+        return text if self.earlier else text + self._settled()
+
+    def _settled(self) -> str:
+        """A table of what does not need you, a line for each state of a feature."""
+        targets: dict[tuple[str, str], list[str]] = {}
+        for each in self._of(Turn.OTHER):
+            targets.setdefault((each.feature, str(each.now)), []).append(each.target)
+        if not targets:
+            return ""
+        text = "\n### Nothing to do\n\n| feature | state | targets |\n|---|---|---|\n"
+        return text + "".join(_row(*key, enumeration(names)) for key, names in targets.items())
+
+    def _words(self, change: StateChange) -> str:
+        """From which state to which, or the state where there was no earlier check."""
+        return change.words if self.earlier else str(change.now)
 
     def _junit(self) -> str:
         """A test case for each feature on each target, of which those fail that got worse."""
@@ -167,9 +188,11 @@ class SinceReport(CheckReport):
         failed = len(self._of(Turn.WORSE))
         head = (
             f'<testsuite name="overlay check" tests="{len(cases)}" failures="{failed}" '
-            f'errors="{len(self.failures)}" skipped="0">'
+            f'errors="{len(self.failures)}" skipped="0" time="0" hostname="localhost" '
+            f'timestamp="{self.today}T00:00:00">\n  <properties/>'
         )
-        return "\n".join(['<?xml version="1.0" encoding="UTF-8"?>', head, *cases, "</testsuite>\n"])
+        end = "  <system-out/>\n  <system-err/>\n</testsuite>\n"
+        return "\n".join(['<?xml version="1.0" encoding="UTF-8"?>', head, *cases, end])
 
     def _cases(self, target: TargetReport) -> Iterator[str]:
         worse = {(each.target, each.package, each.feature): each for each in self._of(Turn.WORSE)}
@@ -180,8 +203,13 @@ class SinceReport(CheckReport):
                     yield _case(f"{target.package} {target.target}", name)
                 continue
             why = "" if each.reason is None else str(each.reason)
-            text = f"{each.words}: {why} ({each.upkeep.words(self.today)})"
+            owner = each.upkeep.words(self.today)
+            text = f"{self._words(each)}: {why}" + (f" ({owner})" if owner else "")
             yield _case(f"{target.package} {target.target}", name or "target", "failure", text)
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(map(_cell, cells))} |\n"
 
 
 def _cell(text: str) -> str:
@@ -195,10 +223,10 @@ def _case(suite: str, name: str, fate: str = "", text: str = "") -> str:
 
     :param fate: ``failure`` or ``error``; empty where it passes.
     """
-    head = f'<testcase classname="{_xml(suite)}" name="{_xml(name)}"'
+    head = f'<testcase classname="{_xml(suite)}" name="{_xml(name)}" time="0"'
     if not fate:
         return f"  {head}/>"
-    return f'  {head}><{fate} message="{_xml(text)}"/></testcase>'
+    return f'  {head}><{fate} type="overlay" message="{_xml(text)}"/></testcase>'
 
 
 def _xml(text: str) -> str:

@@ -103,6 +103,20 @@ def current() -> Invocation | None:
     return _current.get()
 
 
+#: Whether the user forbids the network, in this context.
+_offline: ContextVar[bool] = ContextVar("offline", default=False)
+
+
+def stay_offline() -> None:
+    """Forbid the network from here on, in this context."""
+    _offline.set(True)
+
+
+def is_offline() -> bool:
+    """Whether the user forbids the network."""
+    return _offline.get()
+
+
 def command(name: str, *words: str) -> Command:
     """A command on the target and with the patches of the current invocation."""
     return (_current.get() or Invocation()).command(name, *words)

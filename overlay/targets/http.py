@@ -27,7 +27,9 @@ from urllib3.exceptions import TimeoutError as TransportTimeout
 from urllib3.poolmanager import ProxyManager
 
 from overlay.errors import PackageIndexError, without_secrets
+from overlay.results.invocation import is_offline
 from overlay.targets.http_errors import (
+    OFFLINE,
     BrokenOffError,
     NotFoundError,
     bad_range,
@@ -187,9 +189,12 @@ class IndexSession:
         """Ask for ``url``; a failed connection is tried again.
 
         :param passed: statuses that are handed on instead of raised.
-        :raises PackageIndexError: if there is no answer, or one with an error's status.
+        :raises PackageIndexError: if there is no answer, or one with an error's status, or the user
+            forbids the network.
         """
         clean = without_login(url)
+        if is_offline():
+            raise PackageIndexError(OFFLINE)
         try:
             carrier = self.carrier(clean)
             answer = carrier.get(

@@ -17,6 +17,12 @@ from overlay.errors import PackageIndexError, without_secrets
 #: Statuses of a server that may answer if it is asked again.
 BUSY = (429, 500, 502, 503, 504)
 
+#: The message where the user forbids the network.
+OFFLINE = (
+    "--offline forbids the network. Run the command once without --offline, which keeps what it "
+    "fetches in the cache"
+)
+
 
 class NotFoundError(PackageIndexError):
     """The server answers, and has no such page."""

@@ -124,7 +124,7 @@ def listing(session: IndexSession, package: Package) -> Listing:
             problems.append(str(error))
     places = tuple(without_secrets(url) for url in pages)
     if not candidates:
-        sentences = (text if text.endswith(".") else f"{text}." for text in problems)
+        sentences = (text if text.endswith(".") else f"{text}." for text in dict.fromkeys(problems))
         # What could not be reached says itself what to do about it.
         why = " ".join(sentences) or (
             "None of them has it: check pip's index settings (pip config list)."
@@ -133,7 +133,7 @@ def listing(session: IndexSession, package: Package) -> Listing:
             f"expected files of {project} on {_places(places)}. {why} Or name a folder, a wheel or "
             "an sdist instead of a release"
         )
-    return Listing(tuple(candidates), places, tuple(problems))
+    return Listing(tuple(candidates), places, tuple(dict.fromkeys(problems)))
 
 
 def unknown_release(release: PackageRelease, offers: Listing) -> PackageIndexError:

@@ -1,6 +1,6 @@
 """The bugs that the twin must show: small changes of the feature, or of how graphs are updated.
 
-Data only: `docs/mutations.md` lists them, `twin.py` puts them in.
+Data only: `docs/appendix/mutations.md` lists them, `twin.py` puts them in.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from overlay.package import KNOWN_RELEASES
+from tests.support.covering import each_release
 
 pytest.importorskip("vllm")  # in the environment of the engine
 
@@ -301,7 +302,7 @@ def test_every_release_has_the_functions_of_one_that_was_tried(name: str) -> Non
         ] == []
 
 
-@pytest.mark.parametrize("release", KNOWN_RELEASES)
+@pytest.mark.parametrize("release", each_release("batched-bookkeeping"))
 def test_the_effect_is_reported_when_the_runner_knows_its_configuration(release: str) -> None:
     init = method(sources(release)[RUNNER][True], "GPUModelRunner", "__init__")
     lines = [ast.unparse(statement) for statement in init.body]

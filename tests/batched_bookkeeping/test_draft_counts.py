@@ -16,6 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from overlay.package import KNOWN_RELEASES
+from tests.support.covering import each_release
 
 pytest.importorskip("vllm")  # in the environment of the engine
 
@@ -191,7 +192,7 @@ def test_every_release_has_the_text_of_one_that_was_tried(patched: bool) -> None
     assert [name for name in names if ast.dump(tree(name, patched)) not in tried] == []
 
 
-@pytest.mark.parametrize("release", KNOWN_RELEASES)
+@pytest.mark.parametrize("release", each_release("batched-bookkeeping"))
 def test_nothing_behind_the_loop_reads_what_it_binds(release: str) -> None:
     """A loop that is left at its beginning does not bind them to the last request."""
     left = loop(release, False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import click
@@ -307,8 +308,10 @@ def test_a_misspelt_command_is_answered_with_the_one_that_was_meant(cli: Cli) ->
 
 def test_the_overview_has_every_command_with_its_own_first_sentence(cli: Cli) -> None:
     overview = cli("--help").out
+    assert re.findall(r"(?m)^(\w+):$", overview) == ["Use", "Author", "Prove", "Other", "Options"]
     for name, entry in COMMANDS.items():
-        assert f"  {name} " in overview
+        below = overview.partition(f"\n{entry.group}:\n")[2].partition("\n\n")[0]
+        assert re.search(rf"(?m)^  {name} +{re.escape(entry.summary)}$", below), name
         command = group.get_command(click.Context(group), name)
         assert command is not None
         assert command.name == name

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from overlay._features.folder import load
 from overlay._features.sources import shipped_folder
-from overlay.package import KNOWN_RELEASES
 from overlay.planning.planner import plan
 from overlay.planning.scopes import Syntax
 from overlay.targets.resolution import resolve
 from tests.support.beside_vllm import put_beside_vllm
+from tests.support.covering import each_release
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("vllm")  # in the environment of the engine
@@ -118,7 +118,7 @@ def test_lengths_that_nothing_cuts_are_left_where_they_are() -> None:
 
 
 @pytest.mark.network
-@pytest.mark.parametrize("release", KNOWN_RELEASES)
+@pytest.mark.parametrize("release", each_release("dbo"))
 def test_every_release_keeps_them_before_it_builds_the_metadata(release: str) -> None:
     features = [each for each in load([shipped_folder()]) if each.id == "dbo"]
     target = resolve(release)

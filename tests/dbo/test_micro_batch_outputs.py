@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from overlay._features.folder import load
 from overlay._features.sources import shipped_folder
-from overlay.package import KNOWN_RELEASES
 from overlay.planning.planner import plan
 from overlay.planning.scopes import Syntax
 from overlay.targets.resolution import resolve
 from tests.support.beside_vllm import put_beside_vllm
+from tests.support.covering import each_release
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("vllm")  # in the environment of the engine
@@ -229,7 +229,7 @@ def run(release: str, method: str, parts: list[Any]) -> Any:
 
 @pytest.mark.network
 @pytest.mark.parametrize("method", ["_run_ubatches", "_capture_ubatches"])
-@pytest.mark.parametrize("release", KNOWN_RELEASES)
+@pytest.mark.parametrize("release", each_release("dbo"))
 def test_every_release_joins_what_its_targets_return(release: str, method: str) -> None:
     for shape, state in ((2, "idle"), ((2, [3, 3, 3]), "active"), ((2, 3), "active")):
         whole, parts = cut(shape, [3, 5])

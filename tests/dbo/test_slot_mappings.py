@@ -11,12 +11,12 @@ import pytest
 
 from overlay._features.folder import load
 from overlay._features.sources import shipped_folder
-from overlay.package import KNOWN_RELEASES
 from overlay.planning.planner import plan
 from overlay.planning.scopes import Syntax
 from overlay.results import State
 from overlay.targets.resolution import resolve
 from tests.support.beside_vllm import put_beside_vllm
+from tests.support.covering import each_release
 
 pytest.importorskip("vllm")  # in the environment of the engine
 
@@ -143,7 +143,7 @@ def method(tree: ast.Module, name: str) -> ast.FunctionDef:
 
 
 @pytest.mark.network
-@pytest.mark.parametrize("release", KNOWN_RELEASES)
+@pytest.mark.parametrize("release", each_release("dbo"))
 def test_the_drafter_is_given_what_the_hook_returns(release: str) -> None:
     """The hook is the last to assign what `_dummy_run` hands to the drafter."""
     run = patched_methods(release)["_dummy_run"]
@@ -178,7 +178,7 @@ class Builder:
 
 @pytest.mark.network
 @pytest.mark.parametrize("switch", ["on", "off"])
-@pytest.mark.parametrize("release", KNOWN_RELEASES)
+@pytest.mark.parametrize("release", each_release("dbo"))
 def test_every_release_builds_the_metadata_of_each_micro_batch(
     release: str, switch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

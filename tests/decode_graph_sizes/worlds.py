@@ -25,6 +25,7 @@ from tests.support.code_edits import edited
 PATCHES = Path(__file__).resolve().parents[2] / "patches"
 SIZES = "decode-graph-sizes/files/vllm/v1/decode_graph_sizes.py"
 MEMORY = "decode-graph-sizes/files/vllm/v1/worker/decode_graph_memory.py"
+WITHDRAWAL = "decode-graph-sizes/files/vllm/v1/worker/decode_graph_withdrawal.py"
 CONFIG, COMPILATION = "vllm/config/vllm.py", "vllm/config/compilation.py"
 
 
@@ -130,17 +131,19 @@ def beside(
     platform: Platform | None = None,
     edits: Sequence[Sequence[str]] = (),
     memory_edits: Sequence[Sequence[str]] = (),
+    withdrawal_edits: Sequence[Sequence[str]] = (),
     folder: Path = PATCHES,
 ) -> Iterator[SimpleNamespace]:
     """The feature's modules: `sizes`, `memory`, `effects`; `config` is the class of a release.
 
-    edits, memory_edits: mistakes to put into the modules, each (scope, old, new).
+    edits, memory_edits, withdrawal_edits: mistakes to put into the modules, each (scope, old, new).
     folder: of the vLLM, for what is read as text.
     """
     names = {
         "vllm.v1.overlay_effects": ("shared/files/vllm/v1/overlay_effects.py", ()),
         "vllm.v1.overlay_switches": ("shared/files/vllm/v1/overlay_switches.py", ()),
         "vllm.v1.decode_graph_sizes": (SIZES, edits),
+        "vllm.v1.worker.decode_graph_withdrawal": (WITHDRAWAL, withdrawal_edits),
         "vllm.v1.worker.decode_graph_memory": (MEMORY, memory_edits),
     }
     modules: dict[str, Any] = {
@@ -167,6 +170,7 @@ def beside(
         yield SimpleNamespace(
             sizes=modules["vllm.v1.decode_graph_sizes"],
             memory=modules["vllm.v1.worker.decode_graph_memory"],
+            withdrawal=modules["vllm.v1.worker.decode_graph_withdrawal"],
             effects=modules["vllm.v1.overlay_effects"].effects,
             envs=modules["vllm.envs"],
             config=config,
@@ -210,6 +214,7 @@ def worker(
     model.get_num_attention_heads = lambda _: width // 64
     return SimpleNamespace(
         vllm_config=config,
+        model_runner=SimpleNamespace(capture_model=lambda: 0),
         init_snapshot=SimpleNamespace(free_memory=total << 30),
         requested_memory=int(total * share) << 30,
         cache_config=SimpleNamespace(kv_cache_memory_bytes=cache and cache << 30),

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sysconfig
 import venv
@@ -35,7 +36,12 @@ DOCKERFILES = sorted(DEPLOY.glob("Dockerfile*"))
 MANIFESTS = sorted(DEPLOY.glob("kubernetes*.yaml"))
 RELEASE = "0.26.0"
 #: The folders of the image that steps name, by their absolute paths.
-FOLDERS = ("/src", "/var/cache")
+FOLDERS = ("/src", "/tmp")
+#: What says where vLLM, Triton, FlashInfer, PyTorch and the overlay write.
+PLACES = (
+    *("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "VLLM_CACHE_ROOT", "TRITON_CACHE_DIR"),
+    *("FLASHINFER_WORKSPACE_BASE", "TORCHINDUCTOR_CACHE_DIR"),
+)
 
 each_dockerfile = pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.name)
 each_manifest = pytest.mark.parametrize("file", MANIFESTS, ids=lambda file: file.name)
@@ -78,7 +84,7 @@ def test_a_dockerfile_follows_the_rules(file: Path) -> None:
     assert base == "vllm/vllm-openai:${VLLM}"
     assert "ARG VLLM=v" in file.read_text(), "the base has a version, and it is not `latest`"
     names = [step.name for step in found]
-    assert set(names) <= {"ARG", "FROM", "COPY", "RUN", "ENV", "HEALTHCHECK"}
+    assert set(names) <= {"ARG", "FROM", "COPY", "RUN", "ENV", "USER", "HEALTHCHECK"}
     assert all(one != other or one != "RUN" for one, other in itertools.pairwise(names))
     for step in found:
         if step.name == "RUN" and "pip install" in step.text:
@@ -108,14 +114,6 @@ def test_the_compose_file_builds_the_files_that_there_are() -> None:
             if part.startswith("--speculative-config=")
         ]
         json.loads(re.sub(r"\$\{[^}]*\}", "x", speculative))
-    read_only = services["auto-apply"]
-    assert read_only["read_only"] is True
-    cache = next(
-        match[1]
-        for step in steps(DEPLOY / "Dockerfile.auto-apply")
-        if (match := re.search(r"OVERLAY_CACHE=(\S+)", step.text))
-    )
-    assert any(entry.partition(":")[0] == cache for entry in read_only["tmpfs"])
 
 
 @each_manifest
@@ -180,7 +178,7 @@ def variables(file: Path) -> dict[str, str]:
 
 
 class Served(NamedTuple):
-    """A container: its image, variables, arguments and the folders that it may write to."""
+    """A container: its image, variables (the image's, too), arguments and where it may write."""
 
     image: str
     environment: dict[str, str]
@@ -195,9 +193,10 @@ def served(file: Path) -> Iterator[Served]:
     if file in MANIFESTS:
         for container in containers(file):
             if "env" in container:
+                own = {each["name"]: each["value"] for each in container["env"]}
                 yield Served(
                     container["image"],
-                    {each["name"]: each["value"] for each in container["env"]},
+                    {**variables(DEPLOY / "Dockerfile"), **own},
                     json.dumps(container["args"]),
                     container.get("securityContext", {}).get("readOnlyRootFilesystem", False),
                     tuple(m["mountPath"] for m in container["volumeMounts"] if "readOnly" not in m),
@@ -207,7 +206,7 @@ def served(file: Path) -> Iterator[Served]:
     for service in yaml.safe_load(file.read_text())["services"].values():
         yield Served(
             re.sub(r"\$\{VLLM:-(.*?)\}", r"\1", service["image"]),
-            service["environment"],
+            {**variables(ROOT / service["build"]["dockerfile"]), **service["environment"]},
             json.dumps(service["command"]),
             service.get("read_only", False),
             tuple(entry.partition(":")[0] for entry in service.get("tmpfs", [])),
@@ -249,11 +248,45 @@ def test_what_is_deployed_asks_for_the_model_runner_that_its_probes_need(file: P
 @each_served
 def test_what_is_written_is_below_a_folder_that_can_be_written_to(file: Path) -> None:
     for each in served(file):
-        if not each.read_only:
-            continue
+        assert each.read_only
         assert "/tmp" in each.writable
-        for name in ("HOME", "VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE"):
+        for name in PLACES:
             assert each.environment[name].startswith("/tmp/"), name
+        assert "OVERLAY_CACHE" not in each.environment, "it is below XDG_CACHE_HOME"
+
+
+def test_nothing_runs_as_root() -> None:
+    for file in DOCKERFILES:
+        assert [step.text for step in steps(file) if step.name == "USER"] == ["1000:0"]
+    for service in yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"].values():
+        assert service["user"] == "${OVERLAY_USER:-1000:0}"
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+    for file in MANIFESTS:
+        for document in yaml.safe_load_all(file.read_text()):
+            if pod := document["spec"].get("template"):
+                context = pod["spec"]["securityContext"]
+                assert context["runAsNonRoot"] is True
+                assert context["runAsUser"] == 1000
+        for container in containers(file):
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+
+
+def test_compiled_code_may_run_from_the_memory_that_docker_mounts() -> None:
+    """Docker mounts a tmpfs as noexec, where Triton's modules could not be loaded."""
+    for service in yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"].values():
+        assert service["tmpfs"] == ["/tmp:exec,mode=1777"]
+
+
+def test_one_release_of_vllm_is_named_everywhere() -> None:
+    page = (ROOT / "docs/containers.md").read_text().partition("## What was tried")[0]
+    texts = [page, *(file.read_text() for file in DEPLOY.iterdir() if file.suffix != ".json")]
+    releases = {release for text in texts for release in re.findall(r"v(\d+\.\d+\.\d+)", text)}
+    assert releases == {RELEASE}
 
 
 def test_the_images_that_are_deployed_are_those_that_the_dockerfiles_build() -> None:
@@ -309,6 +342,33 @@ class Image:
             text = re.sub(rf"(?<![\w./]){re.escape(folder)}\b", f"{self.root}{folder}", text)
         return text
 
+    def serve(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command where all but ``/tmp`` is read-only, if the kernel lets this user."""
+        memory = self.root / "tmp"
+        script = (
+            'mount --make-rprivate / && mount -t tmpfs tmpfs "$0" && mount -o remount,bind,ro / '
+            '&& ! touch "$0/../file" 2>/dev/null && exec "$@"'
+        )
+        namespace = ["unshare", "--map-root-user", "--mount"]
+        allowed = (
+            shutil.which("unshare")
+            and not subprocess.run(
+                [*namespace, "sh", "-c", script, str(memory), "true"],
+                capture_output=True,
+                check=False,
+            ).returncode
+        )
+        within = [*namespace, "sh", "-c", script, str(memory)] if allowed else []
+        return subprocess.run(
+            [*within, *command],
+            env={**self.variables, "TMPDIR": str(memory)},
+            cwd=self.root,
+            text=True,
+            capture_output=True,
+            check=False,
+            timeout=60,
+        )
+
     def carry_out(self, step: Step) -> subprocess.CompletedProcess[str] | None:
         """One instruction, as a builder would."""
         if step.name in ("ARG", "ENV"):
@@ -346,7 +406,7 @@ class Image:
 )
 def test_every_step_runs_on_a_pristine_vllm(name: str, tmp_path: Path) -> None:
     image = Image(tmp_path)
-    image.root.mkdir()
+    (image.root / "tmp").mkdir(parents=True)
     for step in steps(DEPLOY / name):
         ended = image.carry_out(step)
         assert ended is None or ended.returncode == 0, ended.stdout + ended.stderr
@@ -355,10 +415,11 @@ def test_every_step_runs_on_a_pristine_vllm(name: str, tmp_path: Path) -> None:
     assert not Path(image.inside("/src/vllm-overlay")).exists()
     applied = (image.site / ".vllm-overlay/ledger.json").is_file()
     assert applied == (name == "Dockerfile")
-    probe = Step("RUN", "overlay status --require draft-graphs")
-    ended = image.carry_out(probe)
-    assert ended is not None
+    ended = image.serve("overlay", "status", "--require", "draft-graphs")
     assert ended.returncode == (0 if applied else 1), ended.stdout + ended.stderr
+    ended = image.serve("overlay", "status", "--live", "--require", "draft-graphs")
+    assert ended.returncode == 1
+    assert "no process of vLLM has loaded a model" in ended.stdout
     if applied:
         # A release without the feature stops the build.
         refused = image.carry_out(Step("RUN", "overlay apply --require active-lora-graphs-not"))

@@ -20,8 +20,13 @@ from tests.support.markdown import ROOT, Page
 
 SHIPPED = load([shipped_folder()])
 PAGES = {page.name: page for page in markdown.pages()}
-#: Pages whose lines are written by a script.
-WRITTEN = {"docs/performance.md", "docs/mutations.md"}
+#: Pages whose lines are written by a script: their first line says by which.
+SCRIPT = re.compile(r"<!-- Written by (\S+\.py)\b")
+WRITTEN = {
+    name: script[1]
+    for name in PAGES
+    if (script := SCRIPT.match(PAGES[name].path.read_text(encoding="utf-8")))
+}
 WIDEST = 120
 
 each_page = pytest.mark.parametrize("name", sorted(PAGES))
@@ -43,7 +48,7 @@ def test_links_lead_to_files_and_headings_that_exist(name: str) -> None:
     assert not broken, "\n".join(broken)
 
 
-@pytest.mark.parametrize("name", sorted(PAGES.keys() - WRITTEN))
+@pytest.mark.parametrize("name", sorted(PAGES.keys() - WRITTEN.keys()))
 def test_prose_has_lines_that_a_diff_can_show(name: str) -> None:
     wide = [f"{name}:{line}" for line, text in PAGES[name].prose if len(text) > WIDEST]
     assert not wide, f"over {WIDEST} characters: {', '.join(wide)}"
@@ -54,6 +59,11 @@ def test_the_index_lists_every_page() -> None:
     listed = {target for _, target in page.links}
     there = {name.removeprefix("docs/") for name in PAGES if name.startswith("docs/")}
     assert there - listed == {"index.md"}
+
+
+def test_what_writes_an_appendix_exists() -> None:
+    assert len(WRITTEN) >= 10
+    assert all((ROOT / script).is_file() for script in WRITTEN.values())
 
 
 @each_page

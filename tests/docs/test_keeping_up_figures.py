@@ -120,7 +120,7 @@ def of_pulls() -> list[str]:
 
 @pytest.mark.parametrize("figures", [of_real_changes, of_merges, of_pulls, of_times])
 def test_the_page_gives_what_was_measured(figures: Any) -> None:
-    text = page("keeping-up.md")
+    text = page("appendix/keeping-up-figures.md")
     assert [part for part in figures() if part not in text] == []
 
 

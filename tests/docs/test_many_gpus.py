@@ -22,6 +22,7 @@ policy: Any = added("policy")
 couplings: Any = added("coupling")
 
 PAGE = (ROOT / "docs/many-gpus.md").read_text(encoding="utf-8")
+APPENDIX = (ROOT / "docs/appendix/many-gpus.md").read_text(encoding="utf-8")
 RUNNER = "vllm/v1/worker/gpu_model_runner.py"
 
 
@@ -148,7 +149,9 @@ LAST_REFUSAL = Version("0.29.0")
 def test_mtp_layers_are_refused_before_a_process_starts_until_they_count_as_one_stage(
     release: str,
 ) -> None:
-    assert "| MTP layers, 0.20 to 0.29 | before it starts a process: `NotImplementedError" in PAGE
+    assert (
+        "| MTP layers, 0.20 to 0.29 | before it starts a process: `NotImplementedError" in APPENDIX
+    )
 
     def text(path: str) -> str:
         source = resolve(release).read(f"vllm/{path}")
@@ -160,7 +163,7 @@ def test_mtp_layers_are_refused_before_a_process_starts_until_they_count_as_one_
     assert theirs == (Version(release) <= LAST_REFUSAL)
     assert theirs or "pipeline_parallel_size=1," in drafts
     assert "self.draft_model_config.verify_with_parallel_config(" in drafts
-    said = PAGE.partition("`NotImplementedError: ")[2].partition("`")[0]
+    said = APPENDIX.partition("`NotImplementedError: ")[2].partition("`")[0]
     assert said in text("config/model.py")
     for model in MTP_LAYERS:
         assert "SupportsPP" not in text(f"model_executor/models/{model}.py") or not theirs

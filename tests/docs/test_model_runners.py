@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from functools import cache
+from pathlib import Path
 
 import pytest
 from packaging.version import Version
 
+from overlay._features.folder import load
 from overlay._features.model_runners import (
-    MODELS,
     ONLY_V2,
     SETTINGS,
     Runs,
@@ -21,13 +23,12 @@ from overlay._features.model_runners import (
     runs,
     settings,
 )
+from overlay._features.sources import shipped_folder
 from overlay.package import KNOWN_RELEASES
 from overlay.results import ModelRunner
 from overlay.targets.resolution import resolve
-from tests.support import markdown
-from tests.support.markdown import ROOT
+from scripts import render_runners
 
-PAGE = markdown.read(ROOT / "docs/model-runners.md")
 CONFIG = "vllm/config/vllm.py"
 
 #: What sends a model to V1, as the table words it -> as the sources do.
@@ -113,29 +114,46 @@ def architectures(release: str, name: str) -> set[str]:
     return set()
 
 
-def span(releases: tuple[str, str]) -> str:
-    """Minor releases as the page writes them: ``0.22 to 0.24``, ``0.20, 0.21`` or ``0.24``."""
-    first, last = (int(text.partition(".")[2]) for text in releases)
-    if last - first > 1:
-        return f"{releases[0]} to {releases[1]}"
-    return ", ".join(dict.fromkeys(releases))
+@pytest.mark.parametrize("path", render_runners.pages(), ids=lambda path: path.stem)
+def test_the_pages_show_the_tables(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == render_runners.pages()[path]
 
 
-def rows(heading: str) -> list[list[str]]:
-    """The rows of the table below a heading."""
-    start = next(line for line, text in PAGE.prose if text == heading)
-    end = min((n for n, text in PAGE.prose if n > start and text.startswith("#")), default=10**6)
-    lines = [text for line, text in PAGE.tables if start < line < end]
-    return [[cell.strip() for cell in text.strip("|").split(" | ")] for text in lines[2:]]
+def test_a_page_that_differs_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["render_runners.py", "--check"])
+    assert render_runners.main() == 0
+    text = render_runners.APPENDIX.read_text(encoding="utf-8")
+    monkeypatch.setattr(render_runners, "APPENDIX", tmp_path / "page.md")
+    assert render_runners.main() == 1
+    render_runners.APPENDIX.write_text(text.replace("0.22 to 0.33", "0.22 to 0.32", 1))
+    assert render_runners.main() == 1
 
 
-def test_the_page_shows_the_tables() -> None:
-    by_model = [[span(rule.releases), rule.v2, rule.v1] for rule in MODELS]
-    assert rows("## By model") == by_model
-    assert rows("## By setting") == [[each.text, span(each.releases)] for each in SETTINGS]
-    assert rows("## What V1 does not serve") == [
-        [each.text, span(each.releases)] for each in ONLY_V2
-    ]
+def test_the_page_names_only_settings_that_a_release_has() -> None:
+    """The sentences above the appendix: what holds until or from a release does so in the table."""
+    releases = {each.text: each.releases for each in (*SETTINGS, *ONLY_V2)}
+    for text, bound, place in (
+        ("drafts by n-grams", "0.31", 1),
+        ("drafts by a draft model", "0.30", 1),
+        ("drafts with another vocabulary than the target's", "0.32", 0),
+        ("custom logits processors", "0.30", 1),
+        ("parallel drafting (P-EAGLE, PARD)", "0.33", 1),
+        ("drafts by suffix or a custom class", "0.33", 1),
+        ("dual-batch overlap", "0.33", 1),
+        ("drafts by DSpark", "0.29", 0),
+        ("adaptive verification of drafts", "0.29", 0),
+        ("prefill context parallelism", "0.29", 0),
+        ("text diffusion models", "0.29", 0),
+        ("batch-sharded sampling", "0.29", 0),
+    ):
+        assert releases[text][place] == bound, text
+
+
+def test_features_that_run_on_v2_are_those_of_the_page() -> None:
+    first, *_ = render_runners.PAGE.read_text(encoding="utf-8").partition("The log of vLLM decides")
+    named = set(re.findall(r"\[`([a-z-]+)`\]", first))
+    shipped = load([shipped_folder()])
+    assert named == {each.id for each in shipped if each.model_runner is None and each.switches}
 
 
 def test_every_release_has_a_rule_and_every_setting_a_source() -> None:

@@ -1,4 +1,4 @@
-"""The tables of docs/platforms.md, from the rows of `capabilities`.
+"""The tables of docs/appendix/attention-backends.md, from the rows of `capabilities`.
 
 ``python -m tests.draft_graphs.capability_tables`` writes them there.
 """
@@ -14,7 +14,7 @@ from tests.draft_graphs.added_modules import added
 capabilities: Any = added("capabilities")
 attention: Any = added("attention")
 
-PAGE = Path(__file__).parents[2] / "docs" / "platforms.md"
+PAGE = Path(__file__).parents[2] / "docs/appendix/attention-backends.md"
 TABLES = ("platforms", "attention backends")
 
 

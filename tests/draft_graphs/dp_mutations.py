@@ -27,6 +27,7 @@ class DpMutation:
         as in `dp_rank.DpRun`.
     :ivar ends: for each rank, what the trace of its error must hold; empty if none may fail.
     :ivar shows: a count or list of `dp_rank.DpOutcome` that must not be empty on some rank.
+    :ivar repeats: whether another one stands for the same, and ends in the same way.
     """
 
     name: str
@@ -41,6 +42,7 @@ class DpMutation:
     without: tuple[int, ...] = ()
     ends: tuple[tuple[str, ...], ...] = ()
     shows: str = ""
+    repeats: bool = False
 
     @property
     def alone(self) -> bool:
@@ -90,6 +92,7 @@ DP_MUTATIONS = (
         one("draft_graphs.py", "DraftGraphs.token_counts", "return ...", _AGREED_COUNTS),
         "lockstep",
         ends=_ASKED_IN_VAIN,
+        repeats=True,
     ),
     DpMutation(
         "a rank asks the others where its own capture has failed",

@@ -16,8 +16,10 @@ K = 3
 #: Rank 0 runs into the largest length, where upstream stops to draft; rank 1 stays below it.
 LONG = ((Request(tuple(range(5, 25)), 105), Request(tuple(range(7, 19)), 40)), busy()[:3])
 
-#: Captures before the one that fails: none; those of the profile and three more; all but the last.
-FAILING = (0, 7, 11)
+#: Captures before the one that fails: none; all but the last.
+FAILING = (0, 11)
+#: Those of the profile and three more, which repeats it.
+FAILING_BETWEEN = 7
 
 
 def glm_spec(models: Path, draft: str) -> dict[str, Any]:
@@ -28,8 +30,11 @@ def glm_spec(models: Path, draft: str) -> dict[str, Any]:
     return spec
 
 
-def good_runs() -> list[DpRun]:
-    """Runs that must succeed, in one pair of engines."""
+def good_runs(*, thorough: bool) -> list[DpRun]:
+    """Runs that must succeed, in one pair of engines.
+
+    :param thorough: whether with a capture that fails between the first and the last.
+    """
     mostly_first, mostly_second = (busy(), idle()), (idle(), busy())
     return [
         dp_run("loop", "loop", requests=mostly_first),
@@ -39,11 +44,11 @@ def good_runs() -> list[DpRun]:
         dp_run("one has no graphs", "loop", requests=mostly_first, without=(1,)),
         dp_run("long", "loop", requests=LONG),
         dp_run("long and off", "off", requests=LONG),
-        *together_runs(),
+        *together_runs((*FAILING, FAILING_BETWEEN) if thorough else FAILING),
     ]
 
 
-def together_runs() -> list[DpRun]:
+def together_runs(failing: Sequence[int]) -> list[DpRun]:
     """Runs in which a layer of the draft model exchanges its rows with the other rank."""
     mostly_first, mostly_second = (busy(), idle()), (idle(), busy())
     short = (busy()[:3], idle()[:1])
@@ -61,7 +66,7 @@ def together_runs() -> list[DpRun]:
         run("unforeseen on one rank", "loop", unforeseen=(1,), requests=mostly_second),
         *(
             run(f"capture {captures} fails", "loop", fails=(1,), captures=captures)
-            for captures in FAILING
+            for captures in failing
         ),
     ]
 

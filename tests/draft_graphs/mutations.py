@@ -2,7 +2,7 @@
 """The bugs that the proof must catch: each a small change of the module, and what catches it.
 
 A mutation that nothing catches means that the proof is too weak, or that the code it changes is
-not needed. `docs/mutations.md` is this table, written out by `render`.
+not needed. `docs/appendix/mutations.md` is this table, written out by `render`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from overlay._features.documents import parse_toml
 from tests.ascend.mutations import ASCEND_MUTATIONS
 from tests.draft_graphs.capability_mutations import CAPABILITY_MUTATIONS
 from tests.draft_graphs.dp_mutations import DP_MUTATIONS
@@ -170,7 +171,9 @@ GPU_ONLY = {
     ),
 }
 
-PAGE_TOP = """# Mutations
+PAGE_TOP = """<!-- Written by tests/draft_graphs/mutations.py; a test compares. -->
+
+# Mutations
 
 Each line is a bug that was put into the draft graphs' module, and what showed it, in a real engine
 on CPU with the graph double (`tests/draft_graphs/`). A mutation that nothing shows fails
@@ -223,6 +226,14 @@ the bug would do wrong.
 |---|---|---|---|"""
 
 
+ANSWERS_TOP = """
+## Defects and hazards, and where they are answered
+
+| what may go wrong | answer in `vllm.v1.spec_decode.draft_graphs` |
+|---|---|"""
+ANSWERS = Path(__file__).with_name("hazards.toml")
+
+
 NOT_SHOWN_TOP = """
 ## No machine of the project can show
 
@@ -264,16 +275,21 @@ def _order(row: tuple[str, str, str]) -> tuple[str, int]:
 
 
 def render() -> str:
-    """The page `docs/mutations.md`."""
+    """The page `docs/appendix/mutations.md`."""
     lines = [f"| {stands_for} | {name} | {shown} |" for stands_for, name, shown in _rows()]
     gpu = [
         f"| {what} | {each.why} | {each.right} | {each.bug} |" for what, each in GPU_ONLY.items()
     ]
     gpu_top = GPU_TOP.format(also=len(ALSO), must=sum(each.must for each in ALSO))
     not_shown = [f"| many GPUs {hazard} | {why} |" for hazard, why in NOT_SHOWN.items()]
-    return "\n".join([PAGE_TOP + "\n".join(lines), gpu_top, *gpu, NOT_SHOWN_TOP, *not_shown, ""])
+    answers = [
+        f"| {each['kind']} {', '.join(map(str, each['numbers']))}: {each['what']} | {each['answer']} |"
+        for each in parse_toml(ANSWERS.read_text(encoding="utf-8"))["answers"]
+    ]
+    parts = [PAGE_TOP + "\n".join(lines), ANSWERS_TOP, *answers, gpu_top, *gpu]
+    return "\n".join([*parts, NOT_SHOWN_TOP, *not_shown, ""])
 
 
 if __name__ == "__main__":
-    page = Path(__file__).parents[2] / "docs" / "mutations.md"
+    page = Path(__file__).parents[2] / "docs/appendix/mutations.md"
     page.write_text(render(), encoding="utf-8")

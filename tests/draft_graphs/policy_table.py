@@ -1,6 +1,6 @@
-"""The table of docs/draft-graphs.md that says what a configuration gets, from the policy itself.
+"""The appendix that says which draft graphs a configuration gets, from the policy itself.
 
-``python -m tests.draft_graphs.policy_table`` writes it there.
+``python -m tests.draft_graphs.policy_table`` writes it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,16 @@ drafters: Any = added("drafter")
 coupling: Any = added("coupling")
 Coupling, Manner = coupling.Coupling, coupling.Manner
 
-PAGE = Path(__file__).parents[2] / "docs" / "draft-graphs.md"
-BEGIN = "<!-- what a configuration gets: tests/draft_graphs/policy_table.py writes this -->\n"
-END = "<!-- end of what a configuration gets -->\n"
+PAGE = Path(__file__).parents[2] / "docs/appendix/draft-configurations.md"
+TOP = """\
+<!-- Written by tests/draft_graphs/policy_table.py; a test compares. -->
+
+# Draft graphs: what each configuration gets
+
+With `OVERLAY_DRAFT_GRAPHS=auto`. Where several rows describe a configuration, one that gets nothing
+decides.
+
+"""
 
 
 def backend(name: str, kernel: str = "") -> Any:
@@ -225,17 +232,10 @@ def row(words: str, changes: dict[str, Any]) -> str:
 
 
 def render() -> str:
-    """The table."""
+    """The page."""
     head = "| configuration | graphs by default | what the log says of the rest |\n|---|---|---|\n"
-    return head + "".join(f"{row(*case)}\n" for case in CASES)
-
-
-def page_with_table(page: str) -> str:
-    """The page with the table as it is now."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{render()}\n{END}{after}"
+    return TOP + head + "".join(f"{row(*case)}\n" for case in CASES)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page_with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(render(), encoding="utf-8")

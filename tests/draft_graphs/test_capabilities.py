@@ -14,6 +14,7 @@ import pytest
 
 from overlay.package import KNOWN_RELEASES
 from overlay.targets.resolution import resolve
+from tests.draft_graphs import backend_readings
 from tests.draft_graphs.added_modules import FOLDER, added
 from tests.draft_graphs.capability_mutations import CAPABILITY_MUTATIONS
 from tests.draft_graphs.capability_tables import PAGE, page_with_tables
@@ -31,6 +32,11 @@ def test_the_page_has_the_rows() -> None:
     """`python -m tests.draft_graphs.capability_tables` writes them."""
     page = PAGE.read_text(encoding="utf-8")
     assert page == page_with_tables(page)
+
+
+def test_the_appendix_has_the_readings() -> None:
+    """`python -m tests.draft_graphs.backend_readings` writes it."""
+    assert backend_readings.PAGE.read_text(encoding="utf-8") == backend_readings.render()
 
 
 def test_every_row_says_what_shows_it_or_why_it_is_refused() -> None:
@@ -55,6 +61,8 @@ def test_what_shows_a_row_exists() -> None:
             assert list(ROOT.glob(place)), row.where
         if row in capabilities.BACKENDS and place.startswith("docs/"):
             page = (ROOT / place).read_text(encoding="utf-8")
+            assert f"](appendix/{backend_readings.PAGE.name})" in page
+            page += backend_readings.PAGE.read_text(encoding="utf-8")
             for name in row.names:
                 assert name in page, f"{place} says nothing of {name}"
         if row in capabilities.BACKENDS and row.evidence == "doubles":

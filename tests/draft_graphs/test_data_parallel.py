@@ -33,6 +33,7 @@ from tests.draft_graphs.dp_mutations import DP_MUTATIONS, DpMutation
 from tests.draft_graphs.dp_rank import DpOutcome, DpRun
 from tests.draft_graphs.dp_runs import (
     FAILING,
+    FAILING_BETWEEN,
     K,
     different_plans,
     glm_runs,
@@ -72,10 +73,12 @@ GLM = "glm-mtphid"
 
 @pytest.fixture(scope="module")
 def pairs(
-    patched_python: Path, moe_models: Path, glm_models: Path
+    patched_python: Path, moe_models: Path, glm_models: Path, pytestconfig: pytest.Config
 ) -> dict[str, list[dict[str, DpOutcome]] | RanksFailed]:
-    alone = [each for each in DP_MUTATIONS if each.alone]
-    shared = [*good_runs(), *(run_of(each) for each in DP_MUTATIONS if not each.alone)]
+    thorough = bool(pytestconfig.getoption("--thorough"))
+    alone = [each for each in DP_MUTATIONS if each.alone and (thorough or not each.repeats)]
+    together = [run_of(each) for each in DP_MUTATIONS if not each.alone]
+    shared = [*good_runs(thorough=thorough), *together]
     shared.append(different_plans())
     plans = [(make_dp_spec(moe_models, "eagle3hid", K), shared)]
     # A wait that nobody ends is what shows these, so it is short.
@@ -306,7 +309,9 @@ class TestRanksThatCannotGoOnTogether:
         assert any(LATER.fullmatch(step) for step in others)
         assert all(step == UPSTREAM or LATER.fullmatch(step) for step in others)
 
-    @pytest.mark.parametrize("captures", FAILING)
+    @pytest.mark.parametrize(
+        "captures", [*FAILING, pytest.param(FAILING_BETWEEN, marks=pytest.mark.thorough)]
+    )
     def test_a_capture_that_fails_on_one_rank_takes_the_graphs_from_all(
         self, ranks: Ranks, captures: int
     ) -> None:
@@ -405,7 +410,12 @@ def run_of(mutation: DpMutation) -> DpRun:
 @pytest.mark.engine
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [each.name for each in good_runs() if "long" not in each.name and not each.unforeseen]
+    "name",
+    [
+        each.name
+        for each in good_runs(thorough=False)
+        if "long" not in each.name and not each.unforeseen
+    ],
 )
 def test_nothing_is_caught_without_a_bug(ranks: Ranks, name: str) -> None:
     assert caught_by(ranks, name, reaches=name.startswith("together")) is None
@@ -413,7 +423,13 @@ def test_nothing_is_caught_without_a_bug(ranks: Ranks, name: str) -> None:
 
 @pytest.mark.engine
 @pytest.mark.slow
-@pytest.mark.parametrize("mutation", DP_MUTATIONS, ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "mutation",
+    [
+        pytest.param(each, id=each.name, marks=pytest.mark.thorough if each.repeats else ())
+        for each in DP_MUTATIONS
+    ],
+)
 def test_mutation_is_caught(
     pairs: dict[str, list[dict[str, DpOutcome]] | RanksFailed], mutation: DpMutation
 ) -> None:

@@ -17,13 +17,13 @@ from packaging.version import Version
 
 from overlay._features.folder import load
 from overlay._features.sources import shipped_folder
-from overlay.package import KNOWN_RELEASES
 from overlay.planning.planner import plan
 from overlay.planning.scopes import Syntax
 from overlay.targets.resolution import resolve
 from tests.draft_graphs.added_modules import FOLDER
+from tests.support.covering import each_release
 
-pytestmark = [pytest.mark.network, pytest.mark.parametrize("release", KNOWN_RELEASES)]
+pytestmark = [pytest.mark.network, pytest.mark.parametrize("release", each_release("draft-graphs"))]
 
 ASKS = "coordinate_batch_across_dp"
 

@@ -16,9 +16,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
-from overlay.package import KNOWN_RELEASES
 from overlay.targets.resolution import resolve
 from tests.support.beside_vllm import put_beside_vllm
+from tests.support.covering import each_release
 
 put_beside_vllm("draft-graphs")
 
@@ -26,7 +26,7 @@ put_beside_vllm("draft-graphs")
 # isort: split
 from vllm.v1.spec_decode.draft_graphs import upstream
 
-pytestmark = [pytest.mark.network, pytest.mark.parametrize("release", KNOWN_RELEASES)]
+pytestmark = [pytest.mark.network, pytest.mark.parametrize("release", each_release())]
 
 UTILS = "vllm/v1/worker/dp_utils.py"
 #: For each of three ranks the tokens of its pass with padding, and its vote: 0 for no graph, 1 for

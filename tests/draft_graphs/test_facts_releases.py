@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from overlay.package import KNOWN_RELEASES
 from overlay.targets.releases import CachedRelease
 from overlay.targets.resolution import resolve
 from tests.draft_graphs.added_modules import FOLDER, added
+from tests.support.covering import each_release
 
-pytestmark = [pytest.mark.network, pytest.mark.parametrize("release", KNOWN_RELEASES)]
+pytestmark = [pytest.mark.network, pytest.mark.parametrize("release", each_release("draft-graphs"))]
 
 connectors: Any = added("connectors")
 BASE = "v1/spec_decode/llm_base_proposer.py"

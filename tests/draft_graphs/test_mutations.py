@@ -1,7 +1,7 @@
 """Every bug of `mutations.py` is caught, and by what the table says.
 
 Each mutation runs in a real engine, in a copy of the module of its own, between two runs of the
-module as it is, which must pass. `docs/mutations.md` shows the table.
+module as it is, which must pass. `docs/appendix/mutations.md` shows the table.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from overlay._features.documents import parse_toml
 from tests.draft_graphs.added_modules import FOLDER, require_fit
 from tests.draft_graphs.dp_mutations import DP_MUTATIONS, DpMutation
 from tests.draft_graphs.forked_modules import ForkedModules
@@ -31,7 +32,7 @@ from tests.draft_graphs.harness_client import (
 )
 from tests.draft_graphs.mutation_table import MUTATIONS
 from tests.draft_graphs.mutation_types import Mutation, TwinMutation, UnitMutation
-from tests.draft_graphs.mutations import POLICY_MUTATIONS, PolicyMutation, render
+from tests.draft_graphs.mutations import ANSWERS, POLICY_MUTATIONS, PolicyMutation, render
 from tests.draft_graphs.package_copies import HOOKED
 from tests.draft_graphs.sabotage import SABOTAGES, engine_of, is_named
 from tests.draft_graphs.scenario_mutations import BUILDER_MUTATIONS, SCENARIO_MUTATIONS
@@ -39,7 +40,7 @@ from tests.draft_graphs.test_policy import LATE, REFUSED
 from tests.draft_graphs.twin_mutations import TWIN_MUTATIONS
 from tests.support.code_edits import edited
 
-PAGE = Path(__file__).parents[2] / "docs" / "mutations.md"
+PAGE = Path(__file__).parents[2] / "docs/appendix/mutations.md"
 #: What has caught a mutation, by the error that ended its run.
 CATCHERS = {
     "AuditFailed": "audit",
@@ -78,12 +79,14 @@ AnyMutation = TypeVar("AnyMutation", Mutation, TwinMutation)
 def once_each(table: Sequence[AnyMutation]) -> list[Any]:
     """A table as parameters: always what is shown first, with `--thorough` what repeats it.
 
-    A mutation repeats another one that stands for the same and is shown by the same.
+    A mutation repeats another one that stands for the same hazard or defect, or that is of the same
+    part of the feature and is shown by the same.
     """
     shown: set[tuple[str, str]] = set()
     parameters = []
     for each in table:
-        what = (each.stands_for, each.catcher if isinstance(each, Mutation) else each.script)
+        by = each.catcher if isinstance(each, Mutation) else each.script
+        what = (each.stands_for, "" if each.stands_for.startswith("hazard") else by)
         marks = pytest.mark.thorough if what in shown else ()
         parameters.append(pytest.param(each, id=each.name, marks=marks))
         shown.add(what)
@@ -260,11 +263,18 @@ def test_every_defect_and_hazard_has_its_row() -> None:
     assert "(none)" not in page
 
 
+def test_every_defect_and_hazard_has_an_answer() -> None:
+    answers = parse_toml(ANSWERS.read_text(encoding="utf-8"))["answers"]
+    numbers = [(each["kind"], number) for each in answers for number in each["numbers"]]
+    expected = [("defect", number) for number in range(1, 12)]
+    assert numbers == expected + [("hazard", number) for number in range(1, 16)]
+
+
 def test_every_result_file_on_the_page_exists() -> None:
     named = re.findall(r"`(h200-[^`]+\.json)`", render())
     assert named
     for name in named:
-        assert (PAGE.parents[1] / "bench" / "results" / name).is_file(), name
+        assert (PAGE.parents[2] / "bench/results" / name).is_file(), name
 
 
 def test_the_page_shows_the_table() -> None:

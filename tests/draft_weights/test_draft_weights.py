@@ -16,7 +16,7 @@ from unittest import mock
 
 import pytest
 
-from overlay.package import KNOWN_RELEASES
+from tests.support.covering import each_release
 
 pytest.importorskip("vllm")  # in the environment of the engine
 
@@ -30,7 +30,6 @@ from vllm.v1.worker import draft_weights
 
 pytestmark = pytest.mark.network
 
-EVERY = [str(release) for release in KNOWN_RELEASES]
 both_runners = pytest.mark.parametrize("v2", [False, True], ids=["V1", "V2"])
 
 
@@ -54,7 +53,7 @@ def night(engine: Engine, tags: tuple[str, ...] = ()) -> None:
 
 
 @both_runners
-@pytest.mark.parametrize("release", EVERY)
+@pytest.mark.parametrize("release", each_release("draft-weights"))
 def test_every_release_has_the_fault(release: str, v2: bool) -> None:
     engine = Engine(release, mended=False, v2=v2)
     night(engine)
@@ -68,7 +67,7 @@ def test_every_release_has_the_fault(release: str, v2: bool) -> None:
 
 
 @both_runners
-@pytest.mark.parametrize("release", EVERY)
+@pytest.mark.parametrize("release", each_release("draft-weights"))
 def test_it_is_mended(release: str, v2: bool) -> None:
     engine = Engine(release, v2=v2)
     for tags in ((), ("weights", "kv_cache"), ("kv_cache", "weights")):
@@ -170,7 +169,7 @@ def test_a_trainer_that_loads_both_is_told_nothing(first: str, lines: list[str])
     assert len(lines) == 1
 
 
-@pytest.mark.parametrize("release", EVERY)
+@pytest.mark.parametrize("release", each_release("draft-weights"))
 def test_weight_transfer_is_noted(release: str, lines: list[str]) -> None:
     class Transfer:
         model = None

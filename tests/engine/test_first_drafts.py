@@ -12,7 +12,8 @@ import pytest
 from tests.engine.engine_spec import QUICKEST, EngineSpec, make_requests
 from tests.engine.forked_engines import launch_forked
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+#: Of a hook for old releases on a GPU: no code of the overlay's is asked.
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.thorough]
 
 NO_ROOM = "tests.engine.scheduler_hooks:no_room_for_first_drafts"
 ROOM = "tests.engine.scheduler_hooks:room_for_first_drafts"

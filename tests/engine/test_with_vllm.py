@@ -71,7 +71,7 @@ def session(
         *(str(engine_python), "-m", "pytest", "-q", "-p", "no:cacheprovider"),
         *("--junit-xml", str(report), "-o", "junit_family=xunit1"),
         *("--basetemp", str(folder / "temporary")),
-        *(["--thorough"] if request.config.getoption("--thorough") else []),
+        *(each for each in ("--whole", "--thorough") if request.config.getoption(each)),
         *(modules or MODULES),
     ]
     ended = subprocess.run(

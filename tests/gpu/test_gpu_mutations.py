@@ -57,7 +57,7 @@ def test_every_mutation_runs_and_is_in_its_engine_before_all_else() -> None:
 
 def test_names_are_used_once_and_most_must_be_caught() -> None:
     assert len({each.slug for each in GPU_MUTATIONS}) == len(GPU_MUTATIONS)
-    # Those that need not be are told in docs/mutations.md, with the reason.
+    # Those that need not be are told in docs/appendix/mutations.md, with the reason.
     assert len([each for each in ONLY if not each.must]) == 2
     assert len([each for each in ALSO if not each.must]) == 4
 

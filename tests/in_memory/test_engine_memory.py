@@ -8,6 +8,7 @@ beside vLLM.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.engine.engine_fixtures import private_vllm
-from tests.engine.engine_launch import EngineFailed, launch
+from tests.engine.engine_launch import EngineFailed, append_path, launch, link_packages
 from tests.engine.engine_spec import EngineSpec, make_requests
 from tests.engine.private_copy import PrivateCopy, hash_files
 from tests.engine.test_steady_engine import SPEC as ASYNCHRONOUS
@@ -195,76 +196,112 @@ def test_an_engine_with_the_overlay_off_is_vllms(box: Box, tiny_models: Path) ->
     assert "off (OVERLAY=off)" in result["log"]
 
 
-IMPORT = """
+IMPORT = f"""
 import importlib, sys
 from vllm.plugins import load_general_plugins
 load_general_plugins()
-print("FILE", importlib.import_module(sys.argv[1]).__file__, sys.argv[2] in sys.modules)
+print("FILE", importlib.import_module({PROPOSER!r}).__file__, {ADDED!r} in sys.modules)
 """
-
-
-def test_off_leaves_vllm_alone(box: Box) -> None:
-    done = subprocess.run(
-        [str(box.copy.python), "-c", IMPORT, PROPOSER, ADDED],
-        cwd=box.beside,  # not the checkout, from which "-c" would import
-        env=os.environ | box.environment | {"OVERLAY": "off"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    file = box.copy.site / "vllm/v1/spec_decode/llm_base_proposer.py"
-    assert done.stdout.splitlines()[-1] == f"FILE {file} False"
-
-
-LOAD = (
-    "import sys; from vllm.plugins import load_general_plugins; load_general_plugins(); "
-    "print('overlay.in_memory.plugin' in sys.modules)"
-)
-
-
-def load_plugins(box: Box, **switches: str) -> subprocess.CompletedProcess[str]:
-    """vLLM's own loading of its plugins, in a process of its own."""
-    environment = os.environ | box.environment | switches
-    return subprocess.run(
-        [box.copy.python, "-c", LOAD],
-        cwd=box.beside,  # not the checkout, from which "-c" would import
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def test_vllm_does_not_swallow_a_refusal(box: Box) -> None:
-    """It does swallow what the import of a plugin raises, which is why ours does nothing."""
-    done = load_plugins(box, OVERLAY_REQUIRED="no-such-feature")
-    assert done.returncode != 0
-    assert "vllm-overlay" in done.stderr
-    assert "no-such-feature" in done.stderr
-
-
-def test_vllms_allow_list_keeps_the_plugin_out(box: Box) -> None:
-    for allowed, there in (("other", "False"), ("other,overlay", "True")):
-        done = load_plugins(box, VLLM_PLUGINS=allowed)
-        assert (done.returncode, done.stdout.split()[-1]) == (0, there), done.stderr
-
-
+LOAD = """
+import sys
+from vllm.plugins import load_general_plugins
+load_general_plugins()
+print("overlay.in_memory.plugin" in sys.modules)
+"""
 INSPECT = """
-import json, logging
+import json
 from vllm.model_executor.models.registry import ModelRegistry
 from vllm.plugins import load_general_plugins
 load_general_plugins()
 info = ModelRegistry.models["LlamaForCausalLM"].inspect_model_cls()
 print("RESULT", json.dumps(info.is_attention_free))
 """
+#: By name, a program that loads vLLM's plugins, and the variables that steer it.
+PROGRAMS: dict[str, tuple[str, dict[str, str]]] = {
+    "off": (IMPORT, {"OVERLAY": "off"}),
+    "refused": (LOAD, {"OVERLAY_REQUIRED": "no-such-feature"}),
+    "others allowed": (LOAD, {"VLLM_PLUGINS": "other"}),
+    "allowed": (LOAD, {"VLLM_PLUGINS": "other,overlay"}),
+}
 
 
-def test_the_model_info_cache_of_vllm_sees_the_patched_text(
-    box: Box, tmp_path: Path, pytestconfig: pytest.Config
-) -> None:
-    thorough = bool(pytestconfig.getoption("--thorough"))
-    feature = tmp_path / "team/mark"
+@dataclass(frozen=True)
+class Loaded:
+    """How each of ``PROGRAMS`` ended, and one for each of ``inspections``, by its number.
+
+    :ivar cache: vLLM's cache of the latter.
+    """
+
+    ended: dict[str, subprocess.CompletedProcess[str]]
+    cache: Path
+
+
+@pytest.fixture(scope="module")
+def loaded(
+    box: Box, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Loaded:
+    """All of them, each in a process forked from one that imported vLLM."""
+    folder = tmp_path_factory.mktemp("plugins")
+    mine = write_mark(box, folder)
+    programs = PROGRAMS | {
+        str(number): (INSPECT, {**mine, "OVERLAY": mode})
+        for number, mode in enumerate(inspections(pytestconfig))
+    }
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("OVERLAY")}
+    path = append_path(kept | box.environment, link_packages(folder / "code", (Path(TESTS),)))
+    cases = {name: (code, {**path, **own}) for name, (code, own) in programs.items()}
+    (folder / "cases.json").write_text(json.dumps(cases), encoding="utf-8")
+    subprocess.run(
+        [str(box.copy.python), "-m", "tests.in_memory.forked_plugins", str(folder / "cases.json")],
+        cwd=folder,  # not the checkout, from which "-m" would import
+        env=path,
+        check=True,
+        timeout=1200,
+    )
+    ended = {}
+    for name in programs:
+        status, out, err = (
+            (folder / f"{name}.{kind}").read_text(encoding="utf-8")
+            for kind in ("status", "out", "err")
+        )
+        ended[name] = subprocess.CompletedProcess(name, int(status), out, err)
+    return Loaded(ended, Path(mine["VLLM_CACHE_ROOT"]))
+
+
+def test_off_leaves_vllm_alone(box: Box, loaded: Loaded) -> None:
+    done = loaded.ended["off"]
+    assert done.returncode == 0, done.stderr
+    file = box.copy.site / "vllm/v1/spec_decode/llm_base_proposer.py"
+    assert done.stdout.splitlines()[-1] == f"FILE {file} False"
+
+
+def test_vllm_does_not_swallow_a_refusal(loaded: Loaded) -> None:
+    """It does swallow what the import of a plugin raises, which is why ours does nothing."""
+    done = loaded.ended["refused"]
+    assert done.returncode != 0
+    assert "vllm-overlay" in done.stderr
+    assert "no-such-feature" in done.stderr
+
+
+def test_vllms_allow_list_keeps_the_plugin_out(loaded: Loaded) -> None:
+    for name, there in (("others allowed", "False"), ("allowed", "True")):
+        done = loaded.ended[name]
+        assert (done.returncode, done.stdout.split()[-1]) == (0, there), done.stderr
+
+
+def inspections(config: pytest.Config) -> tuple[str, ...]:
+    """The overlay's mode in each process that asks vLLM about a model.
+
+    The first one fills vLLM's cache, the third finds what the first one wrote.
+    """
+    return (
+        ("off", "auto", "off", "auto") if config.getoption("--thorough") else ("off", "auto", "off")
+    )
+
+
+def write_mark(box: Box, folder: Path) -> dict[str, str]:
+    """Write a feature that changes what vLLM answers of a model; the variables that it needs."""
+    feature = folder / "team/mark"
     path = "vllm/model_executor/models/llama.py"
     lines = (box.copy.site / path).read_text().splitlines()
     start = lines.index("class LlamaForCausalLM(")
@@ -276,25 +313,21 @@ def test_the_model_info_cache_of_vllm_sees_the_patched_text(
     (feature / "10-mark").mkdir(parents=True)
     (feature / "10-mark/0.32.0..0.32.0.patch").write_text(text)
     (feature / "feature.toml").write_text(MARK)
-    own = {"OVERLAY_PATCHES": str(feature.parent), "VLLM_CACHE_ROOT": str(tmp_path / "cache")}
+    feature.parent.chmod(0o700)
+    return {"OVERLAY_PATCHES": str(feature.parent), "VLLM_CACHE_ROOT": str(folder / "cache")}
+
+
+def test_the_model_info_cache_of_vllm_sees_the_patched_text(
+    loaded: Loaded, pytestconfig: pytest.Config
+) -> None:
+    modes, answers = inspections(pytestconfig), {"off": "RESULT false", "auto": "RESULT true"}
     said = []
-    # The first one fills the cache, the third finds what the first one wrote.
-    modes = ("off", "auto", "off", "auto") if thorough else ("off", "auto", "off")
-    for mode in modes:
-        done = subprocess.run(
-            [str(box.copy.python), "-c", INSPECT],
-            cwd=box.beside,  # not the checkout, from which "-c" would import
-            env={"PATH": os.environ["PATH"], **box.environment, **own, "OVERLAY": mode},
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
+    for number in range(len(modes)):
+        done = loaded.ended[str(number)]
         assert done.returncode == 0, done.stderr
         said.append(done.stdout.splitlines()[-1])
-    answers = {"off": "RESULT false", "auto": "RESULT true"}
     assert said == [answers[mode] for mode in modes]
-    folders = [place for place in (tmp_path / "cache/modelinfos").iterdir() if place.is_dir()]
+    folders = [place for place in (loaded.cache / "modelinfos").iterdir() if place.is_dir()]
     assert len(folders) == 1
 
 

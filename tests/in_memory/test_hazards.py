@@ -1,6 +1,6 @@
 """The hazards of patching at import: with its remedy taken out, a test of each fails.
 
-docs/auto-apply.md has the table, too.  Each mutation is made in a copy of the repository.
+docs/appendix/in-memory.md has the table, too.  Each mutation is made in a copy of the repository.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from tests.in_memory.installed import REPOSITORY, copy_tree
 from tests.support.code_edits import edited
 
-DOCUMENT = REPOSITORY / "docs/auto-apply.md"
+DOCUMENT = REPOSITORY / "docs/appendix/in-memory.md"
 
 
 @dataclass(frozen=True)

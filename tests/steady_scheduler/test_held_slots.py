@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench import held_slots as bench
-from overlay.package import KNOWN_RELEASES
+from tests.support.covering import each_release
 
 pytest.importorskip("vllm")  # in the environment of the engine
 
@@ -43,7 +43,6 @@ from vllm.v1.core import held_slots
 
 pytestmark = pytest.mark.network
 
-EVERY = [str(release) for release in KNOWN_RELEASES]
 HOOKED = "vllm.v1.core.sched.async_scheduler"
 ASKS = "schedulers that ask which requests hold their slots"
 
@@ -122,7 +121,7 @@ def noted_calls(release: str, asked: list[str]) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("release", EVERY)
+@pytest.mark.parametrize("release", each_release("steady-scheduler"))
 @settings(max_examples=20, deadline=None)
 @given(world=WORLDS, calls=SOME_CALLS)
 def test_what_is_allocated_is_what_upstream_allocates(
@@ -131,7 +130,7 @@ def test_what_is_allocated_is_what_upstream_allocates(
     check(release, world, calls)
 
 
-@pytest.mark.parametrize("release", EVERY)
+@pytest.mark.parametrize("release", each_release("steady-scheduler"))
 def test_a_request_that_holds_its_slots_does_not_come_to_upstream(release: str) -> None:
     """Sixteen tokens behind a prompt of five, in blocks of eight, with three tokens' lookahead."""
     for noted, allocated, full in ((True, 2, 2), (False, 4, 0)):
@@ -143,7 +142,7 @@ def test_a_request_that_holds_its_slots_does_not_come_to_upstream(release: str) 
         assert (number, asked.count("allocate"), asked.count("note")) == (16, allocated, full)
 
 
-@pytest.mark.parametrize("release", EVERY)
+@pytest.mark.parametrize("release", each_release("steady-scheduler"))
 def test_without_a_prefix_cache_only_a_new_block_comes_to_upstream(release: str) -> None:
     asked: list[str] = []
     one: list[Call] = [("go_on", (0, 1, 1, 1, True))]
@@ -152,7 +151,7 @@ def test_without_a_prefix_cache_only_a_new_block_comes_to_upstream(release: str)
     assert (number, asked) == (16, ["allocate"] * 2)
 
 
-@pytest.mark.parametrize("release", EVERY)
+@pytest.mark.parametrize("release", each_release("steady-scheduler"))
 def test_a_running_request_is_asked_for_in_the_words_that_are_answered_at_once(
     release: str,
 ) -> None:
@@ -175,7 +174,7 @@ def test_a_running_request_is_asked_for_in_the_words_that_are_answered_at_once(
     assert len(others[0].args) + len(others[0].keywords) > 3
 
 
-@pytest.mark.parametrize("release", EVERY)
+@pytest.mark.parametrize("release", each_release("steady-scheduler"))
 def test_the_asynchronous_scheduler_has_its_cache_answer_at_once(release: str) -> None:
     patched = releases.sources(release)["vllm/v1/core/sched/async_scheduler.py"][True]
     body = releases.method(patched, "AsyncScheduler", "__init__").body
@@ -186,7 +185,7 @@ def test_the_asynchronous_scheduler_has_its_cache_answer_at_once(release: str) -
     ]
 
 
-@pytest.mark.parametrize("release", EVERY)
+@pytest.mark.parametrize("release", each_release("steady-scheduler"))
 def test_the_asynchronous_scheduler_is_imported_when_plugins_were_loaded(release: str) -> None:
     """Else it could not be patched in memory: only `get_scheduler_cls` imports it, when called."""
     source = releases.text(release, "vllm/config/scheduler.py")

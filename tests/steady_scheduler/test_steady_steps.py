@@ -17,7 +17,7 @@ from unittest import mock
 import pytest
 
 from bench import steady_scheduler as bench
-from overlay.package import KNOWN_RELEASES
+from tests.support.covering import NAMES, each_release
 
 pytest.importorskip("vllm")  # in the environment of the engine
 
@@ -34,7 +34,6 @@ from vllm.v1.overlay_effects import effects
 
 pytestmark = pytest.mark.network
 
-EVERY = [str(release) for release in KNOWN_RELEASES]
 #: So many loads show each mistake at the latest.
 LOADS = 16
 
@@ -69,11 +68,12 @@ def counted() -> dict[str, int]:
     return dict(report["counts"]) if report else {}
 
 
-@pytest.mark.parametrize("number", range(len(EVERY)), ids=EVERY)
-def test_each_step_is_upstreams(number: int) -> None:
+@pytest.mark.parametrize("release", each_release("steady-scheduler"))
+def test_each_step_is_upstreams(release: str) -> None:
     """Two loads of each release, no two of them alike."""
+    number = NAMES.index(release)
     for seed in (2 * number, 2 * number + 1):
-        run(EVERY[number], drawn(seed), seed)
+        run(release, drawn(seed), seed)
 
 
 @pytest.mark.parametrize("release", ["0.20.0", "0.26.0", "0.33.0"])

@@ -5,7 +5,8 @@ gets what was asked for.  Only where nothing is named are left out: tests that a
 of an engine or an index, or as slow; and whole files that inject faults, start processes or run
 whole commands, which their imports and those of their helpers tell, so that nobody keeps a list.
 Such a file is not even imported, nor is one that is marked as a whole (``pytestmark``).  Laws are
-tried with ``EXAMPLES`` examples, however many they ask for.
+tried with ``EXAMPLES`` examples, however many they ask for, and with ``MOST`` where all tests run
+without ``--thorough``.
 
 Wherever a test of the lane runs, in CI too, it fails as soon as it starts a process, speaks to
 another machine or opens a release of the index: it has to be marked then.
@@ -25,8 +26,8 @@ from hypothesis import HealthCheck, settings
 
 from overlay.cache import cache_folder
 
-#: How many examples of a law the lane tries at most.
-EXAMPLES = 10
+#: How many examples of a law the lane tries at most; and CI, which draws the same ones each time.
+EXAMPLES, MOST = 10, 100
 settings.register_profile(
     "lane",
     deadline=None,
@@ -120,6 +121,9 @@ def is_marked(item: pytest.Item) -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the marked tests of other files, and let laws draw few examples."""
     if not names_nothing(config):
+        if config.option.whole and not config.option.thorough:
+            for item in items:
+                draw_few(getattr(item, "obj", None), MOST)
         return
     config.hook.pytest_deselected(items=[item for item in items if is_marked(item)])
     items[:] = [item for item in items if not is_marked(item)]
@@ -132,8 +136,8 @@ def is_local(address: object) -> bool:
     return not isinstance(address, tuple) or str(address[0]).startswith(_LOCAL)
 
 
-def draw_few(test: Any) -> None:
-    """Let a test that is a law draw no more examples than the lane does.
+def draw_few(test: Any, most: int = EXAMPLES) -> None:
+    """Let a test that is a law draw so many examples at most.
 
     Hypothesis has no public way to change what a decorator said; a test of this module tells where
     this one has gone.
@@ -141,7 +145,7 @@ def draw_few(test: Any) -> None:
     law = getattr(test, "__func__", test)
     asked = getattr(law, "_hypothesis_internal_use_settings", None)
     if asked is not None:
-        few = min(asked.max_examples, EXAMPLES)
+        few = min(asked.max_examples, most)
         law._hypothesis_internal_use_settings = settings(asked, max_examples=few)
 
 

@@ -125,5 +125,5 @@ def read(path: Path) -> Page:
 def pages() -> list[Page]:
     """Every page that users and developers read."""
     found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
-    found += [ROOT / "patches/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    found += [ROOT / "patches/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return [read(path) for path in found]

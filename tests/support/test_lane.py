@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.lane import EXAMPLES, in_lane, is_local
+from tests.support.lane import EXAMPLES, MOST, in_lane, is_local
 
 TESTS = Path(__file__).resolve().parents[1]
 FILES = {
@@ -152,11 +152,11 @@ def test_what_is_on_this_machine() -> None:
 
 
 def test_laws_draw_few_examples_in_the_lane(suite: pytest.Pytester) -> None:
-    """However many they ask for, and all of them elsewhere."""
+    """However many they ask for; CI a hundred of each, and all of them with ``--thorough``."""
     (suite.path / "tests/test_laws.py").write_text(
         "from hypothesis import given, settings, strategies as st\n"
         "drawn = []\n"
-        "@settings(max_examples=50, derandomize=True)\n"
+        "@settings(max_examples=150, derandomize=True)\n"
         "@given(st.integers())\n"
         "def test_law(number):\n"
         "    drawn.append(number)\n"
@@ -168,7 +168,9 @@ def test_laws_draw_few_examples_in_the_lane(suite: pytest.Pytester) -> None:
         "def test_how_many():\n"
         "    print('drawn', len(drawn))\n"
     )
-    for arguments, number in (((), 2 * EXAMPLES), (("--whole",), 100)):
+    every, whole = 150 + 50, MOST + 50
+    cases = (((), 2 * EXAMPLES), (("--whole",), whole), (("--whole", "--thorough"), every))
+    for arguments, number in cases:
         result = suite.runpytest_subprocess("-n0", "-s", "-p", "no:cacheprovider", *arguments)
         assert result.ret == 0
         result.stdout.fnmatch_lines(f"*drawn {number}*")

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from vllm.logger import init_logger
 from vllm.v1.decode_graph_sizes import CHOICE, FEATURE, MODE
 from vllm.v1.overlay_effects import active, idle
+from vllm.v1.worker.decode_graph_withdrawal import guard_capture
 
 logger = init_logger(__name__)
 
@@ -98,6 +99,8 @@ def fit_sizes(worker: Any) -> None:
     else:
         note = f"; no graphs of mixed batches: {mixed}" if mixed else ""
     _report(kept, sizes, own, shape.bytes_of(kept, own, graphs), room, note)
+    if len(kept) > len(own):
+        guard_capture(worker, own)
 
 
 def _report(

@@ -1,0 +1,178 @@
+"""README's table: what the overlay brings against the model runner that a release chooses itself.
+
+A figure is speed with the overlay over speed without it, in one sitting: output tokens a second
+where engines served in turn (the median of the rounds' ratios), or else steps a second.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from overlay.results import ModelRunner
+from scripts.performance_data import Row, Sitting, sittings_of
+
+HEAD = ["your vLLM", "your model", "its runner", "speed with the overlay, one H200 unless said"]
+#: Files of ``bench/results``.
+DRAFTS = "h200-default-runner-0.33.0-2026-11-26"
+NO_DRAFTS = "h200-default-runner-0.33.0-no-drafts-2026-11-26"
+TEXT_33 = "h200-real-text-0.33.0-2026-11-26"
+TEXT_26 = "h200-real-text-0.26.0-2026-11-26"
+RANKS = "h200-data-parallel-time-0.26.0-2026-11-23"
+STEPS_26 = "h200-step-time-0.26.0-2026-11-21-e"
+STEPS_20 = "h200-step-time-0.20.2-2026-11-21-c"
+
+Documents = Callable[[str], dict[str, Any]]
+
+
+class Entry(NamedTuple):
+    """A row of README's table.
+
+    :ivar releases: first and last minor release, both included.
+    :ivar measured: the release that was measured; ``runner`` is what it chooses for the model.
+    :ivar text: what was measured; ``{}`` stand for ``figures``.
+    """
+
+    releases: tuple[str, str]
+    measured: str
+    model: str
+    runner: ModelRunner
+    text: str
+    figures: Callable[[Documents], list[float]]
+
+
+def _on_newest(party: str, *text: int) -> Callable[[Documents], list[float]]:
+    """256 requests of 1B, with drafts and without; then real text with so many requests."""
+
+    def figures(documents: Documents) -> list[float]:
+        ratios = [
+            documents(file)["loads"][f"256 {load}"][party]["median_ratio"]
+            for file in (DRAFTS, NO_DRAFTS)
+            for load in ("uniform", "mixed")
+        ]
+        engine = {"overlay": "V2 overlay", "mixed": "V2 overlay, mixed"}[party]
+        return ratios + [_over(documents(TEXT_33), f"{each} requests", engine) for each in text]
+
+    return figures
+
+
+def _real_text(documents: Documents) -> list[float]:
+    return [_over(documents(TEXT_26), f"{each} requests", "V2 overlay") for each in (256, 64)]
+
+
+def _over(sitting: dict[str, Any], load: str, engine: str) -> float:
+    """The median of the rounds' ratios of an engine to stock V2."""
+    rates = [sitting["loads"][load][name]["tokens_per_s"] for name in (engine, "V2")]
+    return float(statistics.median(own / its for own, its in zip(*rates, strict=True)))
+
+
+def _mixtures(documents: Documents) -> list[float]:
+    modes = {mode["mode"]: mode["phases"] for mode in documents(RANKS)["modes"]}
+    phases = ("one on each, rank 0", "eight on each, rank 0")
+    ratios = [modes["off"][name]["step_ms"] / modes["loop"][name]["step_ms"] for name in phases]
+    return ratios + _steps("moe:3:FULL_AND_PIECEWISE", "stock-v1", STEPS_26)(documents)
+
+
+def _steps(cell: str, default: str, file: str) -> Callable[[Documents], list[float]]:
+    def figures(documents: Documents) -> list[float]:
+        (sitting,) = (each for each in sittings_of(file, documents(file)) if _is(each, cell))
+        stock, patched = sitting.engine(default), sitting.engine("patched-loop")
+        return [_ms(stock, batch) / _ms(patched, batch) for batch in (1, 32)]
+
+    return figures
+
+
+def _is(sitting: Sitting, cell: str) -> bool:
+    return sitting.setting.cell == cell
+
+
+def _ms(row: Row | None, batch: int) -> float:
+    if row is None:
+        raise ValueError("expected an engine that was measured, found none")
+    return row.times[batch].median
+
+
+V1, V2 = ModelRunner.V1, ModelRunner.V2
+ENTRIES = (
+    Entry(
+        ("0.29", "0.33"),
+        "0.33.0",
+        "every model",
+        V2,
+        "256 requests, 1B, decodes alone and with prefills among them: **{}** and {} with drafts, "
+        "{} and {} without; [real text](docs/performance.md#real-weights-and-real-text), 135M: {}; "
+        "with 64 requests and fewer nothing follows",
+        _on_newest("overlay", 256),
+    ),
+    Entry(
+        ("0.31", "0.33"),
+        "0.33.0",
+        "every model, [`OVERLAY_DECODE_GRAPH_SIZES=mixed`]"
+        "(docs/decode-graph-sizes.md#mixed-batches)",
+        V2,
+        "the same: {} and **{}** with drafts, {} and **{}** without; real text: **{}**, and **{}** "
+        "with 64 requests, {} with 16",
+        _on_newest("mixed", 256, 64, 16),
+    ),
+    Entry(
+        ("0.25", "0.28"),
+        "0.26.0",
+        "dense, small",
+        V2,
+        "[real text](docs/performance.md#real-weights-and-real-text) and a trained draft, 135M: "
+        "**{}** with 256 requests, {} with 64; with one nothing follows",
+        _real_text,
+    ),
+    Entry(
+        ("0.25", "0.28"),
+        "0.26.0",
+        "dense, 8B",
+        V2,
+        "nothing: on V1 with the overlay {} with one request, ≈ {} with 32",
+        _steps("8b:3:FULL_AND_PIECEWISE", "v2", STEPS_26),
+    ),
+    Entry(
+        ("0.25", "0.28"),
+        "0.26.0",
+        "most mixtures of experts",
+        V1,
+        "[experts in the draft](docs/many-gpus.md#experts-in-the-draft), GLM-4.5-Air's shape, two "
+        "data-parallel H200s: **{}** with one request on each, **{}** with eight; 30B with a dense "
+        "draft: {}, and {} with 32",
+        _mixtures,
+    ),
+    Entry(
+        ("0.20", "0.21"),
+        "0.20.2",
+        "every model",
+        V1,
+        "1B: **{}** with one request, **{}** with 32",
+        _steps("1b:3:FULL_AND_PIECEWISE", "stock-v1", STEPS_20),
+    ),
+)
+
+
+def _filled(entry: Entry, documents: Documents) -> str:
+    figures = (f"{value:.2f}" for value in entry.figures(documents))
+    return f"{entry.text.format(*figures)} ({entry.measured})"
+
+
+def rows(results: Path) -> list[list[str]]:
+    """A row for each entry, with the figures that the JSON gives; see ``HEAD``."""
+
+    def documents(name: str) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads((results / f"{name}.json").read_text("utf-8"))
+        return document
+
+    return [
+        [
+            " to ".join(entry.releases),
+            entry.model,
+            entry.runner.value.upper(),
+            _filled(entry, documents),
+        ]
+        for entry in ENTRIES
+    ]
