@@ -282,6 +282,15 @@ def test_compiled_code_may_run_from_the_memory_that_docker_mounts() -> None:
         assert service["tmpfs"] == ["/tmp:exec,mode=1777"]
 
 
+@each_dockerfile
+def test_the_script_that_serves_read_only_sets_what_the_images_set(file: Path) -> None:
+    """It takes root and an engine, so nobody runs it here: ``scripts/serve_read_only.sh``."""
+    text = (ROOT / "scripts/serve_read_only.sh").read_text()
+    environment = variables(file)
+    for name in ("USER", *PLACES):
+        assert f" {name}={environment[name]}" in text
+
+
 def test_one_release_of_vllm_is_named_everywhere() -> None:
     page = (ROOT / "docs/containers.md").read_text().partition("## What was tried")[0]
     texts = [page, *(file.read_text() for file in DEPLOY.iterdir() if file.suffix != ".json")]
