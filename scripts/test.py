@@ -10,8 +10,8 @@ and ``--checks mypy`` run these alone, as the hooks of ``.pre-commit-config.yaml
 Modules that import vLLM themselves run in the engines' environment, also where they or their folder
 are named (``tests/engine/engine_fixtures.py``).
 
-Without pytest's arguments all tests run, in three processes that take one file after the other: two
-cores are busy then also while a test waits.  The environment of the engines is made beside the
+Without pytest's arguments all tests run, in four processes that take one file after the other: two
+cores are busy then also while two tests wait.  The environment of the engines is made beside the
 checks and the first tests, which need none.  The ten tests that cost most are printed at the end.
 With ``--thorough`` also those that repeat a proof, with new random examples, and then
 ``scripts/mutants.py --bounded``: that takes hours.
@@ -41,9 +41,9 @@ TYPED = (
     *("overlay", "scripts", "bench"),
     *("tests/ascend", "tests/engine", "tests/draft_graphs", "tests/fuzz", "tests/gpu"),
 )
-#: Three processes: while ranks, servers or Ray wait in one of them, the others have the cores.  A
+#: Four processes: while ranks, servers or Ray wait in two of them, the others have the cores.  A
 #: file's tests stay together, and files start in the order that conftest.py gives.
-IN_THREE = ("--numprocesses=3", "--dist=loadfile", "--no-loadscope-reorder")
+IN_FOUR = ("--numprocesses=4", "--dist=loadfile", "--no-loadscope-reorder")
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def suites(
     :param arguments: pytest's; none: all tests.
     """
     more = ["--whole", *(["--thorough"] if thorough else [])]
-    chosen = list(arguments) or list(IN_THREE)
+    chosen = list(arguments) or list(IN_FOUR)
     commands = [("tests", [str(python), "-m", "pytest", "--costs", *more, *chosen])]
     if thorough and not arguments:
         mutants = [str(python), str(ROOT / "scripts" / "mutants.py"), "--bounded"]

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,8 @@ def twin(
     if release not in _RUNS:
         folder = tmp_path_factory.mktemp("ascend")
         try:
-            _RUNS[release] = run(ascend_python, release, folder)
+            drafts = () if request.config.getoption("--thorough") else DRAFTS.get(release, ())
+            _RUNS[release] = run(ascend_python, release, folder, drafts)
         except AssertionError as error:
             _RUNS[release] = error  # takes minutes, and would end in the same way
         shutil.rmtree(folder)
@@ -76,8 +78,15 @@ def twin(
     return outcome
 
 
-def run(python: Path, release: str, folder: Path) -> Twin:
-    """Patch a release by the command, and run the twin in it."""
+#: The numbers of drafts that CI tries on each release; ``--thorough`` tries each on both.
+DRAFTS = dict(zip(QUICK, ((1, 5), (3, 10)), strict=True))
+
+
+def run(python: Path, release: str, folder: Path, drafts: Sequence[int] = ()) -> Twin:
+    """Patch a release by the command, and run the twin in it.
+
+    :param drafts: how many there are a step; none given: all of the twin's.
+    """
     site = make_site(release, folder / "site")
     overlay("apply", site, "--feature", "ascend-draft-lengths")
     code = link_packages(folder / "code", (TESTS,))
@@ -86,7 +95,10 @@ def run(python: Path, release: str, folder: Path) -> Twin:
     # torch would load torch_npu while it is itself being imported.
     environment |= {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "SOC_VERSION": "ascend910b1"}
     ended = subprocess.run(
-        [str(python), "-m", "tests.ascend.twin", "--mutations"],
+        [
+            *(str(python), "-m", "tests.ascend.twin", "--mutations"),
+            *(word for k in drafts for word in ("--k", str(k))),
+        ],
         cwd=folder,
         env=environment,
         text=True,

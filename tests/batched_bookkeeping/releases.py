@@ -109,8 +109,16 @@ def feature(bug: Bug | None = None) -> Iterator[Any]:
 
 
 def each_bug_of(bugs: list[Bug]) -> pytest.MarkDecorator:
-    """The parametrization that runs a test once for each bug."""
-    return pytest.mark.parametrize("bug", bugs, ids=lambda bug: f"{bug[1]} -> {bug[2]}")
+    """The parametrization that runs a test once for each bug.
+
+    One that changes the same part of a function as another one repeats it: those are `thorough`.
+    """
+    shown, parameters = set[tuple[str, str]](), []
+    for bug in bugs:
+        marks = pytest.mark.thorough if bug[:2] in shown else ()
+        parameters.append(pytest.param(bug, id=f"{bug[1]} -> {bug[2]}", marks=marks))
+        shown.add(bug[:2])
+    return pytest.mark.parametrize("bug", parameters)
 
 
 def assert_noticed(

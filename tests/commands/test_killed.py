@@ -22,6 +22,7 @@ from tests.support.patches import write_feature
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 ONLY = ("--feature", "demo")
+SIGNALS = (signal.SIGKILL, signal.SIGTERM)
 
 #: Command -> whether it may change the target.
 COMMANDS: dict[tuple[str, ...], bool] = {
@@ -75,8 +76,20 @@ def nothing_runs(session: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize(
+    ("words", "number"),
+    [
+        pytest.param(
+            words,
+            number,
+            id=f"{' '.join(words)}-{number}",
+            # What writes nothing to a target has nothing to end behind this signal.
+            marks=() if writes or number == signal.SIGKILL else pytest.mark.thorough,
+        )
+        for words, writes in COMMANDS.items()
+        for number in SIGNALS
+    ],
+)
 def test_a_killed_command_leaves_a_whole_target(
     tmp_path: Path, words: tuple[str, ...], number: signal.Signals
 ) -> None:
@@ -153,9 +166,12 @@ def places(folder: Path, team: Path) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("words", OTHERS, ids=lambda words: " ".join(words[:2]))
 def test_a_killed_command_leaves_no_process_and_no_lock(
-    tmp_path: Path, index: str, words: tuple[str, ...]
+    tmp_path: Path, index: str, words: tuple[str, ...], pytestconfig: pytest.Config
 ) -> None:
     """What they write is looked at before each call in ``test_every_call*.py``."""
+    every = [(number, moment) for number in SIGNALS for moment in (0.4, 0.9)]
+    # Each signal and each moment once; ``--thorough`` takes each signal at each moment.
+    kills = every if pytestconfig.getoption("--thorough") else [every[0], every[-1]]
     killed = Killed(tmp_path)
     # A folder of patches that the environment names is not the one to be written to.
     team = killed.patches.rename(tmp_path / "team")
@@ -165,19 +181,18 @@ def test_a_killed_command_leaves_no_process_and_no_lock(
     began = time.monotonic()
     assert killed.run(*named) in (0, 1, 2)
     lasts = time.monotonic() - began
-    for number in (signal.SIGKILL, signal.SIGTERM):
-        for moment in (0.4, 0.9):
-            for session in tmp_path.glob("*@*"):
-                shutil.rmtree(session)
-            process = killed.start(*named)
-            time.sleep(lasts * moment)
-            process.send_signal(number)
-            process.communicate(timeout=30)  # nobody else holds its pipes
-            deadline = time.monotonic() + 5
-            while not nothing_runs(process.pid):
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-            for left in (tmp_path / "cache").rglob("*.lock"):
-                FileLock(left).acquire(timeout=0)  # the file may stay, the lock may not
+    for number, moment in kills:
+        for session in tmp_path.glob("*@*"):
+            shutil.rmtree(session)
+        process = killed.start(*named)
+        time.sleep(lasts * moment)
+        process.send_signal(number)
+        process.communicate(timeout=30)  # nobody else holds its pipes
+        deadline = time.monotonic() + 5
+        while not nothing_runs(process.pid):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        for left in (tmp_path / "cache").rglob("*.lock"):
+            FileLock(left).acquire(timeout=0)  # the file may stay, the lock may not
     folders = [team, *(folder for folder in (tmp_path / "ours",) if folder.is_dir())]
     assert killed.run("list", *(word for folder in folders for word in ("--patches", folder))) == 0

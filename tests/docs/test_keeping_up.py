@@ -172,22 +172,6 @@ def test_a_team_hears_of_new_releases_and_gets_a_diff(night: Night) -> None:
     assert '+merged = "0.35.0"' in night.diff()
 
 
-def test_a_conflict_needs_a_person_and_writes_nothing(night: Night) -> None:
-    source = (resolve(BASE).read(PATH) or b"").decode()
-    night.publish("0.34.0", {PATH: source.replace("class FastIncr", "class QuickIncr").encode()})
-    status, said = night.run()
-    assert status == 1, said
-    assert "conflict" in said
-    assert night.diff() == ""
-
-
-def test_no_network_is_an_error(night: Night) -> None:
-    night.index.files.clear()
-    status, said = night.run()
-    assert status == 2
-    assert "expected files of vllm on" in said
-
-
 # The workflow
 
 #: What a stub of the command ``gh`` does: it has no pull request, and notes what is asked of it.
@@ -206,6 +190,7 @@ class Workflow:
     def __init__(self, night: Night) -> None:
         self.night = night
         (self.job,) = workflow()["jobs"].values()
+        self.outputs: dict[str, str] = {}
         self.asked = night.folder / "gh.log"
         self.asked.touch()
         for name, text in (("gh", _GH.format(log=self.asked)), ("pip", "#!/bin/sh\n")):
@@ -217,8 +202,11 @@ class Workflow:
         night.clone("remote", "add", "origin", str(self.origin.folder))
 
     def run(self) -> dict[str, int]:
-        """The exit status of each shell step by its name, up to the first that fails."""
-        outputs: dict[str, str] = {}
+        """The exit status of each shell step by its name, up to the first that fails.
+
+        What the steps gave is in ``outputs``.
+        """
+        outputs = self.outputs
         statuses: dict[str, int] = {}
         for step in self.job["steps"]:
             if "run" not in step:
@@ -228,6 +216,10 @@ class Workflow:
             if statuses[name]:
                 break
         return statuses
+
+    def report(self) -> str:
+        """What the script of the page has told."""
+        return (self.night.clone.folder / "report.txt").read_text()
 
     def _step(self, step: dict[str, Any], outputs: dict[str, str]) -> int:
         written = self.night.folder / "outputs"
@@ -298,6 +290,9 @@ def test_the_workflow_fails_where_something_needs_a_person(night: Night) -> None
     assert {status for _, status in passed} == {0}
     assert job.asked.read_text() == ""
     assert "new-vllm" not in job.origin("branch", "--list")
+    assert job.outputs["steps.nightly.outputs.status"] == "1"
+    assert "conflict" in job.report()
+    assert night.diff() == "", "a conflict writes nothing"
 
 
 def test_the_workflow_stops_at_an_error(night: Night) -> None:
@@ -306,3 +301,5 @@ def test_the_workflow_stops_at_an_error(night: Night) -> None:
     *_, last = job.run().items()
     assert last == ("nightly", 1)
     assert job.asked.read_text() == ""
+    assert job.outputs["steps.nightly.outputs.status"] == "2"
+    assert "expected files of vllm on" in job.report()

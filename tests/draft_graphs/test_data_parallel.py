@@ -49,14 +49,6 @@ Ranks = list[dict[str, DpOutcome]]
 
 
 @pytest.fixture(scope="module")
-def moe_models(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the target that has experts, and its drafts."""
-    folder = tmp_path_factory.mktemp("moe")
-    write_models(engine_python, folder, "tiny_moe")
-    return folder
-
-
-@pytest.fixture(scope="module")
 def glm_models(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the target whose MTP layer has experts."""
     folder = tmp_path_factory.mktemp("glm")

@@ -17,7 +17,6 @@ from tests.draft_graphs import dp_client
 from tests.draft_graphs.dp_client import RANKS, RanksFailed, busy, dp_run, idle, make_dp_spec
 from tests.draft_graphs.dp_rank import DpOutcome, DpRun
 from tests.draft_graphs.harness_client import expect_right
-from tests.engine.engine_launch import write_models
 from tests.support.micro_batches import ARGUMENTS
 
 K = 3
@@ -44,14 +43,10 @@ Ranks = list[dict[str, DpOutcome]]
 
 
 @pytest.fixture(scope="module")
-def pairs(
-    engine_python: Path, patched_python: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Ranks]:
-    models = tmp_path_factory.mktemp("moe")
-    write_models(engine_python, models, "tiny_moe")
+def pairs(patched_python: Path, moe_models: Path) -> dict[str, Ranks]:
     plans = []
     for draft, runs in RUNS.items():
-        spec = make_dp_spec(models, draft, K)
+        spec = make_dp_spec(moe_models, draft, K)
         spec["engine"] |= ARGUMENTS
         plans.append((spec, runs))
     with mock.patch.object(dp_client, "MODULE", "tests.draft_graphs.dbo_rank"):

@@ -8,6 +8,7 @@ is a double that counts.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -17,7 +18,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import start_processes
 
 
 class CustomAllReduce:
@@ -84,5 +85,10 @@ def rank_main(rank: int, port: str, recorded: list[int]) -> None:
 
 if __name__ == "__main__":
     counts = [int(count) for count in sys.argv[2:]]
+    # Imported once, which takes longer than what the ranks do.
+    for module in ("distributed.parallel_state", "v1.spec_decode.draft_graphs.ranks"):
+        importlib.import_module(f"vllm.{module}")
     # Where mypy sees PyTorch, this call has no types.
-    spawn(rank_main, (sys.argv[1], counts), nprocs=len(counts))  # type: ignore[no-untyped-call, unused-ignore]
+    start_processes(  # type: ignore[no-untyped-call, unused-ignore]
+        rank_main, (sys.argv[1], counts), nprocs=len(counts), start_method="fork"
+    )

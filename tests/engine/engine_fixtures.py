@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ import pytest
 from scripts import environment
 from tests.engine.engine_launch import write_models
 from tests.engine.private_copy import PrivateCopy, make_private_copy
+from tests.in_memory.installed import install_beside
+from tests.support.made_once import made_once
 
 _SKIPS_ITSELF = re.compile(r"^(\w+(: \w+)? = )?pytest\.importorskip\(", re.MULTILINE)
 ENGINE = (
@@ -99,9 +102,21 @@ def engine_python(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -
 @pytest.fixture(scope="session")
 def tiny_models(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the tiny target and its drafts."""
-    folder = tmp_path_factory.mktemp("models")
-    write_models(engine_python, folder)
-    return folder
+    return made_once(tmp_path_factory, "models", partial(write_models, engine_python))
+
+
+@pytest.fixture(scope="session")
+def moe_models(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the target that has experts, and its drafts."""
+    write = partial(write_models, engine_python, writer="tiny_moe")
+    return made_once(tmp_path_factory, "moe-models", write)
+
+
+@pytest.fixture(scope="session")
+def installed_beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The overlay as pip installs it, in a folder that is no environment's."""
+    folder = made_once(tmp_path_factory, "overlay", install_beside)
+    return folder / "beside"
 
 
 def private_vllm(engine_python: Path, folder: Path) -> Iterator[PrivateCopy]:

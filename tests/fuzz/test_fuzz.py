@@ -7,7 +7,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,7 @@ SCRIPT = TESTS / "gpu/fuzz.py"
 HOST = Pair(
     seed=0,
     shape=Shape(seqs=17, length=96, tokens=40, blocks=30, dtype="float32"),
-    variants=(
-        *("host", "steady-inputs", "greedy-verification"),
-        *("batched-bookkeeping", "steady-scheduler"),
-    ),
+    variants=("host",),
     loads=(22, 1, 2),
     requests=24,
 )
@@ -46,9 +43,15 @@ GRAPHED = Pair(
         sizes=(4, 16, 32),
         dtype="float32",
     ),
-    variants=("all loop", "step", "loop"),
+    variants=("all loop", "step"),
     loads=(1,),
     requests=14,
+)
+#: What is on alone beside these with ``--thorough``: features that are at work together are at
+#: work, and tests of their own have each one alone.
+ALONE = (
+    ("steady-inputs", "greedy-verification", "batched-bookkeeping", "steady-scheduler"),
+    ("loop",),
 )
 
 
@@ -64,14 +67,21 @@ class Ran:
 
 
 @pytest.fixture(scope="module")
-def ran(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
+def ran(
+    engine_python: Path, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Iterator[Ran]:
     """One vLLM, before and after it is patched; a process for each in which engines are forked."""
     folder = tmp_path_factory.mktemp("fuzz")
     for copy in private_vllm(engine_python, folder):
         side = Side(copy.python)
         place = Place(side, side, folder / "models", timeout=2400)
         place.write_models()
-        pairs = (HOST, GRAPHED)
+        pairs: tuple[Pair, ...] = (HOST, GRAPHED)
+        if pytestconfig.getoption("--thorough"):
+            pairs = tuple(
+                replace(pair, variants=(*pair.variants, *alone))
+                for pair, alone in zip(pairs, ALONE, strict=True)
+            )
         stock = place.run(side, [place.spec(pair.shape, {}, **pair.load()) for pair in pairs])
         files = [folder / f"{number}.json" for number in range(len(pairs))]
         for file, result in zip(files, stock, strict=True):

@@ -13,7 +13,6 @@ import pytest
 
 from tests.engine.engine_launch import EngineFailed, launch
 from tests.engine.engine_spec import EngineSpec, make_requests
-from tests.in_memory.installed import install_beside
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -29,11 +28,6 @@ SPEC = EngineSpec(
     pre=("tests.support.rested_collector:rest",),
     finish=("tests.in_memory.engine_hooks:live",),
 )
-
-
-@pytest.fixture(scope="module")
-def beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return install_beside(tmp_path_factory.mktemp("launcher"))
 
 
 def run(
@@ -68,9 +62,9 @@ def run(
 
 
 def test_equal_ranks_draft_as_they_should(
-    engine_python: Path, beside: Path, tiny_models: Path, tmp_path: Path
+    engine_python: Path, installed_beside: Path, tiny_models: Path, tmp_path: Path
 ) -> None:
-    results = run(engine_python, beside, tiny_models, tmp_path, {}, {})
+    results = run(engine_python, installed_beside, tiny_models, tmp_path, {}, {})
     for rank, result in enumerate(results):
         assert isinstance(result, dict), result
         assert all(request["tokens_ok"] and request["steps_ok"] for request in result["requests"])
@@ -81,9 +75,9 @@ def test_equal_ranks_draft_as_they_should(
 
 
 def test_a_rank_with_another_switch_stops_both(
-    engine_python: Path, beside: Path, tiny_models: Path, tmp_path: Path
+    engine_python: Path, installed_beside: Path, tiny_models: Path, tmp_path: Path
 ) -> None:
     other = {"OVERLAY_DRAFT_GRAPHS": "off"}
-    for result in run(engine_python, beside, tiny_models, tmp_path, {}, other):
+    for result in run(engine_python, installed_beside, tiny_models, tmp_path, {}, other):
         assert isinstance(result, EngineFailed), result
         assert "do not run the same code" in result.output

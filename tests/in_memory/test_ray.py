@@ -16,7 +16,6 @@ from scripts import environment
 from tests.engine.engine_fixtures import note_missing
 from tests.engine.engine_launch import launch
 from tests.engine.engine_spec import EngineSpec, make_requests
-from tests.in_memory.installed import install_beside
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -42,13 +41,8 @@ def ray_python(engine_python: Path, pytestconfig: pytest.Config) -> Path:
         pytest.skip(f"no Ray: {error}")
 
 
-@pytest.fixture(scope="module")
-def beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return install_beside(tmp_path_factory.mktemp("ray"))
-
-
 @pytest.fixture
-def cluster(ray_python: Path, beside: Path, tiny_models: Path, tmp_path: Path) -> Any:
+def cluster(ray_python: Path, installed_beside: Path, tiny_models: Path, tmp_path: Path) -> Any:
     def run(nodes: list[dict[str, str]], driver: dict[str, str]) -> tuple[Any, str]:
         (tmp_path / "run").mkdir(mode=0o700)
         plan = {"model": str(tiny_models / "target"), "nodes": nodes, "driver": driver}
@@ -59,7 +53,7 @@ def cluster(ray_python: Path, beside: Path, tiny_models: Path, tmp_path: Path) -
             if not name.startswith(("PYTHON", "OVERLAY", "RAY_"))
         }
         own = {
-            "PYTHONPATH": str(beside),
+            "PYTHONPATH": str(installed_beside),
             "OVERLAY_CACHE": str(tmp_path / "cache"),
             "XDG_RUNTIME_DIR": str(tmp_path / "run"),
             **QUIET,
@@ -111,12 +105,12 @@ def test_equal_nodes_pass_and_have_the_drivers_switches(cluster: Any) -> None:
     ],
 )
 def test_the_engine_drafts_as_it_should_under_the_ray_executor(
-    ray_python: Path, beside: Path, tiny_models: Path, tmp_path: Path, version: str
+    ray_python: Path, installed_beside: Path, tiny_models: Path, tmp_path: Path, version: str
 ) -> None:
     """vLLM's own executor and its whole engine; only the resource that Ray counts is made up."""
     (tmp_path / "run").mkdir(mode=0o700)
     here = SCRIPT.parent
-    path = (beside, here / "ray_on_cpu")
+    path = (installed_beside, here / "ray_on_cpu")
     spec = EngineSpec(
         str(tiny_models),
         "eagle3",

@@ -75,11 +75,11 @@ IN_ORDER = {(False, False), (True, False), (True, True)}
 
 @pytest.fixture
 def step(pytestconfig: pytest.Config) -> int:
-    """How many calls further the next fault is; CI takes each third, of another kind each time.
+    """How many calls further the next fault is; CI takes each fifth, of another kind each time.
 
     Every call of a transaction over one package is met in CI (``test_faults.py``).
     """
-    return 1 if pytestconfig.getoption("--thorough") else 3
+    return 1 if pytestconfig.getoption("--thorough") else 5
 
 
 @pytest.fixture(params=["apply", "revert", "upgrade-together"])

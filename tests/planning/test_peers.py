@@ -143,7 +143,7 @@ def real_pairs() -> list[tuple[str, str, str]]:
 @pytest.fixture(scope="module")
 def stride(pytestconfig: pytest.Config) -> int:
     """Of how many diffs one is compared: all of them take longest of all tests of planning."""
-    return 1 if pytestconfig.getoption("--thorough") else 3
+    return 1 if pytestconfig.getoption("--thorough") else 5
 
 
 @pytest.fixture(scope="module")

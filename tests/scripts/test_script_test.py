@@ -35,7 +35,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_all_tests_run_in_three_processes_and_the_slowest_are_told(script: ModuleType) -> None:
     ((_, command),) = script.suites(PYTHON, [], thorough=False)
-    assert {"--whole", "--numprocesses=3", "--dist=loadfile", "--costs"} <= set(command)
+    assert {"--whole", "--numprocesses=4", "--dist=loadfile", "--costs"} <= set(command)
     assert "--thorough" not in command
 
 
