@@ -400,7 +400,7 @@ class _Steps:
             if request.structured_output_request is not None:
                 structured = True
                 waits = waits or ahead > 0
-            # Placeholders, which asynchronous scheduling gave it with its last token: it keeps them.
+            # Placeholders, given with its last token by asynchronous scheduling; they stay.
             drafts = request.spec_token_ids
             if drafts:
                 drafted[name] = drafts
