@@ -150,10 +150,10 @@ def test_a_port_keeps_the_context_that_is_asked_for(cli: Cli, change: Path, numb
 def test_a_session_of_a_port_keeps_the_context_that_is_asked_for(cli: Cli, change: Path) -> None:
     imported(cli, change, "--context", "2")
     cli("port", "keep", "--releases", "0.20.0", "--patches", "ours")
-    refused = cli("port", "--show", "--context", "--releases", "1")
+    refused = cli("port", "--show", "--context", "1")
     assert refused.exit == 2
     assert "--context goes with" in refused.err
-    result = cli("port", "--continue", "--context", "--releases", "1")
+    result = cli("port", "--continue", "--context", "1")
     assert result.exit == 0, result.out + result.err
     assert context_of_patches() == [(1, 1), (2, 2)]
 
