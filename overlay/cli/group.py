@@ -80,7 +80,7 @@ _GROUPS = {
     ),
     "Prove": (
         ("verify", _PROOF, "Serve your models with and without draft graphs; compare drafts."),
-        ("bench", _PROOF, "Time stock V1, the overlay and V2 on your GPU, in turn."),
+        ("bench", _PROOF, "Time stock vLLM and the overlay on your GPU, in turn."),
     ),
     "Other": (
         ("cache", _ABOUT, "Show or empty the cache: dir, size or clean."),

@@ -5,7 +5,7 @@
 
 ``FOLDER`` is then on ``PYTHONPATH`` beside a pristine vLLM: it holds the package, its metadata
 (by which vLLM finds the plugin) and the two of its dependencies that a vLLM need not have.  Needs
-pip and setuptools 70.1 in the Python that runs it.
+pip and hatchling in the Python that runs it.
 """
 
 from __future__ import annotations
