@@ -59,8 +59,9 @@ def _on_newest(party: str, *text: int) -> Callable[[Documents], list[float]]:
     return figures
 
 
-def _real_text(documents: Documents) -> list[float]:
-    return [_over(documents(TEXT_26), f"{each} requests", "V2 overlay") for each in (256, 64)]
+def _dense(documents: Documents) -> list[float]:
+    text = [_over(documents(TEXT_26), f"{each} requests", "V2 overlay") for each in (256, 64)]
+    return text + _steps("8b:3:FULL_AND_PIECEWISE", "v2", STEPS_26)(documents)
 
 
 def _over(sitting: dict[str, Any], load: str, engine: str) -> float:
@@ -120,19 +121,12 @@ ENTRIES = (
     Entry(
         ("0.25", "0.28"),
         "0.26.0",
-        "dense, small",
+        "dense",
         V2,
-        "[real text](docs/performance.md#real-weights-and-real-text) and a trained draft, 135M: "
-        "**{}** with 256 requests, {} with 64; with one nothing follows",
-        _real_text,
-    ),
-    Entry(
-        ("0.25", "0.28"),
-        "0.26.0",
-        "dense, 8B",
-        V2,
-        "nothing: on V1 with the overlay {} with one request, ≈ {} with 32",
-        _steps("8b:3:FULL_AND_PIECEWISE", "v2", STEPS_26),
+        "[real text](docs/performance.md#real-weights-and-real-text), 135M: **{}** with 256 "
+        "requests, {} with 64, with one nothing follows; 8B: nothing, on V1 with the overlay {} "
+        "with one request, ≈ {} with 32",
+        _dense,
     ),
     Entry(
         ("0.25", "0.28"),
