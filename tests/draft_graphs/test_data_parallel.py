@@ -77,7 +77,7 @@ def pairs(
     plans += [(make_dp_spec(moe_models, "eagle3hid", K, patience=15), [run_of(m)]) for m in alone]
     plans.append((glm_spec(glm_models, GLM), glm_runs()))
     names = [SHARED, *(each.name for each in alone), GLM]
-    return dict(zip(names, run_ranks(patched_python, plans, seconds=420), strict=True))
+    return dict(zip(names, run_ranks(patched_python, plans, seconds=900), strict=True))
 
 
 @pytest.fixture(scope="module")

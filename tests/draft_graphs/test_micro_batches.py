@@ -50,7 +50,7 @@ def pairs(patched_python: Path, moe_models: Path) -> dict[str, Ranks]:
         spec["engine"] |= ARGUMENTS
         plans.append((spec, runs))
     with mock.patch.object(dp_client, "MODULE", "tests.draft_graphs.dbo_rank"):
-        found = dp_client.run_ranks(patched_python, plans, seconds=420)
+        found = dp_client.run_ranks(patched_python, plans, seconds=900)
     by_draft: dict[str, Ranks] = {}
     for draft, ranks in zip(RUNS, found, strict=True):
         if isinstance(ranks, RanksFailed):

@@ -24,7 +24,8 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what scripts import, so that whatever one writes is seen."""
     folder = tmp_path_factory.mktemp("checkout")
     for name in ("overlay", "scripts", "bench", "tests"):
-        ignored = shutil.ignore_patterns("__pycache__", "results")
+        results = ("results",) if name == "bench" else ()
+        ignored = shutil.ignore_patterns("__pycache__", *results)
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
     return folder
 

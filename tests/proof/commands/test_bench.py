@@ -190,7 +190,7 @@ def test_a_server_that_does_not_answer_ends_with_the_budget(
     bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_PIDS", str(tmp_path / "pids"))
-    told = bench({"stock V1 serving": "hangs"}, "--rounds", "1", "--budget", "3")
+    told = bench({"stock V1 serving": "hangs"}, "--rounds", "1", "--budget", "9")
     assert (told["exit"], told["code"]) == (0, "measured")
     expect_gone(pids_of(tmp_path / "pids"))
     assert told["bench"]["serving"] == []
