@@ -111,11 +111,11 @@ ENTRIES = (
     Entry(
         ("0.31", "0.33"),
         "0.33.0",
-        "every model, [`OVERLAY_DECODE_GRAPH_SIZES=mixed`]"
-        "(docs/decode-graph-sizes.md#mixed-batches)",
+        "every model",
         V2,
-        "the same: {} and **{}** with drafts, {} and **{}** without; real text: **{}**, and **{}** "
-        "with 64 requests, {} with 16",
+        "with [`OVERLAY_DECODE_GRAPH_SIZES=mixed`](docs/decode-graph-sizes.md#mixed-batches): "
+        "{} and **{}** with drafts, {} and **{}** without; real text: **{}**, and **{}** with 64 "
+        "requests, {} with 16",
         _on_newest("mixed", 256, 64, 16),
     ),
     Entry(
