@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from overlay.results import ModelRunner
+from scripts import performance_real
 from scripts.performance_data import Row, Sitting, sittings_of
 
 HEAD = ["your vLLM", "your model", "its runner", "speed with the overlay, one H200 unless said"]
@@ -66,8 +67,8 @@ def _dense(documents: Documents) -> list[float]:
 
 def _over(sitting: dict[str, Any], load: str, engine: str) -> float:
     """The median of the rounds' ratios of an engine to stock V2."""
-    rates = [sitting["loads"][load][name]["tokens_per_s"] for name in (engine, "V2")]
-    return float(statistics.median(own / its for own, its in zip(*rates, strict=True)))
+    engines = sitting["loads"][load]
+    return statistics.median(performance_real.ratios(engines[engine], engines["V2"]))
 
 
 def _mixtures(documents: Documents) -> list[float]:

@@ -177,6 +177,11 @@ def _place(engine: str) -> tuple[int, str]:
     return (ENGINES.index(engine) if engine in ENGINES else len(ENGINES)), engine
 
 
+def short_gpu(name: str) -> str:
+    """A GPU's name as the tables have it: of ``NVIDIA H100 80GB HBM3``, ``H100``."""
+    return name.removeprefix("NVIDIA ").partition(" ")[0]
+
+
 def sittings_of(file: str, document: Mapping[str, Any]) -> list[Sitting]:
     """The sittings of one file, one for each setting."""
     results: list[Mapping[str, Any]] = document["results"]

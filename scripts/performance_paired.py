@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from scripts.performance_data import short_gpu
+
 #: The module of model runner V2, as an engine names its own.
 V2 = "vllm.v1.worker.gpu.model_runner"
 #: The load as the script names it -> as people read it.
@@ -110,7 +112,7 @@ def _cells(sitting: Mapping[str, Any], file: str) -> list[Cell]:
             ratios = tuple(float(ratio) for ratio in cell.get("ratios", ()))
             if not rates:
                 continue
-            gpu = about["gpu"].removeprefix("NVIDIA ").partition(" ")[0]
+            gpu = short_gpu(about["gpu"])
             cells.append(
                 Cell(
                     about["vllm"],

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts import performance_paired
+from scripts.performance_data import short_gpu
 
 #: What the others are compared with beside the first engine, where a sitting has it.
 OTHER = "V2"
@@ -48,12 +49,12 @@ def _gains(sitting: Mapping[str, Any]) -> Iterator[tuple[list[str], dict[str, st
     for name, party in sitting["parties"].items():
         runner, overlay, _ = name.partition(OVERLAY)
         about = party["engine"]
-        gpu = about["gpu"].removeprefix("NVIDIA ").partition(" ")[0]
+        gpu = short_gpu(about["gpu"])
         for other in dict.fromkeys((runner, OTHER)) if overlay else ():
             if other in sitting["parties"]:
                 at = {
                     load.partition(" ")[0]: performance_paired.brief(
-                        _ratios(engines[name], engines[other])
+                        ratios(engines[name], engines[other])
                     )
                     for load, engines in sitting["loads"].items()
                 }
@@ -69,7 +70,7 @@ def _rows(sitting: Mapping[str, Any]) -> list[list[str]]:
             rates = [rate for rate in cell["tokens_per_s"] if rate is not None]
             if not rates:
                 continue
-            gpu = about["gpu"].removeprefix("NVIDIA ").partition(" ")[0]
+            gpu = short_gpu(about["gpu"])
             first = next(iter(engines.values()))
             rate = f"{statistics.median(rates):,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"
             result.append(
@@ -84,10 +85,11 @@ def _rows(sitting: Mapping[str, Any]) -> list[list[str]]:
 
 def over(cell: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """Ratios of the rounds that both served; see :func:`performance_paired.over`."""
-    return performance_paired.over(_ratios(cell, other))
+    return performance_paired.over(ratios(cell, other))
 
 
-def _ratios(cell: Mapping[str, Any], other: Mapping[str, Any]) -> list[float]:
+def ratios(cell: Mapping[str, Any], other: Mapping[str, Any]) -> list[float]:
+    """An engine's tokens a second over another's, by round that both served; none of itself."""
     if cell is other:
         return []
     pairs = zip(cell["tokens_per_s"], other["tokens_per_s"], strict=True)

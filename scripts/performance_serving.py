@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from overlay.proof.repeats import Sample
 from overlay.proof.reports.benched import OVERLAY, STOCK, V2
+from scripts.performance_data import short_gpu
 
 HEAD = ["vLLM", "GPU", "shape", "requests at a time", STOCK, OVERLAY, V2]
 HEAD += ["overlay / stock V1", "overlay / V2", "file"]
@@ -48,7 +49,7 @@ class Cell(NamedTuple):
     @property
     def row(self) -> list[str]:
         """Its row of the table; see ``HEAD``."""
-        gpu = self.gpu.removeprefix("NVIDIA ").partition(" ")[0]
+        gpu = short_gpu(self.gpu)
         at_a_time = f"{self.requests}, `{self.options}`" if self.options else str(self.requests)
         answered = [shown(self.runs.get(engine)) for engine in (STOCK, OVERLAY, V2)]
         ours = self.runs.get(OVERLAY)
@@ -98,7 +99,7 @@ def ratio_rows(cells: Iterable[Cell]) -> list[list[str]]:
     """
     groups: dict[tuple[str, ...], list[Cell]] = {}
     for cell in cells:
-        gpu = cell.gpu.removeprefix("NVIDIA ").partition(" ")[0]
+        gpu = short_gpu(cell.gpu)
         about = (cell.release, gpu, cell.shape, *([f"`{cell.options}`"] if cell.options else []))
         groups.setdefault(about, []).append(cell)
     return [
