@@ -163,8 +163,8 @@ def test_mtp_layers_are_refused_before_a_process_starts_until_they_count_as_one_
     assert theirs == (Version(release) <= LAST_REFUSAL)
     assert theirs or "pipeline_parallel_size=1," in drafts
     assert "self.draft_model_config.verify_with_parallel_config(" in drafts
-    said = APPENDIX.partition("`NotImplementedError: ")[2].partition("`")[0]
-    assert said in text("config/model.py")
+    refusal = APPENDIX.partition("`NotImplementedError: ")[2].partition("`")[0]
+    assert refusal in text("config/model.py")
     for model in MTP_LAYERS:
         assert "SupportsPP" not in text(f"model_executor/models/{model}.py") or not theirs
     # A head's layer is numbered behind those of the target, or of one stage of it.
