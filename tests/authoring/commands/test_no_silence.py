@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import time
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from overlay.authoring import building, pruning
 from overlay.authoring.commands import edit, port
+from overlay.report.progress import Meter
 from tests.authoring.test_importing import CHANGE, RELEASES, Tree
 from tests.support.cli import Cli
 from tests.support.releases import serve
@@ -34,12 +36,25 @@ def importing(ours: Path, id_: str = "count-runs") -> tuple[object, ...]:
     return ("import", ours.parent / "fix.diff", "--id", id_, "--patches", ours)
 
 
+def line_written(monkeypatch: pytest.MonkeyPatch) -> Callable[[], object]:
+    """What waits until progress wrote its first line, for thirty seconds at most."""
+    written, write = threading.Event(), Meter.line
+
+    def line(meter: Meter, text: str) -> None:
+        write(meter, text)
+        written.set()
+
+    monkeypatch.setattr(Meter, "line", line)
+    return lambda: written.wait(30)
+
+
 def slow(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
-    """Let a function take long."""
+    """Let a function take long: until a line was written, however busy the machine is."""
     real = getattr(owner, name)
+    wait_for_line = line_written(monkeypatch)
 
     def wait(*arguments: object, **options: object) -> object:
-        time.sleep(0.3)
+        wait_for_line()
         return real(*arguments, **options)
 
     monkeypatch.setattr(owner, name, wait)
@@ -80,8 +95,10 @@ def test_it_is_said_what_takes_long(
 def test_a_release_that_takes_long_is_named(
     cli: Cli, ours: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    wait_for_line = line_written(monkeypatch)
+
     def resolve(name: str, **_: object) -> Tree:
-        time.sleep(0.3)
+        wait_for_line()
         return Tree(name)
 
     monkeypatch.setattr("overlay.targets.resolution.resolve", resolve)
