@@ -20,7 +20,7 @@ from overlay.commands.unrecorded import recognise
 from overlay.commands.ways_on import ways_on, with_ways
 from overlay.errors import PlanOutdated
 from overlay.on_disk import ledger as ledgers
-from overlay.on_disk.disk_state import assess, conditions, pristine_view, void
+from overlay.on_disk.disk_state import PristineView, assess, conditions, void
 from overlay.on_disk.journal import reading
 from overlay.planning.advice import for_malformed
 from overlay.planning.planner import below
@@ -118,7 +118,7 @@ def examine(
         basis = ledgers.digest(ledger)
         subjects = with_applied(features, selection, ledger)
         copies = ledgers.copies(target.root, target.package)
-        view = pristine_view(target, ledger, copies, public(target))
+        view = PristineView(target, ledger, copies, public(target))
         with all_unreadable(needed(target, subjects, ledger), target.read):
             plan = make_plan(subjects, view, target.release, target.record, Memo())
             unrecorded: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ from overlay.commands.request import Request
 from overlay.commands.scene import scene_of
 from overlay.commands.target_report import report
 from overlay.on_disk import ledger as ledgers
-from overlay.on_disk.disk_state import pristine_view, with_edits
+from overlay.on_disk.disk_state import PristineView, with_edits
 from overlay.on_disk.journal import reading
 from overlay.planning.diff import render
 from overlay.planning.planner import plan
@@ -63,7 +63,7 @@ def _plan_pristine(target: Target, features: Sequence[Feature]) -> tuple[Plan, J
     with reading(target.root, package=target.package) as interrupted:
         ledger = ledgers.load(target.root, target.package)
         copies = ledgers.copies(target.root, target.package)
-        view = pristine_view(target, ledger, copies, public(target))
+        view = PristineView(target, ledger, copies, public(target))
         with all_unreadable(needed(target, features, ledger), target.read):
             pristine_plan = plan(features, view, target.release, target.record, Memo())
             return with_edits(pristine_plan, ledger, target, public(target)), interrupted

@@ -19,7 +19,7 @@ from overlay.commands.target_report import notices, report
 from overlay.errors import UsageError, did_you_mean
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
-from overlay.on_disk.disk_state import Condition, conditions, keep_edit, pristine_view, void
+from overlay.on_disk.disk_state import Condition, PristineView, conditions, keep_edit, void
 from overlay.on_disk.journal import reading
 from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
@@ -160,7 +160,7 @@ def _removal(
         obstacles = () if ledger is None else _obstacles(ledger, target, features, staying, going)
         plan = Plan(() if ledger is None else tuple(entry.result for entry in ledger.applied))
         if ledger is not None and going and not obstacles:
-            view = pristine_view(target, ledger, ledgers.copies(root, target.package))
+            view = PristineView(target, ledger, ledgers.copies(root, target.package))
             with all_unreadable(needed(target, staying, ledger), target.read):
                 plan = make_plan(staying, view, target.release, target.record, Memo())
     basis = ledgers.digest(present)

@@ -43,7 +43,11 @@ class Condition(Enum):
 
 
 class PristineView:
-    """A target as it was before the overlay; satisfies ``overlay.package.Tree``."""
+    """A target as it was before the overlay; satisfies ``overlay.package.Tree``.
+
+    :param copies: returns the pristine bytes with a sha256 (``ledger.copies``).
+    :param release: the installed release, as far as it is known.
+    """
 
     def __init__(
         self,
@@ -71,20 +75,6 @@ class PristineView:
     def paths(self) -> Sequence[str]:
         """The files of the target, where it can tell them."""
         return paths_in(self.tree)
-
-
-def pristine_view(
-    tree: Tree,
-    ledger: Ledger | None,
-    copies: Callable[[str], bytes],
-    release: str | None = None,
-) -> Tree:
-    """Return ``tree`` as it was before the overlay.
-
-    :param copies: returns the pristine bytes with a sha256 (``ledger.copies``).
-    :param release: the installed release, as far as it is known.
-    """
-    return PristineView(tree, ledger, copies, release)
 
 
 def was_replaced(ledger: Ledger, release: str | None) -> bool:

@@ -12,10 +12,10 @@ from overlay import __version__
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import (
     Condition,
+    PristineView,
     assess,
     conditions,
     from_ledger,
-    pristine_view,
     void,
     with_edits,
 )
@@ -77,7 +77,7 @@ def test_without_a_ledger_the_plan_is_the_answer(tmp_path: Path) -> None:
 
 
 def test_the_pristine_view_is_the_pristine_target(site: Site) -> None:
-    view = pristine_view(Disk(site.root), ledger_of(site), ledgers.copies(site.root))
+    view = PristineView(Disk(site.root), ledger_of(site), ledgers.copies(site.root))
     for path, content in site.pristine.items():
         assert view.read(path) == content
     assert view.read(ADDED) is None
@@ -85,7 +85,7 @@ def test_the_pristine_view_is_the_pristine_target(site: Site) -> None:
 
 def test_the_pristine_view_shows_what_was_edited(site: Site) -> None:
     edit(site, PROPOSER)
-    view = pristine_view(Disk(site.root), ledger_of(site), ledgers.copies(site.root))
+    view = PristineView(Disk(site.root), ledger_of(site), ledgers.copies(site.root))
     assert view.read(PROPOSER) == (site.root / PROPOSER).read_bytes()
     assert view.read(RUNNER) == site.pristine[RUNNER]
 
