@@ -19,7 +19,6 @@ from overlay.on_disk.journal import reading
 from overlay.report.outcomes import adopted
 from overlay.report.targets import AdoptReport
 from overlay.report.wording import together
-from overlay.targets.target import public
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +47,7 @@ def adopt(request: Request) -> AdoptReport:
             entry.plan,
             entry.features,
             entry.folders,
-            release=public(target) or target.vllm or "unknown",
+            release=target.stated,
             record_file=target.record_file,
             package=target.package,
         )

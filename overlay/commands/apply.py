@@ -17,7 +17,6 @@ from overlay.commands.assess import (
     Outlook,
     examine,
     outlook,
-    release_of,
     until_current,
 )
 from overlay.commands.next_process import with_plugin, with_running
@@ -91,7 +90,7 @@ def _attempt(job: _Job, recovery: str | None) -> ApplyReport:
             target.root,
             examination.plan,
             examination.features,
-            release=release_of(target),
+            release=target.stated,
             record_file=target.record_file,
             basis=examination.basis,
             package=target.package,

@@ -31,7 +31,6 @@ from overlay.report.model import Obstacle, Pending, TargetReport
 from overlay.report.words import is_are
 from overlay.results import FeatureResult, Plan, Reason, State
 from overlay.results.invocation import command
-from overlay.targets.target import public
 from overlay.untrusted import all_unreadable
 
 if TYPE_CHECKING:
@@ -118,7 +117,7 @@ def examine(
         basis = ledgers.digest(ledger)
         subjects = with_applied(features, selection, ledger)
         copies = ledgers.copies(target.root, target.package)
-        view = PristineView(target, ledger, copies, public(target))
+        view = PristineView(target, ledger, copies, target.public)
         with all_unreadable(needed(target, subjects, ledger), target.read):
             plan = make_plan(subjects, view, target.release, target.record, Memo())
             unrecorded: tuple[str, ...] = ()
@@ -126,7 +125,7 @@ def examine(
                 plan, unrecorded = recognise(plan, features, target)
             present = conditions(ledger, target.read) if ledger is not None else {}
             in_force = ledger
-            if ledger is not None and void(ledger, present, public(target)):
+            if ledger is not None and void(ledger, present, target.public):
                 in_force = None
             ways = ways_on(
                 subjects,
@@ -135,7 +134,7 @@ def examine(
                 in_force,
             )
             plan = with_ways(plan, ways, read_only=False)
-            current = assess(plan, ledger, target, subjects, public(target), present)
+            current = assess(plan, ledger, target, subjects, target.public, present)
             ledger = in_force
     strangers = absent(ledger, features)
 
@@ -207,7 +206,7 @@ def _writes(examination: Examination, target: Target) -> Decision:
         target.root,
         examination.plan,
         examination.features,
-        release=release_of(target),
+        release=target.stated,
         record_file=target.record_file,
         package=target.package,
     )
@@ -220,11 +219,6 @@ def _writes(examination: Examination, target: Target) -> Decision:
         applied = any(result.state is State.APPLIED for result in results)
         pending = Pending.UPDATE if applied else Pending.REMOVE
     return Decision(Outlook.WRITE, replace(report, pending=pending))
-
-
-def release_of(target: Target) -> str:
-    """The release of a target as the ledger notes it."""
-    return public(target) or target.vllm or "unknown"
 
 
 def _blocked(examination: Examination) -> TargetReport | None:

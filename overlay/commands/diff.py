@@ -20,7 +20,6 @@ from overlay.report.outcomes import differs
 from overlay.report.progress import doing
 from overlay.report.targets import DiffReport
 from overlay.report.wording import together
-from overlay.targets.target import public
 from overlay.untrusted import all_unreadable
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def _plan_pristine(target: Target, features: Sequence[Feature]) -> tuple[Plan, J
     with reading(target.root, package=target.package) as interrupted:
         ledger = ledgers.load(target.root, target.package)
         copies = ledgers.copies(target.root, target.package)
-        view = PristineView(target, ledger, copies, public(target))
+        view = PristineView(target, ledger, copies, target.public)
         with all_unreadable(needed(target, features, ledger), target.read):
             pristine_plan = plan(features, view, target.release, target.record, Memo())
-            return with_edits(pristine_plan, ledger, target, public(target)), interrupted
+            return with_edits(pristine_plan, ledger, target, target.public), interrupted

@@ -33,7 +33,6 @@ from overlay.report.outcomes import (
 from overlay.report.targets import RevertReport
 from overlay.report.wording import together
 from overlay.results import Change, FeatureResult, FileResult, Plan, State
-from overlay.targets.target import public
 
 if TYPE_CHECKING:
     from overlay._features.model import Feature
@@ -153,7 +152,7 @@ def _everything(
     works = [
         commit.reverting(
             target.root,
-            release=public(target),
+            release=target.public,
             record_file=target.record_file,
             rebuild=_rebuild(request, target),
             edits=() if edits is None else edits.get(target.package.name, ()),
@@ -230,7 +229,7 @@ def _refused(
     """The report of a revert that would lose somebody's edits in one of the packages."""
     answers, verdicts = [], []
     for target, ledger in zip(targets, before, strict=True):
-        judged = None if ledger is None else from_ledger(ledger, target, public(target))
+        judged = None if ledger is None else from_ledger(ledger, target, target.public)
         plan = judged or Plan(())
         edited = [path for path in refusal.paths if path.startswith(f"{target.package.name}/")]
         if edited:

@@ -27,7 +27,6 @@ from overlay.report.words import enumeration
 from overlay.results import Notice, Reason, State
 from overlay.results.invocation import command
 from overlay.settings import kept_out, plugin_allowed
-from overlay.targets.target import public
 from overlay.untrusted import all_unreadable
 
 if TYPE_CHECKING:
@@ -115,7 +114,7 @@ def _with_damaged_copies(target: Target, features: tuple[Feature, ...]) -> Targe
         ledger = ledgers.load(target.root, target.package)
         if ledger is None or not (damaged := damaged_copies(target.root, ledger, target.package)):
             return None
-        state = from_ledger(ledger, target, public(target))
+        state = from_ledger(ledger, target, target.public)
     if state is None:
         return None  # the ledger says nothing about this vLLM any more
     at_hand = {feature.id for feature in features}
@@ -153,7 +152,7 @@ def by_ledger(
         if ledger is None or not _covers(ledger, features):
             return None
         with all_unreadable((entry.path for entry in ledger.entries), target.read):
-            state = from_ledger(ledger, target, public(target))
+            state = from_ledger(ledger, target, target.public)
     # What the ledger's version of the overlay was does not matter where the patches are the same.
     state = None if state is None else state._replace(notices=())
     return (

@@ -31,7 +31,6 @@ from overlay.report.wording import together
 from overlay.report.words import enumeration, was_were
 from overlay.results import FeatureResult, Plan, Reason, State
 from overlay.results.invocation import command
-from overlay.targets.target import public
 from overlay.untrusted import all_unreadable
 
 if TYPE_CHECKING:
@@ -89,14 +88,14 @@ class _Removal:
                 self.root,
                 self.plan,
                 self.staying,
-                release=public(target) or target.vllm or "unknown",
+                release=target.stated,
                 record_file=target.record_file,
                 basis=self.basis,
                 package=target.package,
             )
         return commit.reverting(
             self.root,
-            release=public(target),
+            release=target.public,
             record_file=target.record_file,
             basis=self.basis,
             package=target.package,
@@ -179,7 +178,7 @@ def _refused(removals: Sequence[_Removal], answers: Sequence[TargetReport]) -> R
 
 def _in_force(ledger: Ledger | None, target: Target) -> Ledger | None:
     """The ledger, unless it says nothing about this vLLM any more."""
-    if ledger is None or void(ledger, conditions(ledger, target.read), public(target)):
+    if ledger is None or void(ledger, conditions(ledger, target.read), target.public):
         return None
     return ledger
 

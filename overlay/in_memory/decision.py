@@ -166,7 +166,7 @@ def _activated_in(
         rest = None
         if ledger is not None and features:
             folders = patches_folders(switches)
-            rest = settled_without_plan(ledger, _release(target), switches, folders)
+            rest = settled_without_plan(ledger, target.public, switches, folders)
         if rest is None:
             activation, rest = _in_memory(target, switches, required_ids, observer, activation)
         features += rest
@@ -199,7 +199,7 @@ def on_disk(target: Target, ledger: Ledger) -> list[FeatureDecision]:
     from overlay.on_disk.disk_state import Condition, conditions, void
 
     states = conditions(ledger, target.read)
-    if void(ledger, states, _release(target)) is not None and all(
+    if void(ledger, states, target.public) is not None and all(
         state in (Condition.PRISTINE, Condition.GONE) for state in states.values()
     ):
         return []
@@ -393,7 +393,3 @@ def _refusal(missing: Iterable[str]) -> str:
         + "\n  ".join(missing)
         + "\nRun `overlay check` for the whole report, or remove the requirement."
     )
-
-
-def _release(target: Target) -> str | None:
-    return None if target.release is None else str(target.release)

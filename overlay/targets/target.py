@@ -12,11 +12,6 @@ from overlay.errors import FileNotKept, TargetError
 from overlay.package import VLLM, Package, check_path, parse_release
 
 
-def public(target: Target) -> str | None:
-    """The release of a target as the ledger writes it; ``None`` where it is unknown."""
-    return None if target.release is None else str(target.release)
-
-
 class Absent(TargetError):
     """A package that is not in a Python, a folder or an archive at all."""
 
@@ -94,6 +89,16 @@ class Target:
         return cls(
             name, version, release, root, record, record_file, warnings, reader, package, lister
         )
+
+    @property
+    def public(self) -> str | None:
+        """The release as the ledger writes it; ``None`` where it is unknown."""
+        return None if self.release is None else str(self.release)
+
+    @property
+    def stated(self) -> str:
+        """The release as the ledger notes it, also where that is no version."""
+        return self.public or self.vllm or "unknown"
 
     def paths(self) -> Sequence[str]:
         """The paths of the package's files, its modules at least, as far as it tells them."""

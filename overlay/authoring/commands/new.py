@@ -37,7 +37,7 @@ from overlay.planning.scope_cache import Memo
 from overlay.report.progress import doing
 from overlay.results import Fate, Plan
 from overlay.results.invocation import command
-from overlay.targets.target import Progress, Target, public
+from overlay.targets.target import Progress, Target
 from overlay.untrusted import sha256
 
 
@@ -208,7 +208,7 @@ def survey(request: Request, target: Target, root: Path) -> Workshop:
                 "that what the overlay wrote can be told from edits"
             )
         ledger = ledgers.load(root, package)
-        if ledger is not None and void(ledger, conditions(ledger, target.read), public(target)):
+        if ledger is not None and void(ledger, conditions(ledger, target.read), target.public):
             ledger = None
         pristine = PristineFiles(
             target,
