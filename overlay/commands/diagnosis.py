@@ -10,7 +10,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -218,11 +218,9 @@ class PluginFacts(NamedTuple):
     why: str
 
 
-def plugins(
-    environment: Mapping[str, str] = os.environ, elsewhere: Environment | None = None
-) -> tuple[PluginFacts, ...]:
+def plugins(elsewhere: Environment | None) -> tuple[PluginFacts, ...]:
     """Every plugin of vLLM that this Python, or another environment, sees; why it runs or not."""
-    allowed = environment.get("VLLM_PLUGINS")
+    allowed = os.environ.get("VLLM_PLUGINS")
     facts = []
     for group in (GROUP, *_OTHERS):
         for entry in _entry_points(group, elsewhere):
@@ -230,7 +228,7 @@ def plugins(
             why = "VLLM_PLUGINS is not set, so all run"
             if allowed is not None:
                 why = f"VLLM_PLUGINS={allowed} {'names' if runs else 'does not name'} it"
-            mode = environment.get("OVERLAY")
+            mode = os.environ.get("OVERLAY")
             if runs and entry.name == switches.PLUGIN_NAME and mode in ("off", "disk"):
                 why += f"; OVERLAY={mode}"
             distribution = getattr(entry, "dist", None)
@@ -310,18 +308,14 @@ def _records() -> str:
     return "no folder yet; the first process of vLLM makes one" if folder is None else str(folder)
 
 
-def model_runner(
-    target: Target | None,
-    environment: Mapping[str, str] = os.environ,
-    elsewhere: Environment | None = None,
-) -> str:
+def model_runner(target: Target | None, elsewhere: Environment | None) -> str:
     """Which model runner the installed release chooses; see ``overlay._features.model_runners``."""
     # A search on the path; nothing of vllm-ascend is imported.
     if elsewhere is None:
         ascend = find_spec("vllm_ascend") is not None
     else:
         ascend = any(Path(place, "vllm_ascend").is_dir() for place in elsewhere.path)
-    return advice(target.release if target else None, environment, ascend=ascend)
+    return advice(target.release if target else None, os.environ, ascend=ascend)
 
 
 def installed(elsewhere: Environment | None = None) -> tuple[Target | None, str | None]:

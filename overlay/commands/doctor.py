@@ -110,7 +110,7 @@ def doctor(request: Request) -> DoctorReport:
     """
     elsewhere = diagnosis.environment_of(request.target, request.python)
     target, missing = diagnosis.installed(elsewhere)
-    plugins = diagnosis.plugins(elsewhere=elsewhere)
+    plugins = diagnosis.plugins(elsewhere)
     environment, cache = variables(request.folders, target), diagnosis.cache()
     problems: list[str] = [missing] if missing is not None else []
     problems += diagnosis.plugin_problems(plugins)
@@ -133,7 +133,7 @@ def doctor(request: Request) -> DoctorReport:
         plugins=plugins,
         environment=environment.facts,
         cache=cache,
-        model_runner=diagnosis.model_runner(target, elsewhere=elsewhere),
+        model_runner=diagnosis.model_runner(target, elsewhere),
         notes=tuple(notes),
     )
     first, rest = (installed[0], installed[1:]) if installed else (None, ())

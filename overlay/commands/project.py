@@ -44,16 +44,15 @@ class Project(NamedTuple):
     ignored: tuple[Path, ...] = ()
 
 
-def find_project(folder: Path | None = None) -> Project:
-    """The project of a folder.
+def find_project() -> Project:
+    """The project of the working folder.
 
-    :param folder: where to look first; default: the working folder.
     :raises PatchFormatError: with file and line, where the file is malformed.
     :raises UsageError: if it cannot be read.
     :raises NotPrivate: if somebody else could have written it, since it names code to be run.
     """
     try:
-        start = (Path.cwd() if folder is None else folder).absolute()
+        start = Path.cwd()
     except FileNotFoundError:  # the working folder was removed
         return Project()
     ignored: list[Path] = []

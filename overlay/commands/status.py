@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -137,12 +136,10 @@ def _with_damaged_copies(target: Target, features: tuple[Feature, ...]) -> Targe
     return replace(answer, obstacles=(obstacle,))
 
 
-def by_ledger(
-    target: Target, features: tuple[Feature, ...], selection: Sequence[Feature] | None = None
-) -> TargetReport | None:
+def by_ledger(target: Target, features: tuple[Feature, ...]) -> TargetReport | None:
     """The state of a target by hashes alone, or ``None`` where only a plan can tell.
 
-    :param features: all features, in order; :param selection: those to report (default: all).
+    :param features: all features, in order.
     """
     if target.root is None:
         return None
@@ -153,13 +150,10 @@ def by_ledger(
             return None
         with all_unreadable((entry.path for entry in ledger.entries), target.read):
             state = from_ledger(ledger, target, target.public)
+    if state is None:
+        return None
     # What the ledger's version of the overlay was does not matter where the patches are the same.
-    state = None if state is None else state._replace(notices=())
-    return (
-        None
-        if state is None
-        else report(target, state, features if selection is None else selection, interrupted)
-    )
+    return report(target, state._replace(notices=()), features, interrupted)
 
 
 def _covers(ledger: Ledger, features: tuple[Feature, ...]) -> bool:
