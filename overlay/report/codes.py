@@ -16,7 +16,10 @@ class Exit(IntEnum):
 
 
 class Code(str, Enum):
-    """What a command concluded, as one word for programs; the JSON has the value."""
+    """What a command concluded, as one word for programs; the JSON has the value.
+
+    Where a code stands in this list says which exit status goes with it.
+    """
 
     # Nothing needs the user.
     CAN_BE_APPLIED = "can-be-applied"
@@ -99,43 +102,15 @@ class Code(str, Enum):
     @property
     def exit(self) -> Exit:
         """The exit status that goes with it."""
-        if self in _ERRORS:
+        place = _ORDER.index(self)
+        if place >= _FIRST_ERROR:
             return Exit.ERROR
-        return Exit.ATTENTION if self in _ATTENTION else Exit.OK
+        return Exit.ATTENTION if place >= _FIRST_ATTENTION else Exit.OK
 
 
-_ATTENTION = frozenset(
-    {
-        Code.NEEDS_ATTENTION,
-        Code.GOT_WORSE,
-        Code.APPLY_COMPLETES,
-        Code.INTERRUPTED,
-        Code.UNRECORDED,
-        Code.NOT_AT_HAND,
-        Code.COPIES_DAMAGED,
-        Code.REQUIRED_MISSING,
-        Code.UNTESTED_REFUSED,
-        Code.REVERT_REFUSED,
-        Code.HOLES,
-        Code.IMPORT_REVIEW,
-        Code.NOT_IMPORTED,
-        Code.NOT_MADE,
-        Code.NOTHING_EDITED,
-        Code.UNCHANGED,
-        Code.COMMITTED_IN_PART,
-        Code.KEPT_IN_PART,
-        Code.PORT_REVIEW,
-        Code.PORT_CONFLICTS,
-        Code.PROBLEMS,
-        Code.DRAFTS_DIFFER,
-        Code.ENGINE_DIED,
-        Code.NOT_VERIFIED,
-        Code.SLOWER,
-        Code.NO_GRAPHS,
-    }
-)
-
-_ERRORS = frozenset({Code.USAGE, Code.ENVIRONMENT, Code.BUG, Code.NOT_PLACED})
+#: In the order above, in which each kind stands together.
+_ORDER = tuple(Code)
+_FIRST_ATTENTION, _FIRST_ERROR = map(_ORDER.index, (Code.NEEDS_ATTENTION, Code.USAGE))
 
 
 class Verdict(NamedTuple):
