@@ -420,6 +420,15 @@ def is_module(path: str) -> bool:
     return path.endswith(".py")
 
 
+def module_name(path: str) -> str:
+    """The name of the module in a file of a package; a folder is named by its ``__init__.py``.
+
+    >>> module_name("vllm/v1/a.py"), module_name("vllm/v1/b/__init__.py")
+    ('vllm.v1.a', 'vllm.v1.b')
+    """
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
 def _place_problem(path: str, package: Package) -> str | None:
     """Why a path is not plainly inside the folder of a package, or ``None`` if it is."""
     if (problem := length_problem(path)) is not None:

@@ -183,7 +183,7 @@ def shipped_targets() -> tuple[str, ...]:
     """The modules that the shipped features patch."""
     from overlay._features.folder import load
     from overlay._features.sources import shipped_folder
-    from overlay.in_memory.module_cache import module_name
+    from overlay.package import module_name
 
     return tuple(
         sorted(

@@ -15,18 +15,13 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
-from overlay.package import KNOWN_RELEASES, VLLM, ReleaseRange, is_module
+from overlay.package import KNOWN_RELEASES, VLLM, ReleaseRange, is_module, module_name
 
 if TYPE_CHECKING:
     from overlay._features.model import Feature
     from overlay.results import FeatureResult
 
 TABLE = "early-modules.json"
-
-
-def module_of(path: str) -> str:
-    """The name of the module in a file of a package; a folder is named by its ``__init__.py``."""
-    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 @cache
@@ -56,7 +51,7 @@ def early_among(paths: Iterable[str], release: Version | None) -> tuple[str, ...
     """Those modules of patched files that a release of vLLM imports too early, sorted."""
     ours = [path for path in paths if path.startswith(f"{VLLM.name}/") and is_module(path)]
     early = early_modules(release) if ours else frozenset()
-    return tuple(sorted({module for path in ours if (module := module_of(path)) in early}))
+    return tuple(sorted({module for path in ours if (module := module_name(path)) in early}))
 
 
 def why_on_disk(modules: Sequence[str]) -> str:

@@ -26,7 +26,7 @@ from overlay.in_memory.import_watch import (
     next_spec,
     spec_around,
 )
-from overlay.in_memory.module_cache import module_name
+from overlay.package import module_name
 from overlay.untrusted import sha256
 
 if TYPE_CHECKING:

@@ -34,13 +34,6 @@ from overlay.cache import ABANDONED_AFTER, PrivateFolder, make_folders
 from overlay.errors import OverlayError
 from overlay.untrusted import NotPrivate, parse_json, read_regular, require_private, sha256
 
-
-def module_name(path: str) -> str:
-    """``vllm/v1/a.py`` -> ``vllm.v1.a``; ``vllm/v1/b/__init__.py`` -> ``vllm.v1.b``."""
-    parts = Path(path).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
 #: Entries, and bytes in all of them, kept in a cache; the least recently used go first.
 MAX_ENTRIES = 16
 

@@ -28,9 +28,8 @@ from overlay.errors import OverlayError
 from overlay.in_memory import module_cache as store
 from overlay.in_memory.activation import NOT_ASKED
 from overlay.in_memory.file_hashes import Recording, ReferencedPaths, as_it_stands
-from overlay.in_memory.module_cache import module_name
 from overlay.in_memory.patch_folders import patches_folders
-from overlay.package import VLLM, is_module
+from overlay.package import VLLM, is_module, module_name
 from overlay.results import State
 from overlay.settings import require_known
 from overlay.untrusted import read_regular, sha256

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 from overlay.errors import TargetError
-from overlay.package import is_module
+from overlay.package import is_module, module_name
 from overlay.planning.patched_tree import PatchedTree
 from overlay.results import Notice
 
@@ -28,7 +28,7 @@ def importers_of_removed(tree: PatchedTree) -> list[Notice]:
     if not removed:
         return []
     importers: dict[str, list[str]] = {path: [] for path in removed}
-    names = {path: _dotted(path) for path in removed}
+    names = {path: module_name(path) for path in removed}
     for path in sorted({*tree.pristine_files.paths(), *tree.layers})[:_MOST]:
         text = _text(tree, path) if is_module(path) else ""
         for module, name in names.items():
@@ -51,10 +51,6 @@ def _text(tree: PatchedTree, path: str) -> str:
         return (tree.current(path) or b"").decode("utf-8", "replace")
     except TargetError:
         return ""  # nothing is done by a warning, so nothing ends by one
-
-
-def _dotted(path: str) -> str:
-    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def _names(text: str, path: str, name: str) -> bool:
