@@ -26,23 +26,13 @@ if TYPE_CHECKING:
     from overlay.commands.since import since as since
     from overlay.commands.status import status as status
 
+_COMMANDS = "adopt apply cache check diff doctor list_ live revert show since status".split()
+
 #: Name -> the module that defines it, below ``overlay.commands``.
-_HOMES = {
-    "adopt": "adopt",
-    "apply": "apply",
-    "cache": "cache",
-    "check": "check",
-    "diff": "diff",
-    "doctor": "doctor",
+_HOMES = dict(zip(_COMMANDS, _COMMANDS, strict=True)) | {
     "Keep": "revert",
-    "list_": "list_",
-    "live": "live",
     "of_this_vllm": "live",
     "report": "report_",
-    "revert": "revert",
-    "show": "show",
-    "since": "since",
-    "status": "status",
 }
 
 if not TYPE_CHECKING:  # a type checker would take every name for one that is there
