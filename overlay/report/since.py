@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import date
 from enum import Enum
 from typing import Any, NamedTuple
+from xml.sax.saxutils import escape
 
 from overlay.report.base import plain
 from overlay.report.codes import Code, Exit, Verdict
@@ -231,10 +232,7 @@ def _case(suite: str, name: str, fate: str = "", text: str = "") -> str:
 
 def _xml(text: str) -> str:
     """A text as a value of an attribute: XML has no character for controls and lone surrogates."""
-    escaped = printable(text)
-    for letter, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;")):
-        escaped = escaped.replace(letter, entity)
-    return escaped
+    return escape(printable(text), {'"': "&quot;"})
 
 
 def changed_since(differences: Sequence[StateChange], checked: Verdict, earlier: str) -> Verdict:
