@@ -94,8 +94,10 @@ def explained(state: State, reason: Reason | None, steps: Mapping[State, str]) -
 
     :param steps: those of the target, as ``next_steps`` gives them.
     """
-    if not state.needs_attention:
-        return reason
+    return _with_step(state, reason, steps) if state.needs_attention else reason
+
+
+def _with_step(state: State, reason: Reason | None, steps: Mapping[State, str]) -> Reason:
     explanation = reason or Reason(_WHY[state])
     return explanation._replace(next_step=explanation.next_step or steps[state])
 
@@ -191,7 +193,8 @@ def _of_feature(feature: FeatureResult, steps: Mapping[State, str]) -> Iterator[
     # patched and others not, or two features are in each other's way.
     if not parts:
         reason = feature.reason or Reason(_mixture(feature))
-        yield _problem(feature.feature, feature.state, reason, steps)
+        reason = _with_step(feature.state, reason, steps)
+        yield Problem((feature.feature,), feature.state, reason)
 
 
 def _of_file(feature: str, file: FileResult, steps: Mapping[State, str]) -> Iterator[Problem]:
@@ -200,21 +203,11 @@ def _of_file(feature: str, file: FileResult, steps: Mapping[State, str]) -> Iter
         # What is wrong with the whole file is said once, not once for each of its hunks.
         if hunk.reason is not None and hunk.reason == file.reason:
             continue
-        reason = hunk.reason or Reason(_WHY[hunk.state])
         place = ProblemPlace(file.path, hunk.scope, file.patch, hunk.candidates)
-        yield _problem(feature, hunk.state, reason, steps, place)
+        yield Problem((feature,), hunk.state, _with_step(hunk.state, hunk.reason, steps), (place,))
     if not hunks or file.reason is not None:
-        reason = file.reason or Reason(_WHY[file.state])
-        yield _problem(
-            feature, file.state, reason, steps, ProblemPlace(file.path, None, file.patch)
-        )
-
-
-def _problem(
-    feature: str, state: State, reason: Reason, steps: Mapping[State, str], *places: ProblemPlace
-) -> Problem:
-    explanation = reason._replace(next_step=reason.next_step or steps[state])
-    return Problem((feature,), state, explanation, places)
+        place = ProblemPlace(file.path, None, file.patch)
+        yield Problem((feature,), file.state, _with_step(file.state, file.reason, steps), (place,))
 
 
 def _mixture(feature: FeatureResult) -> str:
