@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -69,6 +71,7 @@ NO_RELEASES = ReleaseRange(Version("0"), Version("0"))
 
 Value = TypeVar("Value")
 Default = TypeVar("Default")
+Member = TypeVar("Member", bound=Enum)
 
 
 class Document(NamedTuple):
@@ -145,11 +148,11 @@ def read_fields(document: Document) -> Feature:
         model_runner=model_runner,
         merged=_parsed(document, "merged", parse_release, None),
         builds=_builds(document, package),
-        reason=_parsed(document, "reason", _plan, None),
+        reason=_parsed(document, "reason", partial(_member, UpstreamPlan), None),
         package=package,
         obsolete_without=_obsolete_without(document, package, model_runner),
         shared=_shared(document, package),
-        group=_parsed(document, "group", _group, None),
+        group=_parsed(document, "group", partial(_member, Group), None),
         fault=_fault(document),
     )
 
@@ -172,23 +175,16 @@ def _parsed(
 
 
 def _url(text: str) -> str:
-    if not re.match(r"^https?://\S+$", text):
+    if not _is_url(text):
         raise ValueError(f"{text!r} is not a URL; omit the key where nothing was proposed upstream")
     return text
 
 
-def _plan(text: str) -> UpstreamPlan:
-    plans = [plan.value for plan in UpstreamPlan]
-    if text not in plans:
-        raise ValueError(f"expected one of {', '.join(plans)}, found {text!r}")
-    return UpstreamPlan(text)
-
-
-def _group(text: str) -> Group:
-    groups = [group.value for group in Group]
-    if text not in groups:
-        raise ValueError(f"expected one of {', '.join(groups)}, found {text!r}")
-    return Group(text)
+def _member(kind: type[Member], text: str) -> Member:
+    values = [each.value for each in kind]
+    if text not in values:
+        raise ValueError(f"expected one of {', '.join(values)}, found {text!r}")
+    return kind(text)
 
 
 def _fault(document: Document) -> Fault | None:
