@@ -183,6 +183,14 @@ def _is_link(name: str, folder: int) -> bool:
         return False
 
 
+def is_folder(path: Path) -> bool:
+    """Whether a folder is there, and not merely a link to one."""
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
 def kind(mode: int) -> str:
     """What lies somewhere, in words, by its ``st_mode``."""
     kinds = {

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import overlay
 from overlay.errors import OverlayError, PatchFormatError, UsageError
-from overlay.untrusted import problem_of_owner, read_below, read_regular
+from overlay.untrusted import is_folder, problem_of_owner, read_below, read_regular
 
 #: The module through which patched code reports what it does; features add it with equal bytes.
 EFFECTS_MODULE = "vllm.v1.overlay_effects"
@@ -131,7 +130,7 @@ def is_shared(path: Path) -> bool:
 
     Anything else of that name is malformed.
     """
-    return path.name == SHARED and _is_folder(path) and not misplaced(path)
+    return path.name == SHARED and is_folder(path) and not misplaced(path)
 
 
 def misplaced(shared: Path) -> list[Path]:
@@ -189,7 +188,7 @@ def source_of(feature: Path, patches: Path) -> str:
     own = fingerprint([str(feature)], texts.__setitem__)
     files = patches / SHARED / "files"
     text = texts.get("feature.toml", b"")
-    if not (_is_folder(patches / SHARED) and _is_folder(files)):
+    if not (is_folder(patches / SHARED) and is_folder(files)):
         return own
     total, has_shared = hashlib.sha256(own.encode()), False
     for name, _ in _walk(str(files)):
@@ -213,7 +212,7 @@ def _parts(switch: Path) -> _Parts:
 def _read_parts(switch: Path) -> _Parts | None:
     """The same; ``None`` where no switch with all its parts, and of features alone, is there."""
     new, dropped = switch / "new", switch / "gone"
-    if not all(map(_is_folder, (switch, new, dropped, switch / "old"))):
+    if not all(map(is_folder, (switch, new, dropped, switch / "old"))):
         return None
     try:
         parts = sorted(os.listdir(new)), sorted(os.listdir(dropped))
@@ -227,14 +226,6 @@ def _read_parts(switch: Path) -> _Parts | None:
 def is_switch(place: Path) -> bool:
     """Whether a switch of features lies there, and not what somebody or something else made."""
     return _read_parts(place) is not None
-
-
-def _is_folder(path: Path) -> bool:
-    """Whether a folder is there, and not merely a link to one."""
-    try:
-        return stat.S_ISDIR(os.lstat(path).st_mode)
-    except OSError:
-        return False
 
 
 def read_bytes(path: Path, errors: list[PatchFormatError]) -> bytes | None:
@@ -311,16 +302,16 @@ def fingerprint(folders: Iterable[str], visit: Callable[[str, bytes], object] | 
     return total.hexdigest()
 
 
-def _walk(folder: str, prefix: str = "") -> Iterator[tuple[str, str]]:
+def _walk(folder: str) -> Iterator[tuple[str, str]]:
     """The path below ``folder`` and the place of each file, and of each folder (with a slash).
 
     :raises UsageError: if there are more than ``MOST``: then it holds something else, perhaps a
         whole disk.
     """
-    pending = _listed(folder, prefix)
+    pending = _listed(folder, "")
     count = 0
     while pending:
-        name, place, is_folder = pending.pop()
+        name, place, below = pending.pop()
         count += 1
         if count > MOST:
             raise UsageError(
@@ -328,7 +319,7 @@ def _walk(folder: str, prefix: str = "") -> Iterator[tuple[str, str]]:
                 "name the folder that holds the features' folders"
             )
         yield name, place
-        if is_folder:
+        if below:
             pending += _listed(place, name)
 
 
@@ -345,6 +336,6 @@ def _listed(folder: str, prefix: str) -> list[tuple[str, str, bool]]:
         switch = entry.name == SWITCH and not prefix
         if switch or not (stray(entry.name) or left_behind(entry.name)):
             # A link to a folder could lead anywhere, and round in a circle.
-            is_folder = entry.is_dir(follow_symlinks=False)
-            read.append((f"{prefix}{entry.name}{'/' if is_folder else ''}", entry.path, is_folder))
+            below = entry.is_dir(follow_symlinks=False)
+            read.append((f"{prefix}{entry.name}{'/' if below else ''}", entry.path, below))
     return read

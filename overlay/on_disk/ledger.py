@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -24,7 +23,7 @@ from overlay.package import (
 from overlay.results import FeatureResult, FileResult, HunkResult, Reason, State, combine
 from overlay.results.invocation import command
 from overlay.settings import FORMER_IDS
-from overlay.untrusted import parse_json, read_below, sha256
+from overlay.untrusted import is_folder, parse_json, read_below, sha256
 
 #: Schema 1 had a text ``why`` in the place of ``reason``; it is still read.
 SCHEMA = 2
@@ -147,17 +146,9 @@ def load(root: Path, package: Package = VLLM) -> Ledger | None:
         return decode(data, str(path), package)
     # While a transaction runs, the pristine copies are written first and the ledger last.
     running = os.path.lexists(root / package.journal_path)
-    if _is_folder(root / package.pristine_folder) and not running:
+    if is_folder(root / package.pristine_folder) and not running:
         raise LedgerLost(_lost(f"{path} is gone, but its pristine copies are there", package))
     return None
-
-
-def _is_folder(path: Path) -> bool:
-    """Whether a folder is there, and not merely a link to one."""
-    try:
-        return stat.S_ISDIR(os.lstat(path).st_mode)
-    except OSError:
-        return False
 
 
 def copies(root: Path, package: Package = VLLM) -> Callable[[str], bytes]:
