@@ -280,13 +280,24 @@ class Feature:
         return self.origin == SHIPPED
 
     @property
+    def patches(self) -> tuple[Patch, ...]:
+        """Every patch of it, of whichever topic and releases."""
+        return tuple(variant.patch for topic in self.topics for variant in topic.variants)
+
+    @property
+    def patched_paths(self) -> frozenset[str]:
+        """The files that it patches."""
+        return frozenset(patch.path for patch in self.patches)
+
+    @property
     def changes_on_disk_only(self) -> tuple[str, ...]:
         """The data files that it changes and the files that it removes, which no import brings."""
         changed = {file.path for file in self.added if not is_module(file.path)}
-        for topic in self.topics:
-            for _, patch in topic.variants:
-                if not is_module(patch.path) or any(hunk.whole for hunk in patch.hunks):
-                    changed.add(patch.path)
+        changed |= {
+            patch.path
+            for patch in self.patches
+            if not is_module(patch.path) or any(hunk.whole for hunk in patch.hunks)
+        }
         return tuple(sorted(changed))
 
     def shared_modules(self) -> dict[str, bytes]:
@@ -321,5 +332,5 @@ def paths_of(features: Iterable[Feature]) -> list[str]:
         paths += [build.path for build in feature.builds]
         paths += feature.obsolete_without
         paths += [added.path for added in feature.added]
-        paths += [v.patch.path for topic in feature.topics for v in topic.variants]
+        paths += [patch.path for patch in feature.patches]
     return paths

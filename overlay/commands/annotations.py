@@ -112,10 +112,9 @@ def _patch(feature: Feature | None, file: FileResult | None) -> tuple[Path | Non
     if feature is None or not feature.origin:
         return None, None
     folder = sources.shipped_folder() if feature.shipped else Path(feature.origin)
-    for topic in feature.topics:
-        for variant in topic.variants:
-            if file is not None and variant.patch.name == file.patch:
-                return folder / variant.patch.name, variant.patch
+    for patch in feature.patches:
+        if file is not None and patch.name == file.patch:
+            return folder / patch.name, patch
     return folder / feature.id / "feature.toml", None
 
 

@@ -44,8 +44,7 @@ class ShowReport(Report):
         yield labelled(2, "upstream: ", f"{feature.upstream or 'none named'}{reason}")
         for sentence in retires(feature):
             yield labelled(2, "retires:  ", sentence)
-        paths = sorted({v.patch.path for topic in feature.topics for v in topic.variants})
-        changes = enumeration(paths, most=99 if verbose else 4) or "no file"
+        changes = enumeration(sorted(feature.patched_paths), most=99 if verbose else 4) or "no file"
         added = count(len(feature.added), "module")
         yield labelled(2, "changes:  ", f"{changes}; adds {added}")
         yield labelled(2, "from:     ", feature.origin)
@@ -65,7 +64,7 @@ class ShowReport(Report):
             "upstream": feature.upstream,
             "reason": feature.reason,
             "retires": retires(feature),
-            "changes": sorted({v.patch.path for t in feature.topics for v in t.variants}),
+            "changes": sorted(feature.patched_paths),
             "added": [added.path for added in feature.added],
             "origin": feature.origin,
         }

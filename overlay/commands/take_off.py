@@ -19,6 +19,7 @@ from overlay.commands.target_report import notices, report
 from overlay.errors import UsageError, did_you_mean
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
+from overlay.on_disk.bookkeeping import as_applied
 from overlay.on_disk.disk_state import Condition, PristineView, conditions, keep_edit, void
 from overlay.on_disk.journal import reading
 from overlay.planning.planner import plan as make_plan
@@ -131,7 +132,10 @@ def _attempt(
         outcomes = commit.carry_out(works)
     verdicts = []
     for at, (each, outcome) in enumerate(zip(removals, outcomes, strict=True)):
-        staying = tuple(_settled(result) for result in each.plan.features)
+        staying = tuple(
+            as_applied(result) if result.state is State.PRISTINE else result
+            for result in each.plan.features
+        )
         removed = tuple(FeatureResult(name, State.PRISTINE) for name in each.going)
         noted = (*((recovery,) if recovery and not at else ()), *outcome.warnings)
         answer = replace(
@@ -268,20 +272,3 @@ def _in_another_form(ledger: Ledger, staying: Sequence[Feature]) -> list[Obstacl
             ),
         )
     ]
-
-
-def _settled(result: FeatureResult) -> FeatureResult:
-    """A feature's result once it stays applied."""
-    if result.state is not State.PRISTINE:
-        return result
-    files = tuple(
-        file._replace(
-            state=State.APPLIED if file.state is State.PRISTINE else file.state,
-            hunks=tuple(
-                hunk._replace(state=State.APPLIED) if hunk.state is State.PRISTINE else hunk
-                for hunk in file.hunks
-            ),
-        )
-        for file in result.files
-    )
-    return result._replace(state=State.APPLIED, files=files)

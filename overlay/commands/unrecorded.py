@@ -40,23 +40,13 @@ class Unrecorded(NamedTuple):
     pristine: Tree
 
 
-class _Undone(NamedTuple):
-    """A target with its patches taken out; satisfies ``overlay.package.Tree``."""
-
-    tree: Tree
-    files: Mapping[str, bytes | None]
-
-    def read(self, path: str) -> bytes | None:
-        return self.files[path] if path in self.files else self.tree.read(path)
-
-
 def prove(features: Sequence[Feature], target: Target) -> Unrecorded:
     """The features that are in ``target``, worked out from RECORD.
 
     :param features: those at hand, in their order.
     :raises LedgerError: naming every file of which it cannot be proven what it was.
     """
-    from overlay.on_disk.rebuild import rebuild
+    from overlay.on_disk.rebuild import Overlaid, rebuild
 
     package, root = target.package, target.root
     lost = root is not None and os.path.lexists(root / package.state_folder)
@@ -66,7 +56,7 @@ def prove(features: Sequence[Feature], target: Target) -> Unrecorded:
         path: None if entry.before is None else rebuilt.pristine[entry.before]
         for path, entry in entries.items()
     }
-    pristine = _Undone(target, befores)
+    pristine = Overlaid(target, befores)
     candidates = [feature for feature in features if _may_stand(feature, entries, target)]
     plan = make_plan(candidates, pristine, target.release, target.record, Memo())
     present = [
@@ -98,8 +88,7 @@ def is_changed(features: Sequence[Feature], tree: Tree, record: Mapping[str, str
     :param record: sha256 (hex) of the release's own files by path.
     """
     for feature in features:
-        patched = {variant.patch.path for topic in feature.topics for variant in topic.variants}
-        for path in patched & record.keys():
+        for path in feature.patched_paths & record.keys():
             data = tree.read(path)
             if data is not None and sha256(data) != record[path]:
                 return True

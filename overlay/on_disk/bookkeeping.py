@@ -96,7 +96,7 @@ def new_ledger(
         overlay=overlay.__version__,
         release=release,
         features=tuple(
-            LedgerFeature(feature.digest, feature.origin, _as_applied(result), feature.source)
+            LedgerFeature(feature.digest, feature.origin, as_applied(result), feature.source)
             for result in plan.features
             for feature in (by_name[result.feature],)
         ),
@@ -142,7 +142,7 @@ def same(old: Ledger, new: Ledger) -> bool:
     return essence(old) == essence(new)
 
 
-def _as_applied(result: FeatureResult) -> FeatureResult:
+def as_applied(result: FeatureResult) -> FeatureResult:
     """Result of a feature after its changes were written."""
     return result._replace(
         state=_applied(result.state),

@@ -55,7 +55,7 @@ def rebuild(
         )
     edited = _edited_modules(features, tree, record)
     changed = _changed(features, tree, record) | edited.keys()
-    suspects = [feature for feature in features if changed & _patched_paths(feature)]
+    suspects = [feature for feature in features if changed & feature.patched_paths]
     undone = plan([_reversed(feature) for feature in reversed(suspects)], tree, release)
     added, foreign = _added(features, tree, record)
     foreign -= edited.keys()
@@ -94,13 +94,14 @@ def _proven(
 
 
 @dataclass
-class _Undoing:
-    """The files of a tree while features are taken out; satisfies ``overlay.package.Tree``."""
+class Overlaid:
+    """A tree with other bytes in some files; satisfies ``overlay.package.Tree``."""
 
     tree: Tree
     files: dict[str, bytes | None] = field(default_factory=dict)
 
     def read(self, path: str) -> bytes | None:
+        """The other bytes of a file, or the tree's own."""
         return self.files[path] if path in self.files else self.tree.read(path)
 
 
@@ -112,7 +113,7 @@ def _undone_in_turn(
     Others may have changed what lies around the lines of one; so where its hunks are not found, its
     changes are, each with the line beside it, which no other feature changes.  RECORD proves it.
     """
-    undoing = _Undoing(tree)
+    undoing = Overlaid(tree)
     for feature in reversed(features):
         backwards = _reversed(feature)
         for form in (backwards, _change_by_change(backwards)):
@@ -160,13 +161,9 @@ def _changes_of(hunk: Hunk) -> Iterator[Hunk]:
 
 def _changed(features: Sequence[Feature], tree: Tree, record: Mapping[str, str]) -> set[str]:
     """Files that some feature patches and that differ from the release's own."""
-    paths = {path for feature in features for path in _patched_paths(feature)}
+    paths = {path for feature in features for path in feature.patched_paths}
     removed = {
-        variant.patch.path
-        for feature in features
-        for topic in feature.topics
-        for variant in topic.variants
-        if removed_by(variant.patch.hunks)
+        patch.path for feature in features for patch in feature.patches if removed_by(patch.hunks)
     }
     present = {path: tree.read(path) for path in paths if path in record}
     return {
@@ -180,7 +177,7 @@ def _edited_modules(
     features: Sequence[Feature], tree: Tree, record: Mapping[str, str]
 ) -> dict[str, str]:
     """Added modules that a later feature patches, with the sha256 that they were added with."""
-    patched = {path for feature in features for path in _patched_paths(feature)}
+    patched = {path for feature in features for path in feature.patched_paths}
     modules: dict[str, str] = {}
     for feature in features:
         for module in feature.added:
@@ -190,10 +187,6 @@ def _edited_modules(
     return {
         path: digest for path, digest in modules.items() if sha256(tree.read(path) or b"") != digest
     }
-
-
-def _patched_paths(feature: Feature) -> set[str]:
-    return {variant.patch.path for topic in feature.topics for variant in topic.variants}
 
 
 def _added(

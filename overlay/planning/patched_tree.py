@@ -149,10 +149,9 @@ class PatchedTree:
         :param lines: 1-based, in the tree's own file.
         """
         own = self.pristine(path)
-        for topic in feature.topics:
-            for variant in topic.variants:
-                for hunk in variant.patch.hunks if variant.patch.name == layer.label else ():
-                    at = self.texts.match(hunk, own).line
-                    if at is not None and at < lines.stop and lines.start < at + len(hunk.pre):
-                        return f"{layer.label}:{hunk.patch_line}"
+        for patch in feature.patches:
+            for hunk in patch.hunks if patch.name == layer.label else ():
+                at = self.texts.match(hunk, own).line
+                if at is not None and at < lines.stop and lines.start < at + len(hunk.pre):
+                    return f"{layer.label}:{hunk.patch_line}"
         return layer.label
