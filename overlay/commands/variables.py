@@ -68,19 +68,17 @@ class Variables(NamedTuple):
     notes: tuple[str, ...]
 
 
-def variables(
-    folders: Iterable[Path], target: Target | None, environment: Mapping[str, str] = os.environ
-) -> Variables:
+def variables(folders: Iterable[Path], target: Target | None) -> Variables:
     """Check every variable of the overlay, as the plugin would when vLLM starts.
 
     :param folders: the patches folders that the command was given, the shipped one among them.
     :param target: the installed vLLM, whose ledger may know further features.
     """
-    ours = settings.ours(environment)
-    names = sorted({*ours, *(name for name in _WATCHED if name in environment)})
-    values = {name: environment[name] for name in names}
+    ours = settings.ours()
+    names = sorted({*ours, *(name for name in _WATCHED if name in os.environ)})
+    values = {name: os.environ[name] for name in names}
     try:
-        switches = settings.read(environment)
+        switches = settings.read()
     except UsageError as error:
         return Variables(EnvironmentFacts(values), (str(error),), ())
     declared = declarations([*folders, *switches.patches])

@@ -102,21 +102,18 @@ def attention(
     return {f"{name}.self_attn.{part}.weight": weight for part, weight in weights.items()}
 
 
-def silent_attention(name: str, inputs: int = HIDDEN) -> Weights:
+def silent_attention(name: str) -> Weights:
     """A whole attention that adds nothing."""
-    shapes = {"q_proj": inputs, "k_proj": inputs, "v_proj": inputs, "o_proj": HIDDEN}
-    return {f"{name}.self_attn.{part}.weight": zeros(HIDDEN, n) for part, n in shapes.items()}
+    parts = ("q_proj", "k_proj", "v_proj", "o_proj")
+    return {f"{name}.self_attn.{part}.weight": zeros(HIDDEN, HIDDEN) for part in parts}
 
 
-def silent_mlp(name: str, width: int = 128) -> Weights:
-    """The weights of an MLP that adds nothing.
-
-    :param width: its intermediate size.
-    """
+def silent_mlp(name: str) -> Weights:
+    """The weights of an MLP that adds nothing."""
     return {
-        f"{name}.mlp.gate_proj.weight": zeros(width, HIDDEN),
-        f"{name}.mlp.up_proj.weight": zeros(width, HIDDEN),
-        f"{name}.mlp.down_proj.weight": zeros(HIDDEN, width),
+        f"{name}.mlp.gate_proj.weight": zeros(128, HIDDEN),
+        f"{name}.mlp.up_proj.weight": zeros(128, HIDDEN),
+        f"{name}.mlp.down_proj.weight": zeros(HIDDEN, 128),
     }
 
 
