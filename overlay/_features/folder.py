@@ -17,7 +17,7 @@ from typing import NamedTuple
 from packaging.version import Version
 
 from overlay._features import sources
-from overlay._features.feature_folder import ignored, is_plain, read_feature, sha256_of
+from overlay._features.feature_folder import ignored, is_plain, read_feature
 from overlay._features.feature_toml import NO_RELEASES
 from overlay._features.model import SHIPPED, Feature
 from overlay.errors import (
@@ -166,11 +166,6 @@ def holes(feature: Feature, releases: Iterable[str] | None = None) -> tuple[Hole
         for text in inside
         if not any(Version(text) in variant.releases for variant in topic.variants)
     )
-
-
-def digest(features: Iterable[Feature]) -> str:
-    """One sha256 (hex) over the digests of a set of features, whatever their order."""
-    return sha256_of(sorted(feature.digest for feature in features))
 
 
 def _read_folder(folder: Path, private: bool) -> Iterator[Feature | Malformed]:

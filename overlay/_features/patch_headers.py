@@ -55,8 +55,6 @@ _MAIL = re.compile(r"^From [0-9a-f]{7,64} ")
 #: The most characters of a header that is shown to people; decoding takes longer with each.
 _MAX_SHOWN = 2000
 
-_SUBJECT_PREFIX = re.compile(r"^\s*\[[^\]]*PATCH[^\]]*\]\s*")
-
 
 def field(headers: Mapping[str, str], name: str) -> str:
     """The value of a header or of what is written in its place; empty where there is neither."""
@@ -67,12 +65,6 @@ def author(headers: Mapping[str, str]) -> str:
     """The author of a patch, as text for people; empty where it does not say."""
     first = field(headers, "Author").partition("\n")[0]
     return _decoded(first)
-
-
-def description(headers: Mapping[str, str]) -> str:
-    """The first line of what a patch does, without ``[PATCH ...]``."""
-    first = field(headers, "Description").partition("\n")[0]
-    return _SUBJECT_PREFIX.sub("", _decoded(first))
 
 
 def last_update(headers: Mapping[str, str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from overlay._features.patch_file import parse_patch
-from overlay._features.patch_headers import author, description, last_update
+from overlay._features.patch_headers import author, last_update
 from overlay.authoring.writing import render_patch
 from overlay.errors import PatchFormatErrors
 from tests.support.patches import GOOD_PATCH
@@ -49,7 +49,7 @@ def test_a_mail_of_git_format_patch_is_a_patch() -> None:
     patch = parse_patch(MAIL, "x")
     assert patch.hunks[0].lines == parse_patch(GOOD_PATCH, "x").hunks[0].lines
     assert author(patch.headers) == "Jürgen <j@example.invalid>"
-    assert description(patch.headers) == "Call the graphs"
+    assert patch.headers["Subject"].partition("\n")[0] == "[PATCH 1/2] Call the graphs"
     assert last_update(patch.headers) == "2026-11-20"
     assert patch.headers["Base"] == "0.26.0"
     assert patch.headers["Signed-off-by"].splitlines() == [
