@@ -182,7 +182,7 @@ def chosen_prompts(args: argparse.Namespace) -> tuple[list[list[int]], list[list
     every = questions(args.seed, [ROOT / "docs"])
     learnt, held_out = (
         answers.prompts(
-            tokenizer, [each for each in every if each.held_out == out], count, args.prompt
+            tokenizer, [each for each in every if answers.held_out(each) == out], count, args.prompt
         )
         for out, count in ((False, args.answers), (True, 4 * args.held_out))
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import time
 from pathlib import Path
@@ -14,6 +15,13 @@ from overlay.proof.texts import Question
 
 #: The temperatures of answers that are trained on.
 TEMPERATURES = (0.0, 0.0, 0.7, 1.0)
+#: Of documents, one in so many is only measured on.
+HELD_OUT = 12
+
+
+def held_out(question: Question) -> bool:
+    """Whether it is measured on, and not trained on."""
+    return hashlib.sha256(question.document.encode()).digest()[0] % HELD_OUT == 0
 
 
 class Answers(NamedTuple):

@@ -30,11 +30,6 @@ class EngineRequest:
     prompt_logprobs: int | None = None
     adapter: str | None = None
 
-    @property
-    def has_oracle(self) -> bool:
-        """Whether its tokens are known beforehand."""
-        return self.temperature <= 1.0
-
 
 #: Texts of several kinds and lengths, so that some drafts are easy and others are not.
 TEXTS = (

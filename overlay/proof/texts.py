@@ -1,13 +1,12 @@
 """Questions about texts that every machine has: docstrings of Python's library, README files.
 
-A question names its document (a module, a package, a file), so that what a draft is measured on is
-never of a document that it was trained on.
+A question names its document (a module, a package, a file), so that what a draft is measured on can
+be kept apart from the documents that it is trained on.
 """
 
 from __future__ import annotations
 
 import ast
-import hashlib
 import importlib.metadata
 import random
 import re
@@ -18,8 +17,6 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
-#: Of documents, one in so many is only measured on.
-HELD_OUT: Final = 12
 #: Characters of a text that are quoted.
 _SHORT, _LONG = 60, 420
 #: Questions about one passage.
@@ -51,11 +48,6 @@ class Question(NamedTuple):
 
     document: str
     text: str
-
-    @property
-    def held_out(self) -> bool:
-        """Whether it is measured on, and not trained on."""
-        return hashlib.sha256(self.document.encode()).digest()[0] % HELD_OUT == 0
 
 
 class Passage(NamedTuple):

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")  # whose environment has gguf and transformers
 
 from bench import real_pair
-from bench.pair.answers import Answers, Tokenizer, prompts
+from bench.pair.answers import Answers, Tokenizer, held_out, prompts
 from bench.pair.draft import Draft, attention, soft_loss
 from bench.pair.llama import Decoding, Llama, padded
 from bench.pair.training import Plan, measured, train
@@ -173,7 +173,7 @@ def test_what_is_measured_on_is_of_other_documents(
     found = texts.questions(3, [tmp_path])
     assert found == texts.questions(3, [tmp_path]) != texts.questions(4, [tmp_path])
     assert len({question.text for question in found}) == len(found) == 40 * 5
-    apart = [{q.document for q in found if q.held_out is out} for out in (True, False)]
+    apart = [{q.document for q in found if held_out(q) is out} for out in (True, False)]
     assert all(apart)
     assert not apart[0] & apart[1]
 
