@@ -15,7 +15,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -125,6 +125,13 @@ def upstream(release: str) -> Callable[[Any], None]:
     return _set_cudagraph_sizes
 
 
+@functools.cache
+def compiled(path: str, mistakes: tuple[tuple[str, ...], ...]) -> CodeType:
+    """A module of the feature's, with mistakes."""
+    source = edited((PATCHES / path).read_text(), mistakes, path)
+    return compile(source, path, "exec", dont_inherit=True)
+
+
 @contextmanager
 def beside(
     release: str | None = None,
@@ -164,8 +171,7 @@ def beside(
     modules["vllm.config.vllm"].VllmConfig = config
     with mock.patch.dict(sys.modules, modules):
         for name, (path, mistakes) in names.items():
-            source = edited((PATCHES / path).read_text(), mistakes, path)
-            code = compile(source, path, "exec", dont_inherit=True)
+            code = compiled(path, tuple(map(tuple, mistakes)))
             exec(code, modules[name].__dict__)  # the feature's own text
         yield SimpleNamespace(
             sizes=modules["vllm.v1.decode_graph_sizes"],
