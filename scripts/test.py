@@ -11,8 +11,9 @@ Modules that import vLLM themselves run in the engines' environment, also where 
 are named (``tests/engine/engine_fixtures.py``).
 
 Without pytest's arguments all tests run, in four processes that take one file after the other: two
-cores are busy then also while two tests wait.  The environment of the engines is made beside the
-checks and the first tests, which need none.  The ten tests that cost most are printed at the end.
+cores are busy then also while two tests wait.  The environment of the engines is made beside
+that of the tools, the checks and the first tests, which need none; mypy runs beside these tests and
+stops them where it fails.  The ten tests that cost most are printed at the end.
 With ``--thorough`` also those that repeat a proof, with new random examples, and then
 ``scripts/mutants.py --bounded``: that takes hours.
 
@@ -23,14 +24,17 @@ environment could not be made, or pytest did not run.
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -44,6 +48,9 @@ TYPED = (
 #: Four processes: while ranks, servers or Ray wait in two of them, the others have the cores.  A
 #: file's tests stay together, and files start in the order that conftest.py gives.
 IN_FOUR = ("--numprocesses=4", "--dist=loadfile", "--no-loadscope-reorder")
+WRITES_NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
+#: Seconds that tests have to end once they are stopped.
+PATIENCE = 60
 
 
 @dataclass(frozen=True)
@@ -102,12 +109,12 @@ def main(arguments: Sequence[str]) -> int:
     asked, others = parser.parse_known_args(arguments)
     environment.with_supported_python()
     began = time.monotonic()
-    python = environment.dev_python()
     if asked.checks is not None:
-        failure = first_failed_check(python, asked.checks)
+        failure = first_failed_check(environment.dev_python(), checks_of(asked.checks))
         return 0 if failure is None else ended(failure, began)
     with ThreadPoolExecutor(1) as beside:
         engine = beside.submit(engine_environment)
+        python = environment.dev_python()
         compile_sources(python)
         failure = first_failure(python, others, began, thorough=asked.thorough)
     status = 0 if failure is None else ended(failure, began)
@@ -121,10 +128,14 @@ def compile_sources(python: Path) -> None:
     """Write the bytecode of what the tests' processes import, hundreds of them each time.
 
     Many of them write none themselves, because a test or the environment says so
-    (``PYTHONDONTWRITEBYTECODE``).  Without it they are slower, and nothing else.
+    (``PYTHONDONTWRITEBYTECODE``).  Without it they are slower, and nothing else.  What pytest makes
+    of its plugins, all of hypothesis among them, takes twice as long as the rest of its start.
     """
-    command = [str(python), "-m", "compileall", "-qq", "overlay", "scripts", "bench", "tests"]
-    subprocess.run(command, cwd=ROOT, check=False)
+    compiler = [str(python), "-m", "compileall", "-qq", "overlay", "scripts", "bench", "tests"]
+    plugins = [str(python), "-m", "pytest", "--fixtures", "-q", "tests/test_errors.py"]
+    writing = {name: value for name, value in clean().items() if name != WRITES_NO_BYTECODE}
+    for command in (compiler, plugins):
+        subprocess.run(command, cwd=ROOT, env=writing, check=False, stdout=subprocess.DEVNULL)
 
 
 def engine_environment() -> None:
@@ -146,36 +157,73 @@ def first_failure(
     :param arguments: pytest's; none: all tests.
     :param began: when the script started, on the monotonic clock.
     """
-    failure = first_failed_check(python)
+    every = checks()
+    typed = [check for check in every if check.name.startswith("mypy")]
+    failure = first_failed_check(python, (check for check in every if check not in typed))
     if failure is not None:
         return failure
     say(f"[tests] {time.monotonic() - began:.0f} s after the start")
-    for name, command in suites(python, arguments, thorough=thorough):
-        say(f"[{name}] {' '.join(command[1:])}")
-        status = subprocess.run(command, cwd=ROOT, env=clean(), check=False).returncode
-        if status != 0:
-            return Failure(name, status)
-    return None
+    with ThreadPoolExecutor(2) as beside:
+        types = beside.submit(first_failed_check, python, typed)
+        for name, command in suites(python, arguments, thorough=thorough):
+            say(f"[{name}] {' '.join(command[1:])}")
+            tests = subprocess.Popen(command, cwd=ROOT, env=clean())
+            ended = beside.submit(tests.wait)
+            if stopped(tests, ended, types):
+                break
+            if ended.result() != 0:
+                return Failure(name, ended.result())
+        return types.result()
 
 
-def first_failed_check(python: Path, tool: str = "") -> Failure | None:
-    """Run the checks of a tool up to the first that fails; None if none does.
+def stopped(
+    tests: subprocess.Popen[bytes], ended: Future[int], types: Future[Failure | None]
+) -> bool:
+    """Wait for tests, and stop them as Ctrl-C does where a check beside them fails before.
 
-    :param tool: what their names begin with; without it all checks.
+    :param ended: waits for the tests; :param types: the check.
+    """
+    either: tuple[Future[Any], ...] = (ended, types)
+    concurrent.futures.wait(either, return_when=concurrent.futures.FIRST_COMPLETED)
+    if not types.done() or types.result() is None:
+        ended.result()
+        return False
+    tests.send_signal(signal.SIGINT)
+    try:
+        ended.result(PATIENCE)
+    except concurrent.futures.TimeoutError:
+        tests.kill()
+    return True
+
+
+def checks_of(tool: str) -> list[Check]:
+    """The checks of a tool: those that its name begins.
+
     :raises environment.EnvironmentFailed: if the tool has no check.
     """
     chosen = [check for check in checks() if check.name.startswith(tool)]
-    if tool and not chosen:
+    if not chosen:
         raise environment.EnvironmentFailed(f"--checks: expected ruff or mypy, found {tool!r}")
+    return chosen
+
+
+def first_failed_check(python: Path, chosen: Iterable[Check]) -> Failure | None:
+    """Run checks up to the first that fails; None if none does."""
     for check in chosen:
-        say(f"[check] {check.name}")
         command = [str(python), "-m", *check.arguments]
         path = {"MYPYPATH": os.pathsep.join(map(str, check.beside))} if check.beside else {}
-        status = subprocess.run(
-            command, cwd=check.folder, env={**os.environ, **path}, check=False
-        ).returncode
-        if status != 0:
-            return Failure(f"check {check.name}", status)
+        done = subprocess.run(
+            command,
+            cwd=check.folder,
+            env={**os.environ, **path},
+            check=False,
+            text=True,
+            stdout=subprocess.PIPE,  # in one piece, where tests print beside it
+            stderr=subprocess.STDOUT,
+        )
+        say(f"[check] {check.name}\n{done.stdout}".rstrip())
+        if done.returncode != 0:
+            return Failure(f"check {check.name}", done.returncode)
     return None
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +15,8 @@ from filelock import FileLock
 from tests.support import fake_vllm
 from tests.support.cli import ADDED, PROPOSE, RUNNER, digest, edit
 from tests.support.fake_index import serve
+from tests.support.forked_commands import ForkedCommand, ForkedCommands, forked_commands
 from tests.support.patches import write_feature
-
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 ONLY = ("--feature", "demo")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)
@@ -40,31 +37,31 @@ COMMANDS: dict[tuple[str, ...], bool] = {
 class Killed:
     """Runs commands as processes of their own, and kills them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, commands: ForkedCommands) -> None:
+        self.commands = commands
         self.folder, self.patches = folder, folder / "patches"
         files = {"10-propose/0.20.0..0.33.0.patch": PROPOSE, f"files/{ADDED}": "VALUE = 1\n"}
         write_feature(self.patches, files)
         self.environment = {
             **os.environ,
-            "PYTHONPATH": str(REPOSITORY),
             "OVERLAY_PATCHES": str(self.patches),
             "OVERLAY_CACHE": str(folder / "cache"),
         }
 
-    def start(self, *words: str | Path) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "overlay", *map(str, words)],
-            cwd=self.folder,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+    def start(self, *words: str | Path) -> ForkedCommand:
+        return self.commands.start([*map(str, words)], self.folder, self.environment)
 
-    def run(self, *words: str | Path) -> int:
+    def run(self, *words: str | Path) -> int | None:
         process = self.start(*words)
         process.communicate(timeout=60)
         return process.returncode
+
+
+@pytest.fixture(scope="module")
+def commands() -> Iterator[ForkedCommands]:
+    """They start with what they import, so that they are killed at their work."""
+    with forked_commands() as forks:
+        yield forks
 
 
 def nothing_runs(session: int) -> bool:
@@ -91,9 +88,9 @@ def nothing_runs(session: int) -> bool:
     ],
 )
 def test_a_killed_command_leaves_a_whole_target(
-    tmp_path: Path, words: tuple[str, ...], number: signal.Signals
+    tmp_path: Path, commands: ForkedCommands, words: tuple[str, ...], number: signal.Signals
 ) -> None:
-    killed = Killed(tmp_path)
+    killed = Killed(tmp_path, commands)
     site = fake_vllm.site_packages(tmp_path / "site")
     pristine = digest(site)
     if words[0] in ("revert", "adopt", "status"):
@@ -166,13 +163,17 @@ def places(folder: Path, team: Path) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("words", OTHERS, ids=lambda words: " ".join(words[:2]))
 def test_a_killed_command_leaves_no_process_and_no_lock(
-    tmp_path: Path, index: str, words: tuple[str, ...], pytestconfig: pytest.Config
+    tmp_path: Path,
+    commands: ForkedCommands,
+    index: str,
+    words: tuple[str, ...],
+    pytestconfig: pytest.Config,
 ) -> None:
     """What they write is looked at before each call in ``test_every_call*.py``."""
     every = [(number, moment) for number in SIGNALS for moment in (0.4, 0.9)]
     # Each signal and each moment once; ``--thorough`` takes each signal at each moment.
     kills = every if pytestconfig.getoption("--thorough") else [every[0], every[-1]]
-    killed = Killed(tmp_path)
+    killed = Killed(tmp_path, commands)
     # A folder of patches that the environment names is not the one to be written to.
     team = killed.patches.rename(tmp_path / "team")
     killed.patches.mkdir()

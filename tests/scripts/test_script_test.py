@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from types import ModuleType
 
+import hypothesis
 import pytest
 import yaml
 
@@ -30,6 +31,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(module.environment, "dev_python", lambda: Path(sys.executable))
     monkeypatch.setattr(module.environment, "engine_python", lambda: Path(sys.executable))
     monkeypatch.setattr(module, "checks", list)
+    monkeypatch.setattr(module, "compile_sources", lambda python: None)
     return module
 
 
@@ -50,6 +52,15 @@ def test_some_tests_run_in_one_process(script: ModuleType) -> None:
     assert not any("numprocesses" in word for word in command)
 
 
+def test_what_pytest_makes_of_its_plugins_is_written_down(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # the function itself, which the fixture left out
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    script.compile_sources(Path(sys.executable))
+    assert list(Path(hypothesis.__file__).parent.glob("__pycache__/*-pytest-*.pyc"))
+
+
 @pytest.mark.parametrize("tool", ["ruff", "mypy"])
 def test_the_hooks_run_the_checks_of_ci(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, tool: str
@@ -63,7 +74,8 @@ def test_the_hooks_run_the_checks_of_ci(
     (words,) = (hook["entry"].split() for hook in hooks if hook["id"] == tool)
     assert words[:2] == ["python3", "scripts/test.py"]
     assert script.main(words[2:]) == 0
-    assert said == [f"[check] {tool} one", f"[check] {tool} two"]
+    assert [text.splitlines()[0] for text in said] == [f"[check] {tool} one", f"[check] {tool} two"]
+    assert all("pytest" in text for text in said)  # what a check prints is told with its name
     monkeypatch.setattr(script, "checks", lambda: [script.Check(tool, ROOT, ("no_such_module",))])
     assert script.main(words[2:]) == 1
 
@@ -102,6 +114,33 @@ def test_the_first_failure_decides(
     said = capfd.readouterr().out.splitlines()
     assert said.count("ran") == ran
     assert {0: "all passed", 1: "failed", 2: "did not run to its end"}[expected] in said[-1]
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_mypy_runs_beside_the_tests_and_stops_them_where_it_fails(
+    script: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    status: int,
+) -> None:
+    """Each waits until the other has begun; tests that nobody stops would run for ten minutes."""
+    modules = {"typed": tmp_path / "tests began", "tests": tmp_path / "typed began"}
+    for name, other in modules.items():
+        (tmp_path / f"{name}_program.py").write_text(
+            "import pathlib, sys, time\n"
+            f"pathlib.Path({str(tmp_path / f'{name} began')!r}).touch()\n"
+            f"while not pathlib.Path({str(other)!r}).exists(): time.sleep(0.01)\n"
+            + (f"sys.exit({status})" if name == "typed" else f"time.sleep({600 * status})")
+        )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    checks = [script.Check("mypy one", ROOT, ("typed_program",))]
+    monkeypatch.setattr(script, "checks", lambda: checks)
+    suites = [("tests", [sys.executable, str(tmp_path / "tests_program.py")]), ("mutants", ["no"])]
+    monkeypatch.setattr(script, "suites", lambda *args, **named: suites[: 1 + status])
+    assert script.main([]) == status
+    last = capfd.readouterr().out.splitlines()[-1]
+    assert "[check mypy one] failed" in last if status else "all passed" in last
 
 
 def test_the_environment_of_the_engines_is_made_beside_the_tests(

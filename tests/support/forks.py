@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import NoReturn
 
 
-def run_and_exit(work: Callable[[], None], output: Path, error: Path | None = None) -> NoReturn:
+def run_and_exit(
+    work: Callable[[], None], output: Path | None = None, error: Path | None = None
+) -> NoReturn:
     """Run a function in this process and end the process, whatever becomes of the function.
 
     Nothing that the process it was forked from has registered runs at the end: only this fork's
     work does.  The exit status is that of ``SystemExit``, 0 at its end and 1 for any other error,
     whose traceback is printed.
 
-    :param output: file for standard output; :param error: for the errors, if it is another one.
+    :param output: file for standard output, which stays what it is without one.
+    :param error: file for the errors, if it is another one.
     """
     status = 1
     try:
