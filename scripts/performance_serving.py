@@ -7,19 +7,20 @@ what is known of it beside. A cell is what all its engines gave with so many req
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from overlay.proof.repeats import Sample
-from overlay.proof.reports.benched import OVERLAY, STOCK, V2
+from overlay.proof.reports.benched import DEFAULT, OVERLAY, OVERLAY_V1, PLAIN, STOCK, V2
 from scripts.performance_data import short_gpu
 
-HEAD = ["vLLM", "GPU", "shape", "requests at a time", STOCK, OVERLAY, V2]
-HEAD += ["overlay / stock V1", "overlay / V2", "file"]
-
-#: Of the table that has a row for each engine and shape.
-RATIOS_HEAD = ["vLLM, GPU, shape", f"over {STOCK}, by requests at a time", f"over {V2}"]
+#: Every engine that ``overlay bench`` times, in the order of the columns.
+ENGINES = [
+    f"{engine}{drafts}"
+    for drafts in ("", PLAIN)
+    for engine in (DEFAULT, STOCK, OVERLAY, OVERLAY_V1, V2)
+]
 
 
 class Cell(NamedTuple):
@@ -46,15 +47,50 @@ class Cell(NamedTuple):
         release = tuple(int(part) for part in self.release.split("."))
         return self.shape, release, self.options, self.gpu, self.requests
 
-    @property
-    def row(self) -> list[str]:
-        """Its row of the table; see ``HEAD``."""
+    def row(self, engines: Sequence[str]) -> list[str]:
+        """Its row of the table; see :func:`head`."""
         gpu = short_gpu(self.gpu)
         at_a_time = f"{self.requests}, `{self.options}`" if self.options else str(self.requests)
-        answered = [shown(self.runs.get(engine)) for engine in (STOCK, OVERLAY, V2)]
-        ours = self.runs.get(OVERLAY)
-        ratios = [compared(ours, self.runs.get(other)) for other in (STOCK, V2)]
+        answered = [shown(self.runs.get(engine)) for engine in engines]
+        ratios = [self.over(other) for other in others(engines)]
         return [self.release, gpu, self.shape, at_a_time, *answered, *ratios, f"`{self.file}`"]
+
+    def over(self, other: str) -> str:
+        """The overlay over another engine of as many drafts, on V1 over stock V1 where it ran so.
+
+        Empty where one of the two did not run.
+        """
+        plain = PLAIN if other.endswith(PLAIN) else ""
+        on_v1 = f"{OVERLAY_V1}{plain}"
+        beside_v1 = other.removesuffix(PLAIN) == STOCK and on_v1 in self.runs
+        ours = on_v1 if beside_v1 else f"{OVERLAY}{plain}"
+        return compared(self.runs.get(ours), self.runs.get(other))
+
+
+def engines_of(cells: Iterable[Cell]) -> list[str]:
+    """The engines that some cell has, in the order of the columns.
+
+    :raises ValueError: if ``overlay bench`` times one that the columns do not know.
+    """
+    return sorted({engine for cell in cells for engine in cell.runs}, key=ENGINES.index)
+
+
+def others(engines: Iterable[str]) -> list[str]:
+    """The engines that the overlay is compared with."""
+    return [each for each in engines if each.removesuffix(PLAIN) not in (OVERLAY, OVERLAY_V1)]
+
+
+def head(engines: Sequence[str]) -> list[str]:
+    """The head of the table with a row for each cell."""
+    ratios = (f"overlay / {other}" for other in others(engines))
+    return ["vLLM", "GPU", "shape", "requests at a time", *engines, *ratios, "file"]
+
+
+def ratios_head(engines: Sequence[str]) -> list[str]:
+    """The head of the table with a row for each release, GPU, shape and options."""
+    ratios = [f"over {other}" for other in others(engines)]
+    ratios[:1] = [f"{first}, by requests at a time" for first in ratios[:1]]
+    return ["vLLM, GPU, shape", *ratios]
 
 
 def cells_of(sittings: Mapping[str, Mapping[str, Any]]) -> list[Cell]:
@@ -92,10 +128,11 @@ def newest(cells: Iterable[Cell]) -> list[Cell]:
     return [found[setting] for setting in sorted(found)]
 
 
-def ratio_rows(cells: Iterable[Cell]) -> list[list[str]]:
+def ratio_rows(cells: Iterable[Cell], engines: Sequence[str]) -> list[list[str]]:
     """A row for each release, GPU, shape and options, with the ratios at each load.
 
     :param cells: the newest of each setting, in the order of the settings.
+    :param engines: those of the columns.
     """
     groups: dict[tuple[str, ...], list[Cell]] = {}
     for cell in cells:
@@ -103,16 +140,14 @@ def ratio_rows(cells: Iterable[Cell]) -> list[list[str]]:
         about = (cell.release, gpu, cell.shape, *([f"`{cell.options}`"] if cell.options else []))
         groups.setdefault(about, []).append(cell)
     return [
-        [", ".join(about), *(_ratios(group, other) for other in (STOCK, V2))]
+        [", ".join(about), *(_ratios(group, other) for other in others(engines))]
         for about, group in groups.items()
     ]
 
 
 def _ratios(cells: Iterable[Cell], other: str) -> str:
     """``1: 2.55; 16: ≈ 2.16``: each load that has both engines."""
-    ratios = {
-        cell.requests: compared(cell.runs.get(OVERLAY), cell.runs.get(other)) for cell in cells
-    }
+    ratios = {cell.requests: cell.over(other) for cell in cells}
     return "; ".join(f"{requests}: {ratio}" for requests, ratio in ratios.items() if ratio)
 
 

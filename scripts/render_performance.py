@@ -270,7 +270,9 @@ holds for graphs."""
 def appendices(sittings: list[Sitting]) -> dict[Path, str]:
     """The pages that hold every sitting and every cell, by their path."""
     served = performance_serving.documents(RESULTS)
-    servers = [cell.row for cell in performance_serving.cells_of(served)]
+    cells = performance_serving.cells_of(served)
+    engines = performance_serving.engines_of(cells)
+    servers = [cell.row(engines) for cell in cells]
     paired = [cell.row for cell in performance_paired.cells_of(RESULTS)]
     acceptance = acceptance_table(sorted(RESULTS.glob("*-acceptance-*.json")))
     bodies = {
@@ -279,7 +281,7 @@ def appendices(sittings: list[Sitting]) -> dict[Path, str]:
         "servers": (
             "Servers: every sitting of `overlay bench`",
             [
-                *table(performance_serving.HEAD, servers),
+                *table(performance_serving.head(engines), servers),
                 "",
                 *performance_serving.notes(served),
             ],
@@ -331,13 +333,14 @@ def tables(sittings: list[Sitting]) -> dict[str, str]:
     """The tables that pages may show, by name."""
     served = performance_serving.cells_of(performance_serving.documents(RESULTS))
     gains = performance_paired.gains(performance_paired.cells_of(RESULTS))
-    ratios = performance_serving.ratio_rows(performance_serving.newest(served))
+    engines = performance_serving.engines_of(served)
+    ratios = performance_serving.ratio_rows(performance_serving.newest(served), engines)
     real = performance_real.gains(RESULTS)
     drawn = {
         "default": table(default_runner.HEAD, default_runner.rows(RESULTS)),
         "gains": table(gains[0], gains[1:]),
         "summary": summary_table(newest(sittings)[0]),
-        "servers": table(performance_serving.RATIOS_HEAD, ratios),
+        "servers": table(performance_serving.ratios_head(engines), ratios),
         "real": table(real[0], real[1:]),
     }
     return {name: "\n".join(lines) for name, lines in drawn.items()}

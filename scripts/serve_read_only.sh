@@ -25,12 +25,13 @@ export OVERLAY=disk HOME=/tmp/home USER=vllm XDG_CACHE_HOME=/tmp/home/.cache
 export XDG_CONFIG_HOME=/tmp/home/.config VLLM_CACHE_ROOT=/tmp/vllm TRITON_CACHE_DIR=/tmp/triton
 export FLASHINFER_WORKSPACE_BASE=/tmp/flashinfer TORCHINDUCTOR_CACHE_DIR=/tmp/inductor
 unset TMPDIR OVERLAY_CACHE
-if [ "${interpreter#/root/}" != "$interpreter" ]; then
-    # A user who is not root reaches nothing below /root.
-    mount -t tmpfs -o mode=755 tmpfs /root
+home=~root
+if [ "${interpreter#"$home"/}" != "$interpreter" ]; then
+    # A user who is not root reaches nothing below root's home.
+    mount -t tmpfs -o mode=755 tmpfs "$home"
     mkdir -p "$interpreter"
     mount --bind /mnt/interpreter "$interpreter"
-    mount -o remount,bind,ro /root
+    mount -o remount,bind,ro "$home"
 fi
 mount -t tmpfs -o exec,mode=1777 tmpfs /tmp
 mount -o remount,bind,ro /mnt
