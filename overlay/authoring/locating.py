@@ -22,6 +22,7 @@ from overlay._features.model import Hunk, blob_id
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.git import Checkout
 from overlay.authoring.incoming import IncomingFile
+from overlay.authoring.merge import matches
 from overlay.authoring.scoped import ScopedText
 from overlay.errors import UsageError
 from overlay.package import Package, Tree, is_module, parse_version
@@ -273,14 +274,24 @@ def _fits(file: IncomingFile, texts: ReleaseTexts, following: Sequence[IncomingF
 
 
 def _told_apart(fits: Sequence[_Fit]) -> list[_Fit]:
-    """The fits, those marked that have all new lines which not every one has."""
+    """The fits, those marked that have all new lines which not every one has.
+
+    Where no new line tells, the hunks' post-images are asked in their place.
+    """
     texts = [() if fit.text is None else fit.text.lines for fit in fits]
-    new = {line for fit in fits[:1] for hunk in fit.incoming for line in new_lines(hunk)}
-    telling = [line for line in new if not all(share_of([line], text) for text in texts)]
-    return [
-        fit._replace(has_all=bool(telling) and share_of(telling, text) == 1.0)
-        for fit, text in zip(fits, texts, strict=True)
-    ]
+    hunks = fits[0].incoming if fits else ()
+    new = {line for hunk in hunks for line in new_lines(hunk)}
+    lines = [line for line in new if not all(share_of([line], text) for text in texts)]
+    posts = [[bool(hunk.post and _places(text, hunk.post)) for hunk in hunks] for text in texts]
+    tell_apart = [at for at in range(len(hunks)) if not all(post[at] for post in posts)]
+
+    def has_all(text: Sequence[str], post: Sequence[bool]) -> bool:
+        if lines:
+            return share_of(lines, text) == 1.0
+        return bool(tell_apart) and all(post[at] for at in tell_apart)
+
+    rows = zip(fits, texts, posts, strict=True)
+    return [fit._replace(has_all=has_all(text, post)) for fit, text, post in rows]
 
 
 def _fit(file: IncomingFile, data: bytes, following: Sequence[IncomingFile]) -> _Fit | None:
@@ -328,8 +339,36 @@ def _guess(file: IncomingFile, fits: Sequence[_Fit], texts: ReleaseTexts) -> Bas
     nearest = min(lacking, key=lambda fit: _moved_lines(fit.base.before, file.hunks))
     order = list(texts.names).index
     since = _first_with(nearest, texts, order(str(lacking[-1].base.release)) + 1)
-    older = [fit for fit in lacking if since is not None and order(str(fit.base.release)) < since]
+    older = [
+        fit
+        for fit in lacking
+        if since is not None
+        and order(str(fit.base.release)) < since
+        and _in_the_same_places(file.hunks, nearest.base.before, fit.base.before)
+    ]
     return max(older, key=lambda fit: order(str(fit.base.release)), default=nearest).base
+
+
+def _in_the_same_places(hunks: Sequence[Hunk], before: bytes, other: bytes) -> bool:
+    """Whether hunks lie in another text where a diff of both puts their lines, and not at a twin.
+
+    Where one function is like another, the hunks of a text that changed the first fit the second.
+    """
+    if before == other:
+        return True
+    lines, there = (SourceText.from_bytes(data).lines for data in (before, other))
+    places, theirs = _placed(lines, hunks), _placed(there, hunks)
+    pairs = matches(lines, there)
+    return (
+        places is not None
+        and theirs is not None
+        and all(
+            pairs.get(at + row) == place + row
+            for hunk, at, place in zip(hunks, places, theirs, strict=True)
+            for row, line in enumerate(hunk.pre)
+            if line.strip()
+        )
+    )
 
 
 def _first_with(fit: _Fit, texts: ReleaseTexts, begin: int) -> int | None:
@@ -421,8 +460,7 @@ def replay(before: bytes, hunks: Sequence[Hunk]) -> bytes | None:
         source = SourceText.from_bytes(before)
     except TextError:
         return None
-    places = _in_order(source.lines, hunks) if in_order(hunks) else None
-    places = _alone(source.lines, hunks) if places is None else places
+    places = _placed(source.lines, hunks)
     if places is None:
         return None
     ends: bool | None = None
@@ -439,6 +477,12 @@ def replay(before: bytes, hunks: Sequence[Hunk]) -> bytes | None:
         return source.splice(splices, ends).to_bytes()
     except TextError:
         return None
+
+
+def _placed(lines: Sequence[str], hunks: Sequence[Hunk]) -> list[int] | None:
+    """The 0-based place of each hunk, as ``replay`` has it; ``None`` where one has none."""
+    places = _in_order(lines, hunks) if in_order(hunks) else None
+    return _alone(lines, hunks) if places is None else places
 
 
 def in_order(hunks: Sequence[Hunk]) -> bool:

@@ -202,3 +202,53 @@ def test_code_at_an_end_with_a_line_of_ones_own_is_not_put_in_again(
     for name in names[1:]:
         (result,) = plan([feature], MemoryTree({PATH: texts[name]}), Version(name)).features
         assert result.state not in (State.PRISTINE, State.UPSTREAMED)
+
+
+#: Two functions of one name that are alike, as behind a flag or a failed import.
+_TWINS = b"""if FLAG:
+    def run(x):
+        with lock:
+            x += 1
+        return x
+        end(x)
+else:
+    def run(x):
+        with lock:
+            x += 1
+        return x
+        end(x)
+"""
+
+
+def test_a_twin_of_the_changed_function_is_not_taken_for_it() -> None:
+    """A release that changed the first function holds the lines of the hunk in the second alone."""
+    mine = _TWINS.replace(b"        return x\n", b"        return x\n        work(1)\n", 1)
+    releases = {
+        "0.21.0": _TWINS,
+        "0.22.0": _TWINS.replace(b"        return x\n", b"        return x\n        theirs()\n", 1),
+        "0.23.0": mine,
+    }
+    narrow = (
+        f"--- a/{PATH}\n+++ b/{PATH}\n@@ -5,2 +5,3 @@\n"
+        "         return x\n+        work(1)\n         end(x)\n"
+    )
+    made = imported(narrow.encode(), releases)
+    assert made.summary.files[0].base == "0.21.0"
+    feature = feature_of(made)
+    (planned,) = plan([feature], MemoryTree({PATH: _TWINS}), Version("0.21.0")).changes
+    assert planned.after == mine
+
+
+def test_a_line_that_stands_once_more_is_not_put_in_a_third_time() -> None:
+    """Where no new line tells anything, the release that lacks the post-image is the base."""
+    line = "    self.a = x\n\n"
+    base = f"def f(x):\n    use(x)\n{2 * line}    x = 1\n    return x\n".encode()
+    mine = base.replace(line.encode(), (2 * line).encode(), 1)
+    releases = {"0.21.0": base, "0.22.0": mine + b"\n\ndef g(x):\n    return x\n"}
+    change = (
+        f"--- a/{PATH}\n+++ b/{PATH}\n@@ -2,4 +2,6 @@\n     use(x)\n"
+        "+    self.a = x\n+\n     self.a = x\n \n     self.a = x\n"
+    )
+    made = imported(change.encode(), releases)
+    assert made.summary.files[0].base == "0.21.0"
+    assert states(feature_of(made), releases)[1] is not State.PRISTINE
