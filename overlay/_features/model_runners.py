@@ -54,15 +54,11 @@ class Models(NamedTuple):
 
     :ivar releases: first and last minor release, both included.
     :ivar v2: who gets V2 by default; :ivar v1: who stays on V1.
-    :ivar architectures: vLLM's own list of architectures that get V2; empty where it has no list.
-    :ivar rocm: architectures that stay on V1 on ROCm where every other model gets V2.
     """
 
     releases: tuple[str, str]
     v2: str
     v1: str
-    architectures: frozenset[str] = frozenset()
-    rocm: frozenset[str] = frozenset()
 
 
 class Setting(NamedTuple):
@@ -83,62 +79,25 @@ _LARGE = (
 )
 _LISTED = "dense models that are not hybrid; DeepSeek-V2, Qwen2-MoE, Granite-MoE"
 _LISTED_0_26 = f"{_LISTED}, Inkling, LongCat-Flash (n-gram)"
-_DENSE = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM"})
-_EXPERTS = frozenset({"DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM"})
-_FROM_0_26 = _EXPERTS | {
-    "InklingForCausalLM",
-    "InklingForConditionalGeneration",
-    "LongcatFlashNgramForCausalLM",
-}
-_FROM_0_27 = _FROM_0_26 | {"KimiK3ForConditionalGeneration"}
-_ROCM = frozenset({"DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM"})
 
 MODELS = (
     Models(("0.20", "0.21"), _NONE, _EVERY),
-    Models(
-        ("0.22", "0.22"),
-        "Qwen3, dense and not quantized",
-        _OTHERS,
-        frozenset({"Qwen3ForCausalLM"}),
-    ),
-    Models(("0.23", "0.23"), "Llama, Mistral and Qwen3, dense and not quantized", _OTHERS, _DENSE),
+    Models(("0.22", "0.22"), "Qwen3, dense and not quantized", _OTHERS),
+    Models(("0.23", "0.23"), "Llama, Mistral and Qwen3, dense and not quantized", _OTHERS),
     Models(
         ("0.24", "0.24"),
         "Llama, Mistral, Qwen3, DeepSeek-V2, Qwen2-MoE, Granite-MoE; text diffusion models",
         _OTHERS,
-        _DENSE | _EXPERTS,
     ),
-    Models(
-        ("0.25", "0.25"),
-        _LISTED,
-        _LARGE,
-        _EXPERTS,
-    ),
-    Models(
-        ("0.26", "0.26"),
-        _LISTED_0_26,
-        _LARGE,
-        _FROM_0_26,
-    ),
-    Models(
-        ("0.27", "0.27"),
-        f"{_LISTED_0_26}; Kimi-K3 (not on ROCm)",
-        _LARGE,
-        _FROM_0_27,
-    ),
-    Models(
-        ("0.28", "0.28"),
-        f"{_LISTED_0_26}; Kimi-K3 and DeepSeek-V4 (not on ROCm)",
-        _LARGE,
-        _FROM_0_27 | {"DeepseekV4ForCausalLM"},
-    ),
-    Models(("0.29", "0.29"), _EVERY, "on ROCm: DeepSeek-V3.2 and DeepSeek-V4", frozenset(), _ROCM),
+    Models(("0.25", "0.25"), _LISTED, _LARGE),
+    Models(("0.26", "0.26"), _LISTED_0_26, _LARGE),
+    Models(("0.27", "0.27"), f"{_LISTED_0_26}; Kimi-K3 (not on ROCm)", _LARGE),
+    Models(("0.28", "0.28"), f"{_LISTED_0_26}; Kimi-K3 and DeepSeek-V4 (not on ROCm)", _LARGE),
+    Models(("0.29", "0.29"), _EVERY, "on ROCm: DeepSeek-V3.2 and DeepSeek-V4"),
     Models(
         ("0.30", "0.31"),
         _EVERY,
         "on ROCm: DeepSeek-V3.2, DeepSeek-V4 and GLM with sparse attention",
-        frozenset(),
-        _ROCM | {"GlmMoeDsaForCausalLM"},
     ),
     Models(("0.32", "0.33"), _EVERY, _NONE),
 )

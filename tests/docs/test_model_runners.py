@@ -31,6 +31,28 @@ from scripts import render_runners
 
 CONFIG = "vllm/config/vllm.py"
 
+_DENSE = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM"}
+_EXPERTS = {"DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM"}
+_FROM_0_26 = _EXPERTS | {
+    "InklingForCausalLM",
+    "InklingForConditionalGeneration",
+    "LongcatFlashNgramForCausalLM",
+}
+_FROM_0_27 = _FROM_0_26 | {"KimiK3ForConditionalGeneration"}
+#: First release of a row of ``MODELS`` -> vLLM's list of architectures that get V2, if it has one.
+V2_ARCHITECTURES = {
+    "0.22": {"Qwen3ForCausalLM"},
+    "0.23": _DENSE,
+    "0.24": _DENSE | _EXPERTS,
+    "0.25": _EXPERTS,
+    "0.26": _FROM_0_26,
+    "0.27": _FROM_0_27,
+    "0.28": _FROM_0_27 | {"DeepseekV4ForCausalLM"},
+}
+_ROCM = {"DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM"}
+#: Likewise -> those that stay on V1 on ROCm where every other model gets V2.
+ROCM_V1_ARCHITECTURES = {"0.29": _ROCM, "0.30": _ROCM | {"GlmMoeDsaForCausalLM"}}
+
 #: What sends a model to V1, as the table words it -> as the sources do.
 SOURCES = {
     "parallel drafting (P-EAGLE, PARD)": r"parallel drafting",
@@ -242,8 +264,9 @@ def test_models_on_each_runner_are_those_of_the_sources(release: str) -> None:
     rule = models(Version(release))
     assert rule is not None
     listed = architectures(release, "DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES")
-    assert listed == rule.architectures
-    assert architectures(release, "ROCM_DEFAULT_MRV1_ARCHITECTURES") == rule.rocm
+    assert listed == V2_ARCHITECTURES.get(rule.releases[0], set())
+    on_rocm = architectures(release, "ROCM_DEFAULT_MRV1_ARCHITECTURES")
+    assert on_rocm == ROCM_V1_ARCHITECTURES.get(rule.releases[0], set())
     chooses = function(release, "use_v2_model_runner")
     default = function(release, "_is_default_v2_model_runner_model")
     assert ("no model" in rule.v2) == (not chooses)
