@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -102,30 +104,61 @@ def box(tmp_path: Path) -> Box:
     )
 
 
-def run(
-    box: Box, changes: Sequence[Mapping[str, str]], loads: Sequence[str] | None = None
-) -> list[subprocess.CompletedProcess[str]]:
+@dataclass(frozen=True)
+class Ended:
+    """What a rank has printed, and its exit status."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Run = Callable[..., list[Ended]]
+
+
+@pytest.fixture(scope="module")
+def forking() -> Iterator[subprocess.Popen[str]]:
+    """A process with PyTorch that forks ranks."""
+    command = [sys.executable, "-m", "tests.in_memory.forked_ranks"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=REPO, stdin=pipe, stdout=pipe, text=True) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+@pytest.fixture
+def run(forking: subprocess.Popen[str], box: Box, tmp_path: Path) -> Run:
     """One process a rank, each with its own changes of the environment, at once."""
-    how = loads or ["late"] * len(changes)
-    method = f"file://{box.cache.parent / 'rendezvous'}"
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(rank), str(len(changes)), method, how[rank]],
-            env=box.environment | {"TEST_SHIPPED": str(box.empty)} | dict(own),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank, own in enumerate(changes)
-    ]
-    done = []
-    for process in started:
-        out, err = process.communicate(timeout=600)
-        done.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
-    return done
+
+    def run(
+        changes: Sequence[Mapping[str, str]], loads: Sequence[str] | None = None
+    ) -> list[Ended]:
+        how = loads or ["late"] * len(changes)
+        method = f"file://{box.cache.parent / 'rendezvous'}"
+        files = [(tmp_path / f"{rank}.out", tmp_path / f"{rank}.err") for rank in range(len(how))]
+        ranks = [
+            (
+                WORKER,
+                [str(rank), str(len(changes)), method, how[rank]],
+                box.environment | {"TEST_SHIPPED": str(box.empty)} | dict(own),
+                *map(str, files[rank]),
+            )
+            for rank, own in enumerate(changes)
+        ]
+        assert forking.stdin is not None
+        assert forking.stdout is not None
+        print(json.dumps(ranks), file=forking.stdin, flush=True)
+        statuses = json.loads(forking.stdout.readline())
+        return [
+            Ended(status, out.read_text(), err.read_text())
+            for status, (out, err) in zip(statuses, files, strict=True)
+        ]
+
+    return run
 
 
-def expect_stopped(done: list[subprocess.CompletedProcess[str]], *texts: str) -> None:
+def expect_stopped(done: list[Ended], *texts: str) -> None:
     for ended in done:
         assert ended.returncode != 0, ended.stderr
         assert "the model is loaded" not in ended.stdout
@@ -135,36 +168,36 @@ def expect_stopped(done: list[subprocess.CompletedProcess[str]], *texts: str) ->
 
 
 @pytest.mark.parametrize("loads", ["late", "early"])
-def test_equal_ranks_pass(box: Box, loads: str) -> None:
-    for ended in run(box, [{}, {}], [loads, loads]):
+def test_equal_ranks_pass(run: Run, loads: str) -> None:
+    for ended in run([{}, {}], [loads, loads]):
         assert ended.returncode == 0, ended.stderr
         assert "the model is loaded" in ended.stdout
 
 
-def test_another_switch_stops_every_rank(box: Box) -> None:
-    done = run(box, [{}, {"OVERLAY_DRAFT_GRAPHS": "off"}, {}])
+def test_another_switch_stops_every_rank(run: Run) -> None:
+    done = run([{}, {"OVERLAY_DRAFT_GRAPHS": "off"}, {}])
     expect_stopped(done, "do not run the same code", "demo (memory)")
 
 
-def test_another_patch_set_stops_every_rank(box: Box, tmp_path: Path) -> None:
+def test_another_patch_set_stops_every_rank(run: Run, box: Box, tmp_path: Path) -> None:
     import shutil
 
     other = tmp_path / "other"
     shutil.copytree(box.patches, other)
     file = other / "demo/files/vllm/v1/spec_decode/added.py"
     file.write_text("MARK = 'another'\n")
-    done = run(box, [{}, {"OVERLAY_PATCHES": str(other)}])
+    done = run([{}, {"OVERLAY_PATCHES": str(other)}])
     expect_stopped(done, "do not run the same code")
 
 
-def test_a_rank_without_the_overlay_stops_the_others(box: Box) -> None:
-    with_it, without = run(box, [{}, {}], ["late", "never"])
+def test_a_rank_without_the_overlay_stops_the_others(run: Run) -> None:
+    with_it, without = run([{}, {}], ["late", "never"])
     expect_stopped([with_it], "rank 1 did not say what it runs", "demo (memory)")
     assert without.returncode == 0  # it knows nothing of us; its engine ends with the others
 
 
-def test_places_of_one_machine_may_differ(box: Box, tmp_path: Path) -> None:
-    for ended in run(box, [{}, {"OVERLAY_CACHE": str(tmp_path / "elsewhere")}]):
+def test_places_of_one_machine_may_differ(run: Run, tmp_path: Path) -> None:
+    for ended in run([{}, {"OVERLAY_CACHE": str(tmp_path / "elsewhere")}]):
         assert ended.returncode == 0, ended.stderr
 
 
