@@ -128,14 +128,27 @@ def compile_sources(python: Path) -> None:
     """Write the bytecode of what the tests' processes import, hundreds of them each time.
 
     Many of them write none themselves, because a test or the environment says so
-    (``PYTHONDONTWRITEBYTECODE``).  Without it they are slower, and nothing else.  What pytest makes
-    of its plugins, all of hypothesis among them, takes twice as long as the rest of its start.
+    (``PYTHONDONTWRITEBYTECODE``).  Without it they are slower, and nothing else.
     """
-    compiler = [str(python), "-m", "compileall", "-qq", "overlay", "scripts", "bench", "tests"]
-    plugins = [str(python), "-m", "pytest", "--fixtures", "-q", "tests/test_errors.py"]
+    modules = ("overlay", "scripts", "bench", "tests")
+    write_bytecode([str(python), "-m", "compileall", "-qq", *modules])
+
+
+def compile_tests(python: Path, *, every: bool) -> None:
+    """Write what pytest makes of its plugins, all of hypothesis among them, and of the tests.
+
+    Four processes collect them, which otherwise takes each of them twice as long.
+
+    :param every: of all tests; else of the plugins alone, which every start of pytest imports.
+    """
+    chosen = ("--whole",) if every else ("tests/test_errors.py",)
+    write_bytecode([str(python), "-m", "pytest", "--collect-only", "-q", *chosen])
+
+
+def write_bytecode(command: Sequence[str]) -> None:
+    """Run a command that may write bytecode, whatever the environment says of that."""
     writing = {name: value for name, value in clean().items() if name != WRITES_NO_BYTECODE}
-    for command in (compiler, plugins):
-        subprocess.run(command, cwd=ROOT, env=writing, check=False, stdout=subprocess.DEVNULL)
+    subprocess.run(command, cwd=ROOT, env=writing, check=False, stdout=subprocess.DEVNULL)
 
 
 def engine_environment() -> None:
@@ -162,9 +175,10 @@ def first_failure(
     failure = first_failed_check(python, (check for check in every if check not in typed))
     if failure is not None:
         return failure
-    say(f"[tests] {time.monotonic() - began:.0f} s after the start")
     with ThreadPoolExecutor(2) as beside:
         types = beside.submit(first_failed_check, python, typed)
+        compile_tests(python, every=not arguments)
+        say(f"[tests] {time.monotonic() - began:.0f} s after the start")
         for name, command in suites(python, arguments, thorough=thorough):
             say(f"[{name}] {' '.join(command[1:])}")
             tests = subprocess.Popen(command, cwd=ROOT, env=clean())

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from tests.support import fake_vllm
+from tests.support import fake_vllm, forked_programs
 from tests.support.cli import ADDED, PROPOSE, RUNNER, digest, edit
 from tests.support.fake_index import serve
-from tests.support.forked_commands import ForkedCommand, ForkedCommands, forked_commands
+from tests.support.forked_programs import ForkedProgram, ForkedPrograms
 from tests.support.patches import write_feature
 
 ONLY = ("--feature", "demo")
@@ -37,7 +37,7 @@ COMMANDS: dict[tuple[str, ...], bool] = {
 class Killed:
     """Runs commands as processes of their own, and kills them."""
 
-    def __init__(self, folder: Path, commands: ForkedCommands) -> None:
+    def __init__(self, folder: Path, commands: ForkedPrograms) -> None:
         self.commands = commands
         self.folder, self.patches = folder, folder / "patches"
         files = {"10-propose/0.20.0..0.33.0.patch": PROPOSE, f"files/{ADDED}": "VALUE = 1\n"}
@@ -48,8 +48,8 @@ class Killed:
             "OVERLAY_CACHE": str(folder / "cache"),
         }
 
-    def start(self, *words: str | Path) -> ForkedCommand:
-        return self.commands.start([*map(str, words)], self.folder, self.environment)
+    def start(self, *words: str | Path) -> ForkedProgram:
+        return self.commands.start("overlay", [*map(str, words)], self.folder, self.environment)
 
     def run(self, *words: str | Path) -> int | None:
         process = self.start(*words)
@@ -58,9 +58,9 @@ class Killed:
 
 
 @pytest.fixture(scope="module")
-def commands() -> Iterator[ForkedCommands]:
+def commands() -> Iterator[ForkedPrograms]:
     """They start with what they import, so that they are killed at their work."""
-    with forked_commands() as forks:
+    with forked_programs.forked_programs(forked_programs.commands()) as forks:
         yield forks
 
 
@@ -88,7 +88,7 @@ def nothing_runs(session: int) -> bool:
     ],
 )
 def test_a_killed_command_leaves_a_whole_target(
-    tmp_path: Path, commands: ForkedCommands, words: tuple[str, ...], number: signal.Signals
+    tmp_path: Path, commands: ForkedPrograms, words: tuple[str, ...], number: signal.Signals
 ) -> None:
     killed = Killed(tmp_path, commands)
     site = fake_vllm.site_packages(tmp_path / "site")
@@ -164,7 +164,7 @@ def places(folder: Path, team: Path) -> dict[str, str]:
 @pytest.mark.parametrize("words", OTHERS, ids=lambda words: " ".join(words[:2]))
 def test_a_killed_command_leaves_no_process_and_no_lock(
     tmp_path: Path,
-    commands: ForkedCommands,
+    commands: ForkedPrograms,
     index: str,
     words: tuple[str, ...],
     pytestconfig: pytest.Config,

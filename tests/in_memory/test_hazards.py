@@ -5,15 +5,18 @@ docs/appendix/in-memory.md has the table, too.  Each mutation is made in a copy 
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import compileall
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import _pytest
 import pytest
 
 from tests.in_memory.installed import REPOSITORY, copy_tree
 from tests.support.code_edits import edited
+from tests.support.forked_programs import ForkedPrograms, forked_programs, modules_of
 
 DOCUMENT = REPOSITORY / "docs/appendix/in-memory.md"
 
@@ -194,32 +197,51 @@ HAZARDS = (
 )
 
 
+#: What the tests import and no mutation changes.
+EARLY = (
+    *("pytest", *modules_of(_pytest), "xdist.plugin"),
+    *("hypothesis.stateful", "hypothesis.strategies"),
+    *("click", "requests", "yaml", "filelock"),
+)
+
+
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the repository, to be mutated."""
+    """A copy of the repository, to be mutated; with bytecode, so that only a mutation is compiled.
+
+    The files are older than what a mutation writes, which thereby is none of that bytecode's.
+    """
     folder = tmp_path_factory.mktemp("hazards")
-    copy_tree(folder, lambda name: not name.startswith(("bench/results/", "docs/")))
+    copy_tree(folder, lambda name: not name.startswith(("bench/", "docs/")))
+    for file in folder.rglob("*.py"):
+        os.utime(file, (0, 0))
+    for package in ("overlay", "tests/support", "tests/in_memory"):
+        compileall.compile_dir(folder / package, quiet=2)
     return folder
 
 
+@pytest.fixture(scope="module")
+def pytests(copy: Path) -> Iterator[ForkedPrograms]:
+    """Where pytest runs in the copy, forked from a process that has imported it."""
+    with forked_programs(EARLY, copy, "-B") as forks:
+        yield forks
+
+
 @pytest.mark.parametrize("hazard", HAZARDS, ids=lambda hazard: hazard.words)
-def test_without_its_remedy_a_hazard_is_seen(hazard: Hazard, copy: Path) -> None:
+def test_without_its_remedy_a_hazard_is_seen(
+    hazard: Hazard, copy: Path, pytests: ForkedPrograms
+) -> None:
     file = copy / hazard.file
     text = file.read_text()
     file.write_text(edited(text, [hazard.edit], hazard.file))
+    words = ("-qx", "-n0", "-p", "no:cacheprovider", hazard.test)
     try:
-        done = subprocess.run(
-            [sys.executable, "-B", "-m", "pytest", "-qx", "-p", "no:cacheprovider", hazard.test],
-            cwd=copy,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=600,
-        )
+        run = pytests.start("pytest", words, copy, os.environ)
+        output = run.communicate(timeout=600).decode(errors="replace")
     finally:
         file.write_text(text)
-    assert done.returncode == 1, f"{hazard.test} does not see it:\n{done.stdout}{done.stderr}"
-    assert "1 failed" in done.stdout
+    assert run.returncode == 1, f"{hazard.test} does not see it:\n{output}"
+    assert "1 failed" in output
 
 
 def test_the_table_in_the_documentation_names_each() -> None:

@@ -32,6 +32,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(module.environment, "engine_python", lambda: Path(sys.executable))
     monkeypatch.setattr(module, "checks", list)
     monkeypatch.setattr(module, "compile_sources", lambda python: None)
+    monkeypatch.setattr(module, "compile_tests", lambda python, *, every: None)
     return module
 
 
@@ -57,7 +58,7 @@ def test_what_pytest_makes_of_its_plugins_is_written_down(
 ) -> None:
     monkeypatch.undo()  # the function itself, which the fixture left out
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    script.compile_sources(Path(sys.executable))
+    script.compile_tests(Path(sys.executable), every=False)
     assert list(Path(hypothesis.__file__).parent.glob("__pycache__/*-pytest-*.pyc"))
 
 

@@ -1,11 +1,12 @@
-"""Commands in processes of their own, each forked from one that has imported what they need.
+"""Programs in processes of their own, each forked from one that has imported what they need.
 
-To start Python and import the overlay takes longer than what most commands do.  Each has its own
-session, variables, working folder and output, and ends as ``python -m overlay`` does.
+To start Python and import the overlay takes longer than what most commands do, and to import pytest
+longer than most tests.  Each has its own session, variables, working folder and output, and ends as
+``python -m PROGRAM`` does.
 
-``python -m tests.support.forked_commands FD`` answers requests at a socket: ``{"words", "folder",
-"variables"}`` and the file that takes what the command prints, with the id of its process; and
-``{"wait": id}`` with its status and its seconds of CPU.
+``python -m tests.support.forked_programs FD MODULE...`` imports modules and answers requests at a
+socket: ``{"program", "words", "folder", "variables"}`` and the file that takes what it prints, with
+the id of its process; and ``{"wait": id}`` with its status and its seconds of CPU.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 import overlay
@@ -35,20 +37,31 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 #: Bytes that a request or an answer may have.
 MOST = 1 << 20
 #: What does something when it is imported, or is no module of the overlay's.
-NOT_EARLY = ("overlay.__main__", "overlay.patches", "overlay.plugin", "overlay.in_memory")
+_NOT_EARLY = ("overlay.__main__", "overlay.patches", "overlay.plugin", "overlay.in_memory")
 
 
-class ForkedCommand:
-    """A command that runs.
+def modules_of(package: ModuleType, without: tuple[str, ...] = ()) -> list[str]:
+    """The names of a package's modules, but for those that begin in some way."""
+    modules = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    return [module.name for module in modules if not module.name.startswith(without)]
+
+
+def commands() -> list[str]:
+    """What the commands of the overlay import."""
+    return modules_of(overlay, _NOT_EARLY)
+
+
+class ForkedProgram:
+    """A program that runs.
 
     :ivar pid: its process, which leads a session.
     :ivar returncode: as of ``subprocess``; None until it was waited for.
     """
 
-    def __init__(self, pid: int, output: int, commands: ForkedCommands) -> None:
+    def __init__(self, pid: int, output: int, programs: ForkedPrograms) -> None:
         self.pid = pid
         self.returncode: int | None = None
-        self._output, self._commands = output, commands
+        self._output, self._programs = output, programs
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal, unless it was waited for; it is there until then, ended or not."""
@@ -71,11 +84,11 @@ class ForkedCommand:
                     break
                 output += part
         os.close(self._output)
-        self.returncode = self._commands.wait(self.pid)
+        self.returncode = self._programs.wait(self.pid)
         return output
 
 
-class ForkedCommands:
+class ForkedPrograms:
     """The process that forks, as the one that started it sees it."""
 
     def __init__(self, link: socket.socket) -> None:
@@ -83,19 +96,24 @@ class ForkedCommands:
         self.seconds = 0.0
 
     def start(
-        self, words: Sequence[str], folder: Path, variables: Mapping[str, str]
-    ) -> ForkedCommand:
-        """Start a command."""
+        self, program: str, words: Sequence[str], folder: Path, variables: Mapping[str, str]
+    ) -> ForkedProgram:
+        """Start a program, the module of which is named."""
         reader, writer = os.pipe()
-        request = {"words": list(words), "folder": str(folder), "variables": dict(variables)}
+        request = {
+            "program": program,
+            "words": list(words),
+            "folder": str(folder),
+            "variables": dict(variables),
+        }
         try:
             socket.send_fds(self._link, [json.dumps(request).encode()], [writer])
         finally:
             os.close(writer)
-        return ForkedCommand(json.loads(self._link.recv(MOST)), reader, self)
+        return ForkedProgram(json.loads(self._link.recv(MOST)), reader, self)
 
     def wait(self, pid: int) -> int:
-        """Wait for a command; its status."""
+        """Wait for a program; its status."""
         self._link.sendall(json.dumps({"wait": pid}).encode())
         status, seconds = json.loads(self._link.recv(MOST))
         self.seconds += seconds
@@ -104,29 +122,36 @@ class ForkedCommands:
 
 
 @contextlib.contextmanager
-def forked_commands() -> Iterator[ForkedCommands]:
-    """Start the process that forks; end it at the end."""
+def forked_programs(
+    early: Iterable[str], root: Path = REPOSITORY, *options: str
+) -> Iterator[ForkedPrograms]:
+    """Start the process that forks; end it at the end.
+
+    :param early: the modules that it imports; those that cannot be imported here are left out.
+    :param root: the checkout that it is started in.
+    :param options: Python's.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with theirs:
+            module = ("-m", "tests.support.forked_programs", str(theirs.fileno()))
             process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.forked_commands", str(theirs.fileno())],
-                cwd=REPOSITORY,
+                [sys.executable, *options, *module, *early],
+                cwd=root,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
             )
-        commands = ForkedCommands(ours)
-        yield commands
+        programs = ForkedPrograms(ours)
+        yield programs
     process.wait(timeout=60)
-    spent_elsewhere(-commands.seconds)  # of its children; from now on the system counts them
+    spent_elsewhere(-programs.seconds)  # of its children; from now on the system counts them
 
 
-def serve(link: socket.socket) -> None:
-    """Import the overlay, and answer requests until nobody can make one."""
-    for module in pkgutil.walk_packages(overlay.__path__, "overlay."):
-        if not module.name.startswith(NOT_EARLY):
-            with contextlib.suppress(ImportError):  # it is for an engine's process
-                importlib.import_module(module.name)
+def serve(link: socket.socket, early: Iterable[str]) -> None:
+    """Import modules, and answer requests until nobody can make one."""
+    for module in early:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
     while True:
         text, files, _, _ = socket.recv_fds(link, MOST, 1)
         if not text:
@@ -143,7 +168,7 @@ def serve(link: socket.socket) -> None:
 
 
 def _run(link: socket.socket, output: int, request: Mapping[str, Any]) -> NoReturn:
-    """Be the process of a command."""
+    """Be the process of a program."""
     os.setsid()
     link.close()
     os.chdir(request["folder"])
@@ -151,15 +176,14 @@ def _run(link: socket.socket, output: int, request: Mapping[str, Any]) -> NoRetu
     os.environ.update(request["variables"])
     os.dup2(output, 1)
     os.close(output)
-    run_and_exit(functools.partial(_run_program, request["words"]))
+    run_and_exit(functools.partial(_run_program, request["program"], request["words"]))
 
 
-def _run_program(words: list[str]) -> None:
-    """Run a command as the program that it is."""
+def _run_program(program: str, words: list[str]) -> None:
     sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
-    sys.argv = ["overlay", *words]
-    runpy.run_module("overlay", run_name="__main__", alter_sys=True)
+    sys.argv = [program, *words]
+    runpy.run_module(program, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
