@@ -6,6 +6,7 @@ through ``_text``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -106,7 +107,9 @@ a { color: var(--new); }
 .line { display: flex; flex-wrap: wrap; min-height: 1.4em; }
 .head { white-space: pre; flex: none; }
 .body { white-space: pre-wrap; flex: 1 1 16rem; min-width: 0; }
-@media (max-width: 40rem) { .body { padding-left: 2ch; } }
+.option { white-space: nowrap; }
+@media (max-width: 40rem) { .body { padding-left: 2ch; flex-basis: 12rem; }
+  .head:has(+ .body:empty) { white-space: pre-wrap; flex: 1 1 auto; min-width: 0; } }
 .grid table { border-collapse: collapse; }
 .grid th, .grid td { padding: .15rem .45rem; text-align: center; white-space: nowrap;
   border-bottom: 1px solid var(--line); }
@@ -146,6 +149,9 @@ _PAGE = """<!doctype html>
 </html>
 """
 
+#: An option of a command, which is not broken behind its hyphens.
+_OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
+
 #: The classes that a span may have: the styles of lines, and the states.
 _CLASSES = frozenset(
     (
@@ -161,7 +167,7 @@ def page(report: CollectedReport) -> str:
     return _PAGE.format(
         style=_STYLE,
         kind=_kind(report.exit),
-        verdict=_text(report.verdict),
+        verdict=_prose(report.verdict),
         made=_text(report.made),
         version=_text(report.overlay),
         contents="\n".join(_entry(number, section) for number, section in numbered),
@@ -177,7 +183,7 @@ def _entry(number: int, section: Section) -> str:
     verdict = section.report.verdict
     return (
         f'<li><a href="#s{number}"><code>{_text(section.title)}</code></a><br>'
-        f'<span class="{_kind(section.report.exit)}">{_text(verdict)}</span></li>'
+        f'<span class="{_kind(section.report.exit)}">{_prose(verdict)}</span></li>'
     )
 
 
@@ -187,7 +193,7 @@ def _section(number: int, section: Section) -> str:
     content = _lines(report.lines()[:-1]) if table is None else _grid(table)
     return (
         f'<section id="s{number}">\n<h2><code>{_text(section.title)}</code></h2>\n{content}\n'
-        f'<p class="verdict {_kind(report.exit)}">{_text(report.verdict)}</p>\n</section>'
+        f'<p class="verdict {_kind(report.exit)}">{_prose(report.verdict)}</p>\n</section>'
     )
 
 
@@ -206,9 +212,9 @@ def _lines(lines: Iterable[Line]) -> str:
 
 def _spans(spans: Iterable[Span]) -> str:
     return "".join(
-        f'<span class="{span.style}">{_text(span.text)}</span>'
+        f'<span class="{span.style}">{_prose(span.text)}</span>'
         if span.style in _CLASSES
-        else _text(span.text)
+        else _prose(span.text)
         for span in spans
     )
 
@@ -233,6 +239,11 @@ def _grid(table: Table) -> str:
         f'<thead><tr><th scope="col">{_text(table.corner)}</th>{head}</tr></thead>\n'
         f"<tbody>\n{rows}\n</tbody></table></div>\n<p>{legend}</p>{_lines(table.notes)}"
     )
+
+
+def _prose(text: str) -> str:
+    """Text of anybody for an element, whose options stay whole."""
+    return _OPTION.sub(r'<span class="option">\g<0></span>', _text(text))
 
 
 def _text(text: str) -> str:

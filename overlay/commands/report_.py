@@ -19,6 +19,7 @@ from overlay.commands.request import Request
 from overlay.commands.status import status
 from overlay.errors import OverlayError, UsageError
 from overlay.report.base import Report, failure
+from overlay.targets.environments import is_environment
 
 #: The name of a file that means standard output.
 STANDARD_OUTPUT = "-"
@@ -61,7 +62,10 @@ def _sections(request: Request, releases: str | None, *, matrix: bool) -> Iterat
     yield _section(f"check{target}", lambda: check(request, names))
     yield _section(f"status{target}", lambda: status(request))
     yield _section("status --live", lambda: live(request))
-    yield _section("doctor", lambda: doctor(request._replace(target=None)))
+    # An environment has a doctor of its own; of a folder or a release there is none.
+    place = Path(os.path.expanduser(request.target or ""))
+    asked = request if is_environment(place) else request._replace(target=None)
+    yield _section(f"doctor{target if asked.target else ''}", lambda: doctor(asked))
     if matrix:
         span = "" if releases is None else f" --releases {releases}"
         yield _section(

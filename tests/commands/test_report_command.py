@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import fake_vllm
 from tests.support.cli import Cli, digest, drift
 
 VOID = {"meta", "br"}
@@ -144,6 +145,29 @@ def test_without_an_index_the_matrix_is_told_and_the_rest_is_there(
     assert sections[-1]["title"] == "overlay log --matrix --releases 0.26.0..0.26.0"
     assert sections[-1]["report"]["exit"] == 2
     assert sections[0]["report"]["exit"] == 0
+
+
+def test_an_option_is_not_broken_behind_its_hyphens(cli: Cli, site: Path) -> None:
+    drift(site)
+    told = cli("report", site, "--no-matrix", "-o", "-", "--patches", cli.team)
+    assert '<span class="option">--patches</span> ' in told.out
+    assert " --patches" not in told.out
+    assert ".option { white-space: nowrap; }" in told.out
+
+
+def test_an_environment_is_asked_by_doctor_too(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who runs overlay from elsewhere has no vLLM in overlay's own Python: no problem of theirs."""
+    place = tmp_path / "venv"
+    site = fake_vllm.site_packages(place / "lib" / "python3.11" / "site-packages", version="0.33.0")
+    (place / "pyvenv.cfg").write_text("version = 3.11.4\n")
+    for target, name in ((place, f"overlay doctor {place}"), (site, "overlay doctor")):
+        told = cli("report", target, "--no-matrix", "--json").json["report"]["sections"]
+        assert told[3]["title"] == name
+    monkeypatch.chdir(tmp_path)
+    (section,) = cli("report", "venv", "--no-matrix", "--json").json["report"]["sections"][3:]
+    assert section["report"]["doctor"]["vllm"]["version"] == "0.33.0"
 
 
 @pytest.mark.parametrize("words", [("--no-matrix", "--releases", "all"), ("-o", "-", "--json")])
