@@ -264,39 +264,38 @@ def _expect_apart(folder: Path, paths: Iterable[str], errors: list[PatchFormatEr
 def _digest(feature: Feature) -> str:
     """A hash over what the feature does; titles, headers and line numbers do nothing."""
     own = [path for path in feature.obsolete_without if path not in RUNNER_FILES.values()]
-    return sha256_of(
-        {
-            "id": feature.id,
-            # Where it is the one that every feature once had, digests stay as they were.
-            **({} if feature.package == VLLM else {"package": feature.package.name}),
-            "releases": str(feature.releases),
-            "upstreamed": [_plain(test) for test in feature.upstream_tests],
-            # Likewise.
-            **({"builds": [each._asdict() for each in feature.builds]} if feature.builds else {}),
-            # Likewise; the file of its model runner is implied.
-            **({"obsolete_without": own} if own else {}),
-            "merged": None if feature.merged is None else str(feature.merged),
-            "topics": [
-                {
-                    "name": topic.name,
-                    **({"upstreamed": tests} if (tests := topic.upstream_tests) else {}),
-                    "variants": [
-                        {
-                            "releases": str(variant.releases),
-                            "path": variant.patch.path,
-                            "hunks": [essence(hunk) for hunk in variant.patch.hunks],
-                            **({"retired": True} if variant.patch.retired else {}),
-                        }
-                        for variant in topic.variants
-                    ],
-                }
-                for topic in feature.topics
-            ],
-            "added": [
-                [added.path, hashlib.sha256(added.content).hexdigest()] for added in feature.added
-            ],
-        }
-    )
+    does = {
+        "id": feature.id,
+        # Where it is the one that every feature once had, digests stay as they were.
+        **({} if feature.package == VLLM else {"package": feature.package.name}),
+        "releases": str(feature.releases),
+        "upstreamed": [_plain(test) for test in feature.upstream_tests],
+        # Likewise.
+        **({"builds": [each._asdict() for each in feature.builds]} if feature.builds else {}),
+        # Likewise; the file of its model runner is implied.
+        **({"obsolete_without": own} if own else {}),
+        "merged": None if feature.merged is None else str(feature.merged),
+        "topics": [
+            {
+                "name": topic.name,
+                **({"upstreamed": tests} if (tests := topic.upstream_tests) else {}),
+                "variants": [
+                    {
+                        "releases": str(variant.releases),
+                        "path": variant.patch.path,
+                        "hunks": [essence(hunk) for hunk in variant.patch.hunks],
+                        **({"retired": True} if variant.patch.retired else {}),
+                    }
+                    for variant in topic.variants
+                ],
+            }
+            for topic in feature.topics
+        ],
+        "added": [
+            [added.path, hashlib.sha256(added.content).hexdigest()] for added in feature.added
+        ],
+    }
+    return hashlib.sha256(json.dumps(does, sort_keys=True).encode()).hexdigest()
 
 
 def _plain(test: UpstreamTest) -> dict[str, object]:
@@ -309,8 +308,3 @@ def essence(hunk: Hunk) -> list[object]:
         before, after = hunk.whole
         return [hunk.scope, before, None if after is None else hashlib.sha256(after).hexdigest()]
     return [hunk.scope, hunk.lines, hunk.pre_unfinished, hunk.post_unfinished, hunk.base_has]
-
-
-def sha256_of(value: object) -> str:
-    """The sha256 (hex) of a value that JSON can write, whatever the order of its keys."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
