@@ -56,8 +56,12 @@ def alive(pid: int) -> bool:
         return False
 
 
-def all_end(ids: list[int], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
+#: Seconds in which everything ends on a busy machine; what nobody ends takes 120.
+PATIENCE = 30
+
+
+def all_end(ids: list[int]) -> bool:
+    deadline = time.monotonic() + PATIENCE
     while any(map(alive, ids)):
         if time.monotonic() > deadline:
             return False
@@ -74,24 +78,24 @@ def test_a_killed_command_leaves_no_worker(
     tmp_path: Path, number: signal.Signals, before: str
 ) -> None:
     with subprocess.Popen(
-        command(tmp_path, 60, before), cwd=REPOSITORY, stdout=subprocess.PIPE
+        command(tmp_path, 120, before), cwd=REPOSITORY, stdout=subprocess.PIPE
     ) as process:
         ids = workers(tmp_path)
         process.send_signal(number)
-        out, _ = process.communicate(timeout=10)  # no other process holds the pipe
+        out, _ = process.communicate(timeout=PATIENCE)  # no other process holds the pipe
     assert out == b""
     assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
-    assert all_end(ids, 5)
+    assert all_end(ids)
 
 
 def test_a_caller_that_loses_patience_gets_its_pipe_back(tmp_path: Path) -> None:
     begun = time.monotonic()
     with pytest.raises(subprocess.TimeoutExpired):
         subprocess.run(
-            command(tmp_path, 60), cwd=REPOSITORY, capture_output=True, timeout=4, check=False
+            command(tmp_path, 120), cwd=REPOSITORY, capture_output=True, timeout=4, check=False
         )
-    assert time.monotonic() - begun < 15
-    assert all_end([int(path.name) for path in tmp_path.iterdir()], 5)
+    assert time.monotonic() - begun < 60
+    assert all_end([int(path.name) for path in tmp_path.iterdir()])
 
 
 def test_what_nobody_kills_answers(tmp_path: Path) -> None:
@@ -101,10 +105,21 @@ def test_what_nobody_kills_answers(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "[0, 1, 2, 3]\n", "")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("after", [0.05, 0.2, 0.4, 0.6, 1.0])
+@pytest.mark.parametrize(
+    ("after", "number"),
+    [
+        pytest.param(
+            after,
+            number,
+            # Each moment with one signal, each signal early and late.
+            marks=pytest.mark.thorough if (place + turn) % 2 else (),
+        )
+        for place, after in enumerate((0.05, 0.2, 0.4, 0.6, 1.0))
+        for turn, number in enumerate((signal.SIGTERM, signal.SIGKILL))
+    ],
+)
 def test_check_of_many_targets_at_several_moments(
-    tmp_path: Path, number: signal.Signals, after: float
+    tmp_path: Path, after: float, number: signal.Signals
 ) -> None:
     """The real command, in a session of its own, so that all of its processes are found."""
     from tests.support import fake_vllm
@@ -121,8 +136,8 @@ def test_check_of_many_targets_at_several_moments(
     ) as process:
         time.sleep(after)
         process.send_signal(number)
-        process.communicate(timeout=10)
-    deadline = time.monotonic() + 5
+        process.communicate(timeout=PATIENCE)
+    deadline = time.monotonic() + PATIENCE
     while left := [pid for pid in of_session(process.pid) if alive(pid)]:
         assert time.monotonic() < deadline, left
         time.sleep(0.01)

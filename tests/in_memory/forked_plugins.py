@@ -1,8 +1,9 @@
 """Load vLLM's plugins in processes forked from one that has imported what comes before them.
 
-``python -m tests.in_memory.forked_plugins CASES.json`` runs each case, ``[code, variables]``, and
-writes ``NAME.out``, ``NAME.err`` and ``NAME.status`` beside the file.  To import vLLM takes longer
-than all that a case does, and nothing of it depends on the variables of the overlay.
+``python -m tests.in_memory.forked_plugins GROUPS.json`` runs group after group, and the cases of
+each beside one another: by name, ``[code, variables]``.  It writes ``NAME.out``, ``NAME.err`` and
+``NAME.status`` beside the file.  To import vLLM takes longer than most of what a case does, and
+nothing of it depends on the variables of the overlay.
 """
 
 from __future__ import annotations
@@ -11,14 +12,42 @@ import functools
 import importlib
 import json
 import os
+import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from tests.engine.engine_launch import run_session
+from tests.engine.engine_spec import EngineSpec
 from tests.support import rested_collector
 from tests.support.forks import run_and_exit
 
 #: What imports vLLM, and nothing that the overlay patches.
 EARLY = ("vllm.plugins", "vllm.model_executor.models.registry")
+#: Runs the engine of a spec, and writes its result if it runs to its end.
+_ENGINE = """
+import sys
+from tests.engine import run_engine
+sys.argv[1:] = [{!r}, "--out", {!r}]
+run_engine.main()
+"""
+
+
+def engine(spec: EngineSpec, folder: Path, name: str) -> str:
+    """The program of a case: an engine that is in one process, whose spec is put in a folder."""
+    file = folder / f"{name}.spec"
+    file.write_text(spec.to_json(), encoding="utf-8")
+    return _ENGINE.format(str(file), str(folder / f"{name}.result"))
+
+
+def engine_result(folder: Path, name: str) -> dict[str, Any] | None:
+    """What an engine came to, or None: it did not run to its end."""
+    file = folder / f"{name}.result"
+    if not file.is_file():
+        return None
+    result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return result
 
 
 def run(code: str, variables: dict[str, str]) -> None:
@@ -28,18 +57,63 @@ def run(code: str, variables: dict[str, str]) -> None:
     exec(code, {"__name__": "__main__"})
 
 
-def main(cases: Path) -> None:
+def run_groups(
+    python: Path,
+    groups: Sequence[Mapping[str, tuple[str, Mapping[str, str]]]],
+    folder: Path,
+    variables: Mapping[str, str],
+    timeout: float = 1200,
+) -> dict[str, subprocess.CompletedProcess[str]]:
+    """Run cases in an environment with vLLM, and say how each ended.
+
+    :param folder: an empty one, which is the cases' working folder.
+    :param variables: those of the process that forks; each case has only its own.
+    :param timeout: seconds for all of them.
+    :raises RuntimeError: if the process that forks fails or is not done by then.
+    """
+    (folder / "groups.json").write_text(json.dumps(groups), encoding="utf-8")
+    with (folder / "log").open("w+b") as log:
+        ended = run_session(
+            [str(python), "-m", "tests.in_memory.forked_plugins", str(folder / "groups.json")],
+            folder,  # not the checkout, from which "-m" would import
+            variables,
+            log,
+            timeout,
+        )
+    if ended != 0:
+        text = (folder / "log").read_text(encoding="utf-8", errors="replace")
+        raise RuntimeError(f"the process that forks ended with {ended}: {text[-4000:]}")
+    answers = {}
+    for name in (name for group in groups for name in group):
+        status, out, err = (
+            (folder / f"{name}.{kind}").read_text(encoding="utf-8", errors="replace")
+            for kind in ("status", "out", "err")
+        )
+        answers[name] = subprocess.CompletedProcess(name, int(status), out, err)
+    return answers
+
+
+def printed(case: subprocess.CompletedProcess[str]) -> str:
+    """All that a case printed."""
+    return f"{case.stdout}{case.stderr}"
+
+
+def main(file: Path) -> None:
     """Import vLLM, and run each case in a fork."""
     rested_collector.rest()
     for module in EARLY:
         importlib.import_module(module)
-    for name, (code, variables) in json.loads(cases.read_text(encoding="utf-8")).items():
-        child = os.fork()
-        if not child:
-            output, error = (cases.with_name(f"{name}.{kind}") for kind in ("out", "err"))
-            run_and_exit(functools.partial(run, code, variables), output, error)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        cases.with_name(f"{name}.status").write_text(str(status), encoding="utf-8")
+    for group in json.loads(file.read_text(encoding="utf-8")):
+        children = {}
+        for name, (code, variables) in group.items():
+            child = os.fork()
+            if not child:
+                output, error = (file.with_name(f"{name}.{kind}") for kind in ("out", "err"))
+                run_and_exit(functools.partial(run, code, variables), output, error)
+            children[child] = name
+        for child, name in children.items():
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            file.with_name(f"{name}.status").write_text(str(status), encoding="utf-8")
 
 
 if __name__ == "__main__":

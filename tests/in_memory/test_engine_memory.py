@@ -8,8 +8,6 @@ beside vLLM.
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,10 +17,17 @@ from typing import Any
 import pytest
 
 from tests.engine.engine_fixtures import private_vllm
-from tests.engine.engine_launch import EngineFailed, append_path, launch, link_packages
-from tests.engine.engine_spec import EngineSpec, make_requests
+from tests.engine.engine_launch import (
+    EngineFailed,
+    append_path,
+    foreign_environment,
+    launch,
+    link_packages,
+)
+from tests.engine.engine_spec import QUICKEST, EngineSpec, make_requests
 from tests.engine.private_copy import PrivateCopy, hash_files
 from tests.engine.test_steady_engine import SPEC as ASYNCHRONOUS
+from tests.in_memory.forked_plugins import engine, engine_result, printed, run_groups
 from tests.in_memory.installed import read_only
 from tests.support.patches import hunk, patch_text
 
@@ -47,16 +52,14 @@ SPEC = EngineSpec(
     "eagle3",
     3,
     make_requests(6),
+    engine=QUICKEST,
     packages=(TESTS,),
     post_load=("tests.in_memory.engine_hooks:live",),
 )
+#: Its scheduler is the asynchronous one, which vLLM imports only when it makes it.
+ONE = replace(ASYNCHRONOUS, engine=QUICKEST, post_load=(*ASYNCHRONOUS.post_load, *SPEC.post_load))
 #: name -> the spec, and the roles of the engine's processes.
 CASES = {
-    # Its scheduler is the asynchronous one, which vLLM imports only when it makes it.
-    "one process": (
-        replace(ASYNCHRONOUS, post_load=(*ASYNCHRONOUS.post_load, *SPEC.post_load)),
-        ["worker"],
-    ),
     # On CPU vLLM gives each worker a process of its own as soon as there is more than one.
     "several processes": (replace(SPEC, env=SEVERAL), ["engine core", "main", "worker"]),
     "two workers": (
@@ -134,22 +137,36 @@ def team(box: Box, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return feature.parent
 
 
+def test_one_process_drafts_as_it_should_with_patched_code(box: Box, ended: Ended) -> None:
+    result = ended.engine("one process")
+    # In several processes the configuration, which vLLM sends to them, brings the module too early.
+    expect_patched_processes(box, result, ["worker"], {CONFIG: "team-config"})
+    expect_patched_scheduler(result)
+
+
 @pytest.mark.parametrize(
     "case",
     [
         # Two workers have processes of the same roles.
-        pytest.param(case, marks=pytest.mark.thorough if case == "several processes" else ())
-        for case in CASES
+        pytest.param("several processes", marks=pytest.mark.thorough),
+        "two workers",
     ],
 )
 def test_every_process_drafts_as_it_should_with_patched_code(
-    box: Box, team: Path, tiny_models: Path, case: str
+    box: Box, tiny_models: Path, case: str
 ) -> None:
     spec, roles = CASES[case]
-    # In several processes the configuration, which vLLM sends to them, brings the module too early.
-    more = {CONFIG: "team-config"} if case == "one process" else {}
-    environment = box.environment | ({"OVERLAY_PATCHES": str(team)} if more else {})
-    result = launch(box.copy.python, replace(spec, models=str(tiny_models)), env=environment)
+    result = launch(box.copy.python, replace(spec, models=str(tiny_models)), env=box.environment)
+    expect_patched_processes(box, result, roles, {})
+
+
+def expect_patched_processes(
+    box: Box, result: dict[str, Any], roles: list[str], more: dict[str, str]
+) -> None:
+    """All processes of an engine have the patches and say so, and its drafts are right.
+
+    :param more: modules that are patched, too, with their features.
+    """
     expect_the_oracle(result)
     said = result["hooks"]["engine_hooks:live"]
     assert sorted(process["record"]["role"] for process in said) == roles, said
@@ -161,8 +178,6 @@ def test_every_process_drafts_as_it_should_with_patched_code(
         record = next(process["record"] for process in said if process["pid"] == worker["pid"])
         expect_patched(worker, record, box, {*TARGETS, *more})
         expect_told_effects(record, result["log"])
-    if case == "one process":
-        expect_patched_scheduler(result)
     for process in said:
         said_so = f"process {process['pid']} has the patches "
         (line,) = [line for line in result["log"].splitlines() if said_so in line]
@@ -228,20 +243,38 @@ PROGRAMS: dict[str, tuple[str, dict[str, str]]] = {
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """How each of ``PROGRAMS`` ended, and one for each of ``inspections``, by its number.
+class Ended:
+    """How each of ``PROGRAMS`` and ``ENGINES`` ended, and ``inspections``, by their numbers.
 
-    :ivar cache: vLLM's cache of the latter.
+    :ivar folder: of what the engines came to. cache: vLLM's cache of the inspections.
     """
 
-    ended: dict[str, subprocess.CompletedProcess[str]]
+    programs: dict[str, subprocess.CompletedProcess[str]]
+    folder: Path
     cache: Path
+
+    def engine(self, name: str) -> dict[str, Any]:
+        """What an engine came to, with what it printed as its ``log``."""
+        result, log = engine_result(self.folder, name), printed(self.programs[name])
+        assert result is not None, log[-4000:]
+        return {**result, "log": log}
+
+
+#: By name, an engine in one process, and the variables that steer the overlay.
+ENGINES: dict[str, tuple[EngineSpec, dict[str, str]]] = {
+    "one process": (ONE, {}),
+    "required": (SPEC, {"OVERLAY_REQUIRED": "draft-graphs"}),
+}
 
 
 @pytest.fixture(scope="module")
-def loaded(
-    box: Box, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
-) -> Loaded:
+def ended(
+    box: Box,
+    team: Path,
+    tiny_models: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    pytestconfig: pytest.Config,
+) -> Ended:
     """All of them, each in a process forked from one that imported vLLM."""
     folder = tmp_path_factory.mktemp("plugins")
     mine = write_mark(box, folder)
@@ -249,45 +282,37 @@ def loaded(
         str(number): (INSPECT, {**mine, "OVERLAY": mode})
         for number, mode in enumerate(inspections(pytestconfig))
     }
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("OVERLAY")}
-    path = append_path(kept | box.environment, link_packages(folder / "code", (Path(TESTS),)))
-    cases = {name: (code, {**path, **own}) for name, (code, own) in programs.items()}
-    (folder / "cases.json").write_text(json.dumps(cases), encoding="utf-8")
-    subprocess.run(
-        [str(box.copy.python), "-m", "tests.in_memory.forked_plugins", str(folder / "cases.json")],
-        cwd=folder,  # not the checkout, from which "-m" would import
-        env=path,
-        check=True,
-        timeout=1200,
+    for name, (spec, variables) in ENGINES.items():
+        patches = {"OVERLAY_PATCHES": str(team)} if name == "one process" else {}
+        code = engine(replace(spec, models=str(tiny_models)), folder, name)
+        programs[name] = (code, {**variables, **patches})
+    path = append_path(
+        foreign_environment() | box.environment, link_packages(folder / "code", (Path(TESTS),))
     )
-    ended = {}
-    for name in programs:
-        status, out, err = (
-            (folder / f"{name}.{kind}").read_text(encoding="utf-8")
-            for kind in ("status", "out", "err")
-        )
-        ended[name] = subprocess.CompletedProcess(name, int(status), out, err)
-    return Loaded(ended, Path(mine["VLLM_CACHE_ROOT"]))
+    groups = [{name: (code, {**path, **own})} for name, (code, own) in programs.items()]
+    return Ended(
+        run_groups(box.copy.python, groups, folder, path), folder, Path(mine["VLLM_CACHE_ROOT"])
+    )
 
 
-def test_off_leaves_vllm_alone(box: Box, loaded: Loaded) -> None:
-    done = loaded.ended["off"]
+def test_off_leaves_vllm_alone(box: Box, ended: Ended) -> None:
+    done = ended.programs["off"]
     assert done.returncode == 0, done.stderr
     file = box.copy.site / "vllm/v1/spec_decode/llm_base_proposer.py"
     assert done.stdout.splitlines()[-1] == f"FILE {file} False"
 
 
-def test_vllm_does_not_swallow_a_refusal(loaded: Loaded) -> None:
+def test_vllm_does_not_swallow_a_refusal(ended: Ended) -> None:
     """It does swallow what the import of a plugin raises, which is why ours does nothing."""
-    done = loaded.ended["refused"]
+    done = ended.programs["refused"]
     assert done.returncode != 0
     assert "vllm-overlay" in done.stderr
     assert "no-such-feature" in done.stderr
 
 
-def test_vllms_allow_list_keeps_the_plugin_out(loaded: Loaded) -> None:
+def test_vllms_allow_list_keeps_the_plugin_out(ended: Ended) -> None:
     for name, there in (("others allowed", "False"), ("allowed", "True")):
-        done = loaded.ended[name]
+        done = ended.programs[name]
         assert (done.returncode, done.stdout.split()[-1]) == (0, there), done.stderr
 
 
@@ -320,16 +345,16 @@ def write_mark(box: Box, folder: Path) -> dict[str, str]:
 
 
 def test_the_model_info_cache_of_vllm_sees_the_patched_text(
-    loaded: Loaded, pytestconfig: pytest.Config
+    ended: Ended, pytestconfig: pytest.Config
 ) -> None:
     modes, answers = inspections(pytestconfig), {"off": "RESULT false", "auto": "RESULT true"}
     said = []
     for number in range(len(modes)):
-        done = loaded.ended[str(number)]
+        done = ended.programs[str(number)]
         assert done.returncode == 0, done.stderr
         said.append(done.stdout.splitlines()[-1])
     assert said == [answers[mode] for mode in modes]
-    folders = [place for place in (loaded.cache / "modelinfos").iterdir() if place.is_dir()]
+    folders = [place for place in (ended.cache / "modelinfos").iterdir() if place.is_dir()]
     assert len(folders) == 1
 
 
@@ -353,14 +378,27 @@ def expect_told_effects(record: dict[str, Any], log: str) -> None:
     assert f"draft-graphs is idle: {NO_GRAPHS}" in log
 
 
-def test_a_required_feature_that_is_idle_refuses_to_serve(box: Box, tiny_models: Path) -> None:
+def test_a_required_feature_that_is_idle_refuses_to_serve(ended: Ended) -> None:
+    assert engine_result(ended.folder, "required") is None
+    assert ended.programs["required"].returncode != 0
+    expect_refusal(printed(ended.programs["required"]))
+
+
+@pytest.mark.thorough  # what vLLM's processes do when one of them fails is vLLM's
+def test_in_several_processes_a_required_feature_that_is_idle_refuses_to_serve(
+    box: Box, tiny_models: Path
+) -> None:
     spec = replace(SPEC, models=str(tiny_models), env=SEVERAL)
     environment = box.environment | {"OVERLAY_REQUIRED": "draft-graphs"}
     with pytest.raises(EngineFailed) as refused:
         launch(box.copy.python, spec, env=environment)
+    expect_refusal(refused.value.output)
+
+
+def expect_refusal(output: str) -> None:
     # All that it printed: two processes end with tracebacks, in an order that differs.
-    assert "OVERLAY_REQUIRED names features that have no effect" in refused.value.output
-    assert f"draft-graphs is idle: {NO_GRAPHS}" in refused.value.output
+    assert "OVERLAY_REQUIRED names features that have no effect" in output
+    assert f"draft-graphs is idle: {NO_GRAPHS}" in output
 
 
 def expect_patched(

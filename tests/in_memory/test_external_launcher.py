@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.engine.engine_launch import EngineFailed, launch
-from tests.engine.engine_spec import EngineSpec, make_requests
+from tests.engine.engine_launch import append_path, foreign_environment, link_packages
+from tests.engine.engine_spec import QUICKEST, EngineSpec, make_requests
+from tests.in_memory.forked_plugins import engine, engine_result, printed, run_groups
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -23,61 +22,95 @@ SPEC = EngineSpec(
     3,
     make_requests(4, tokens=24),
     tensor_parallel_size=2,
-    engine={"distributed_executor_backend": "external_launcher"},
+    engine=QUICKEST | {"distributed_executor_backend": "external_launcher"},
     packages=(TESTS,),
-    pre=("tests.support.rested_collector:rest",),
     finish=("tests.in_memory.engine_hooks:live",),
 )
 
 
-def run(
-    python: Path, beside: Path, models: Path, folder: Path, *changes: Mapping[str, str]
-) -> list[Any]:
-    """One engine a rank, each with its own variables: its result, or how it failed."""
+#: By name, what each of two ranks has for itself.
+PAIRS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+    "equal": ({}, {}),
+    "another switch": ({}, {"OVERLAY_DRAFT_GRAPHS": "off"}),
+}
+
+
+@dataclass(frozen=True)
+class Rank:
+    """How the engine of a rank ended: what it printed, and its result where it has one."""
+
+    output: str
+    result: dict[str, Any] | None
+
+
+@pytest.fixture(scope="module")
+def ranks(
+    engine_python: Path,
+    installed_beside: Path,
+    tiny_models: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, list[Rank]]:
+    """The engines of each pair, all forked from one process that imported vLLM."""
+    folder = tmp_path_factory.mktemp("ranks")
+    spec = replace(SPEC, models=str(tiny_models))
+    path = append_path(
+        {**foreign_environment(), "PYTHONPATH": str(installed_beside)},
+        link_packages(folder / "code", (Path(TESTS),)),
+    )
+    groups = []
+    for name, pair in PAIRS.items():
+        variables = path | environment(folder / name, len(pair))
+        groups.append(
+            {
+                f"{name}-{rank}": (
+                    engine(spec, folder, f"{name}-{rank}"),
+                    {**variables, "RANK": str(rank), "LOCAL_RANK": str(rank), **own},
+                )
+                for rank, own in enumerate(pair)
+            }
+        )
+    ended = run_groups(engine_python, groups, folder, path)
+    return {
+        name: [
+            Rank(printed(ended[f"{name}-{rank}"]), engine_result(folder, f"{name}-{rank}"))
+            for rank in range(len(pair))
+        ]
+        for name, pair in PAIRS.items()
+    }
+
+
+def environment(folder: Path, world: int) -> dict[str, str]:
+    """The variables of all ranks of a group, as torchrun sets them, and places of its own."""
+    folder.mkdir()
     for name in ("cache", "run"):
         (folder / name).mkdir(mode=0o700)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    environment = {
-        "PYTHONPATH": str(beside),
+    return {
         "PYTHONDONTWRITEBYTECODE": "1",
         "OVERLAY_CACHE": str(folder / "cache"),
         "XDG_RUNTIME_DIR": str(folder / "run"),
-        "WORLD_SIZE": str(len(changes)),
+        "WORLD_SIZE": str(world),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
 
-    def run_rank(rank: int) -> Any:
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), **changes[rank]}
-        spec = replace(SPEC, models=str(models))
-        try:
-            return launch(python, spec, env=environment | own, timeout=900)
-        except EngineFailed as error:
-            return error
 
-    with ThreadPoolExecutor(len(changes)) as pool:
-        return list(pool.map(run_rank, range(len(changes))))
-
-
-def test_equal_ranks_draft_as_they_should(
-    engine_python: Path, installed_beside: Path, tiny_models: Path, tmp_path: Path
-) -> None:
-    results = run(engine_python, installed_beside, tiny_models, tmp_path, {}, {})
-    for rank, result in enumerate(results):
-        assert isinstance(result, dict), result
+def test_equal_ranks_draft_as_they_should(ranks: dict[str, list[Rank]]) -> None:
+    assert len(ranks["equal"]) == 2
+    for number, rank in enumerate(ranks["equal"]):
+        result = rank.result
+        assert result is not None, rank.output[-4000:]
         assert all(request["tokens_ok"] and request["steps_ok"] for request in result["requests"])
         assert result["counts"] == result["oracle"]
         (own,) = result["hooks"]["engine_hooks:live"]
         assert (own["problem"], own["record"]["way"]) == (None, "memory")
-        assert (own["record"]["role"], own["record"]["rank"]) == ("worker", rank)
+        assert (own["record"]["role"], own["record"]["rank"]) == ("worker", number)
 
 
-def test_a_rank_with_another_switch_stops_both(
-    engine_python: Path, installed_beside: Path, tiny_models: Path, tmp_path: Path
-) -> None:
-    other = {"OVERLAY_DRAFT_GRAPHS": "off"}
-    for result in run(engine_python, installed_beside, tiny_models, tmp_path, {}, other):
-        assert isinstance(result, EngineFailed), result
-        assert "do not run the same code" in result.output
+def test_a_rank_with_another_switch_stops_both(ranks: dict[str, list[Rank]]) -> None:
+    assert len(ranks["another switch"]) == 2
+    for rank in ranks["another switch"]:
+        assert rank.result is None
+        assert "do not run the same code" in rank.output

@@ -230,13 +230,16 @@ def test_a_server_that_hangs_is_killed_with_all_it_started(
 ) -> None:
     pids, logs = tmp_path / "pids", tmp_path / "logs"
     monkeypatch.setenv("FAKE_PIDS", str(pids))
-    options = ("--deadline", "2", "--logs", str(logs))
-    told = bench({"stock V1 serving": "hangs"}, *SERVING, *options)
-    assert told["exit"] == 2
-    # Two, or more on a busy machine: the seconds that it had.
-    assert re.search(r"did not end within \d+ s and was killed", told["error"])
+    for deadline in ("2", "8", "60"):  # a busy machine takes longer to start it
+        options = ("--deadline", deadline, "--logs", str(logs / deadline))
+        told = bench({"stock V1 serving": "hangs"}, *SERVING, *options)
+        assert told["exit"] == 2
+        # The seconds that it had: as many, or more on a busy machine.
+        assert re.search(r"did not end within \d+ s and was killed", told["error"])
+        assert list((logs / deadline).iterdir())
+        if pids.is_file():
+            break
     expect_gone(pids_of(pids))
-    assert list(logs.iterdir())
 
 
 @pytest.mark.usefixtures("patched")

@@ -271,9 +271,12 @@ def test_an_engine_that_hangs_is_killed_with_all_it_started(
 ) -> None:
     pids = tmp_path / "pids"
     monkeypatch.setenv("FAKE_PIDS", str(pids))
-    told = verify({"off": "hangs"}, *OWN, "--deadline", "2")
-    assert told.status == 2
-    assert "did not end within 2 s" in told.json["error"]
+    for deadline in ("2", "8", "60"):  # a busy machine takes longer to start it
+        told = verify({"off": "hangs"}, *OWN, "--deadline", deadline)
+        assert told.status == 2
+        assert f"did not end within {deadline} s" in told.json["error"]
+        if pids.is_file():
+            break
     expect_gone(pids_of(pids))
 
 
