@@ -2,7 +2,8 @@
 
 For each hunk the first of these that holds decides: upstream has it already; it lands exactly; a
 three-way merge inside its scope is clean and compiles, by lines or else by statements; its scope
-moved or was renamed and the merge is clean there; else it is a conflict.  A merge is a proposal:
+moved or was renamed and the merge is clean there; where a port asks for it, it lands with less
+context, or goes into the lines that touch it; else it is a conflict.  A merge is a proposal:
 whoever calls has it reviewed.
 """
 
@@ -18,6 +19,7 @@ from overlay.authoring.context import Forms
 from overlay.authoring.merge import Merge, merge
 from overlay.authoring.scoped import ScopedText, scopes_in, with_base
 from overlay.authoring.statements import merge_statements
+from overlay.authoring.touching import place_touching
 from overlay.planning.diff import common_ends
 from overlay.planning.matching import edits, final_newline_after
 from overlay.planning.rescope import rescope
@@ -40,7 +42,8 @@ class CarriedHunk:
     :ivar merge: the three-way merge of the scope, where one was made.
     :ivar by_statement: whether the lines of that conflict, and its statements do not.
     :ivar beside: whether they conflict, and the hunk lands with less context, which upstream
-        changed beside it.
+        changed beside it, or its lines go into upstream's that touch them.
+    :ivar differences: upstream's lines whose place it takes though it was made on others.
     """
 
     hunk: Hunk
@@ -50,6 +53,7 @@ class CarriedHunk:
     merge: Merge | None = None
     by_statement: bool = False
     beside: bool = False
+    differences: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,8 @@ def carry(
             here = ScopedText(text, now)
         result, changed = _merged(hunk, origin_text, here)
         if forms is not None and result.outcome is Outcome.CONFLICT:
-            result, changed = _with_less(hunk, forms, here, result) or (result, changed)
+            less_here = _with_less(hunk, forms, here, result) or _touching(hunk, here, result)
+            result, changed = less_here or (result, changed)
         if changed is not None:
             try:
                 now, text = _scopes_after(text.lines, now, changed.lines), changed
@@ -261,6 +266,29 @@ def _with_less(
     except TextError:
         return None
     return replace(merged, hunk=form, outcome=Outcome.MERGED, beside=True), changed
+
+
+def _touching(
+    hunk: Hunk, target: ScopedText, merged: CarriedHunk
+) -> tuple[CarriedHunk, SourceText] | None:
+    """A hunk that conflicts, in upstream's lines that touch its own, and the text that it leaves.
+
+    :param merged: what the merge makes of it.
+    """
+    placed = None if merged.merge is None else place_touching(merged.merge)
+    place = next(
+        (p for p in target.scopes.get(merged.scope, ()) if p.start + 1 == merged.line), None
+    )
+    if placed is None or place is None:
+        return None
+    try:
+        edit = Edit(place.start, place.stop, placed.lines)
+        changed = target.source.splice([edit], final_newline_after(hunk))
+    except TextError:
+        return None
+    outcome = Outcome.MERGED if merged.scope == hunk.scope else Outcome.MOVED
+    result = replace(merged, outcome=outcome, beside=True, differences=placed.differences)
+    return result, changed
 
 
 def _moved(base_lines: Sequence[str], scope: str, target: ScopedText) -> tuple[str, range | None]:

@@ -24,7 +24,7 @@ _MERGED_LINES = (
     "{}: upstream changed lines that the hunk changes too; they were merged statement by statement"
 )
 
-_BESIDE = "{}: upstream changed lines right beside the hunk, which lands with less context"
+_BESIDE = "{}: upstream changed lines right beside the hunk: compare what its lines stand among"
 
 
 def port_warnings(
@@ -50,6 +50,7 @@ def port_warnings(
                 *_changed_scopes(landed, (base, base_scopes), (release, release_scopes)),
                 *(_MERGED_LINES.format(hunk.scope) for hunk in landed if hunk.by_statement),
                 *(_BESIDE.format(hunk.scope) for hunk in landed if hunk.beside),
+                *(f"{hunk.scope}: {text}" for hunk in landed for text in hunk.differences),
             )
         )
     )
