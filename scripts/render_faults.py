@@ -86,12 +86,13 @@ def unmended(fault: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield from wrapped(fault["symptom"])
     yield ""
-    for item in (
-        f"- **releases**: {fault['releases']}, by reading",
-        f"- **affects**: {fault['affects']}",
-        f"- **reports**: {numbers(fault['reports'])}",
-        f"- **why it is not mended**: {fault['why']}",
-    ):
+    how = "" if "shown" in fault else ", by reading"
+    items = [f"- **releases**: {fault['releases']}{how}", f"- **affects**: {fault['affects']}"]
+    if fault["reports"]:
+        items.append(f"- **reports**: {numbers(fault['reports'])}")
+    if "shown" in fault:
+        items.append(f"- **shown**: {fault['shown']}")
+    for item in (*items, f"- **why it is not mended**: {fault['why']}"):
         yield from indented(item)
 
 

@@ -134,3 +134,37 @@ def piecewise_prompts(llm: Any) -> dict[str, Any]:
         for row in range(12)
     ]
     return serve(llm, added)
+
+
+#: Greedy requests, each with a bias of its own; what is biased so much is all that comes.
+BIASED = {"one": {FIRST_TOKEN + 3: 100.0}, "other": {FIRST_TOKEN + 60: 100.0}}
+
+
+def prepare() -> None:
+    """Before the engine is made, on a CPU: asynchronous scheduling, and temperatures as asked.
+
+    vLLM's expansion to the drafts' rows writes into a copy there where values are floats, so that
+    what is sampled beside drafts has a temperature of memory that nobody wrote.
+    """
+    asynchronous()
+    from vllm.v1.sample import rejection_sampler
+
+    def expand(x: Any, counts: Any, size: int, replace_from: int = 0, replace_to: int = 0) -> Any:
+        values = x.where(x != replace_from, replace_to)
+        return values.repeat_interleave(counts.diff(prepend=counts.new_zeros(1)))
+
+    rejection_sampler.expand_batch_to_tokens = expand
+
+
+def refused_parameters(llm: Any) -> dict[str, Any]:
+    """Greedy requests with logit_bias, and sampled ones whose min_p leaves the likeliest token."""
+    prompt, greedy = [FIRST_TOKEN] * 9, {"temperature": 0.0, "max_tokens": 12}
+    biased: Added = [
+        (0, name, prompt, {**greedy, "logit_bias": bias}) for name, bias in BIASED.items()
+    ]
+    least = {**greedy, "temperature": 2.0, "min_p": 1.0}
+    return {
+        "plain": serve(llm, [(0, "plain", prompt, greedy)]),
+        "biased": serve(llm, biased),
+        "least": serve(llm, [(0, "least", prompt, least)]),
+    }

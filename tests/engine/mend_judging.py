@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tests.engine.mend_hooks import LENGTH
+from tests.engine.mend_hooks import BIASED, LENGTH
 from tests.engine.weight_hooks import WARNED
 
 FULL = "Sampled token IDs exceed the max model length"
@@ -63,7 +63,35 @@ def weights(stock: Outcome, mended: Outcome) -> list[str]:
     return problems
 
 
+REFUSED = "min_p and logit_bias sampling parameters are not yet supported"
+
+
+def refused_parameters(stock: Outcome, mended: Outcome) -> list[str]:
+    """Stock refuses; the mended engine gives the tokens that are left."""
+    problems = [
+        f"stock does not have the fault: {load}: {stock[load]['error']}"
+        for load in ("biased", "least")
+        if REFUSED not in (stock[load]["error"] or "")
+    ]
+    problems += [
+        f"the mended engine has an error: {load}: {mended[load]['error']}"
+        for load in ("plain", "biased", "least")
+        if mended[load]["error"]
+    ]
+    if problems:
+        return problems
+    for name, bias in BIASED.items():
+        tokens = mended["biased"]["tokens"][name]
+        if set(tokens) != set(bias):
+            problems.append(f"{name} has other tokens than its bias calls for: {tokens}")
+    greedy, least = mended["plain"]["tokens"]["plain"], mended["least"]["tokens"]["least"]
+    if least != greedy or len(set(greedy)) < 2:
+        problems.append(f"min_p left other tokens than the likeliest: {least}, not {greedy}")
+    return problems
+
+
 JUDGES = {
+    "refused_parameters": refused_parameters,
     "weights": weights,
     "context_limit": context_limit,
     "overwritten_states": overwritten_states,

@@ -21,7 +21,13 @@ HOOKS = "tests.engine."
 PLAIN = EngineSpec("", "eagle3hid", 3, max_model_len=LENGTH, packages=(str(TESTS),))
 #: What is prepared before an engine, and what is done with it; the last load may end a stock one.
 ENGINES = (
-    ("mend_hooks:asynchronous", ("mend_hooks:overwritten_states", "mend_hooks:context_limit")),
+    (
+        "mend_hooks:prepare",
+        tuple(
+            f"mend_hooks:{load}"
+            for load in ("overwritten_states", "refused_parameters", "context_limit")
+        ),
+    ),
     ("weight_hooks:plain_layers", ("weight_hooks:weights",)),
 )
 LOADS = tuple(load for _, loads in ENGINES for load in loads)

@@ -8,7 +8,7 @@ from packaging.version import Version
 from overlay.planning.planner import plan
 from overlay.results import State
 from overlay.targets.resolution import resolve
-from tests.support.shipped_features import LIMIT, MENDS, PROMPTS, WEIGHTS, feature
+from tests.support.shipped_features import LIMIT, MENDS, PROMPTS, SAMPLING, WEIGHTS, feature
 
 pytestmark = pytest.mark.network
 
@@ -32,6 +32,12 @@ MERGED = {
     WEIGHTS: {
         RUNNER: ("        self.reset_mm_cache()\n\n    def _get_prompt", RELOADED),
         RUNNER_V2: ("        self.reset_mm_cache()\n\n    @functools.cached_property\n", RELOADED),
+    },
+    SAMPLING: {
+        "vllm/v1/sample/logits_processor/__init__.py": (
+            "        return LogitsProcessors(\n            [MinTokensLogitsProcessor",
+            "        others = [LogitBiasLogitsProcessor(None, device, is_pin_memory)]\n",
+        )
     },
 }
 

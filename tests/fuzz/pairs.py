@@ -31,6 +31,8 @@ SWITCHES = {
 MENDS = {
     "context-limit": "OVERLAY_CONTEXT_LIMIT",
     "prompt-logprobs": "OVERLAY_PROMPT_LOGPROBS",
+    # No load has such requests, which a stock engine refuses: nothing may differ with it.
+    "draft-sampling": "OVERLAY_DRAFT_SAMPLING",
 }
 #: Off everywhere: on a CPU a reload packs the draft's weights to another place, which graphs do not
 #: follow; `tests/engine/test_mends.py` has engines for it.

@@ -56,6 +56,7 @@ def graphs(spec: EngineSpec, mode: str, compiled: int = 0) -> EngineSpec:
 #: With vLLM's memory pool.
 SLEEPER = replace(PLAIN, engine={**PLAIN.engine, "enable_sleep_mode": True})
 WEIGHTS = "weight_hooks:weights"
+PARAMETERS = "mend_hooks:refused_parameters"
 
 #: Name -> the engine, and what is done with it.
 CELLS = {
@@ -73,6 +74,8 @@ CELLS = {
         replace(graphs(SLEEPER, "FULL_DECODE_ONLY"), runner=ModelRunner.V2),
         WEIGHTS,
     ),
+    "min_p and logit_bias, V1": (PLAIN, PARAMETERS),
+    "min_p and logit_bias, V2": (replace(PLAIN, runner=ModelRunner.V2), PARAMETERS),
     # What is right: the same prompts without drafts.
     "no drafts": (
         graphs(replace(PLAIN, draft=None), "PIECEWISE", 3),
@@ -97,7 +100,7 @@ def run(spec: EngineSpec, hook: str, path: str, overlay: str, timeout: float) ->
 
 
 #: Those that mend, and draft graphs, which go on beside them.
-FEATURES = "context-limit,draft-weights,prompt-logprobs,draft-graphs"
+FEATURES = "context-limit,draft-sampling,draft-weights,prompt-logprobs,draft-graphs"
 
 
 def absolute(path: str) -> str:

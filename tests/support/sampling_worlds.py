@@ -39,6 +39,7 @@ OWN = {
     REJECTION,
     SAMPLER,
     BUILTIN,
+    "vllm.v1.sample.draft_sampling",
     "vllm.v1.sample.logits_processor.interface",
     "vllm.v1.sample.logits_processor.state",
     "vllm.v1.sample.metadata",

@@ -20,12 +20,13 @@ BOOKKEEPING = "batched-bookkeeping"
 LIMIT = "context-limit"
 PROMPTS = "prompt-logprobs"
 WEIGHTS = "draft-weights"
+SAMPLING = "draft-sampling"
 SCHEDULER = "steady-scheduler"
 SIZES = "decode-graph-sizes"
 #: Those that mend a fault of a stock vLLM.
-MENDS = (LIMIT, PROMPTS, WEIGHTS)
+MENDS = (LIMIT, PROMPTS, WEIGHTS, SAMPLING)
 #: Those that patch what both model runners have.
-BOTH_RUNNERS = (SCHEDULER, SIZES, WEIGHTS)
+BOTH_RUNNERS = (SCHEDULER, SIZES, WEIGHTS, SAMPLING)
 #: The features that patch the known releases.
 OURS = (DRAFTS, STEADY, GREEDY, DBO, BOOKKEEPING, SCHEDULER, SIZES, *MENDS)
 
