@@ -100,8 +100,8 @@ def make_config(attention: Attention, k: int) -> Any:
     return config
 
 
-def run_shape(shape: Shape, cases: int, seed: int) -> Result:
-    """Draft `cases` batches both ways."""
+def run_shape(shape: Shape, cases: int, seed: int, *, to_first: bool = False) -> Result:
+    """Draft `cases` batches both ways; `to_first`: up to the first in which drafts differ."""
     config = make_config(shape.attention, shape.k)
     dice = random.Random(f"{seed} {shape}")
     result = Result(shape, rejected=[0] * shape.k, others=[0] * shape.k)
@@ -121,6 +121,8 @@ def run_shape(shape: Shape, cases: int, seed: int) -> Result:
             model.cache.fill(case)
             drafts = ascend_side.draft(own, batch)
             compare(result, batch, drafts, expected)
+            if to_first and (any(result.rejected) or any(result.others)):
+                break
         if shape.mode == "full":
             entries = own._runnable.concrete_aclgraph_entries.values()
             result.replays = sum(entry.aclgraph.replays for entry in entries)
@@ -151,7 +153,7 @@ def run_mutations(cases: int, seed: int, named: str) -> dict[str, str]:
         try:
             with sabotage.put_in(mutation, draft_lengths):
                 # Some show in few batches only.
-                result = run_shape(shape, 2 * cases, seed)
+                result = run_shape(shape, 2 * cases, seed, to_first=True)
             shown = any(result.rejected) or any(result.others)
             answers[mutation.name] = "twin" if shown else "nothing"
         except ReplayRefused as refused:

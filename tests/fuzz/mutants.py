@@ -9,9 +9,11 @@ another size, and who joins one brings no drafts).
 
 from __future__ import annotations
 
+import gc
 import importlib
 import inspect
-from types import FunctionType, ModuleType
+from collections.abc import Iterator
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from tests.support.code_edits import Edit, edited
@@ -105,8 +107,9 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
 }
 
 
-#: Those of the draft graphs.
+#: Those of the draft graphs, and the others.
 GRAPHS = tuple(name for name, edits in MUTANTS.items() if edits[0][0].startswith(_GRAPHS))
+HOSTS = tuple(name for name in MUTANTS if name not in GRAPHS)
 
 
 def put_in(name: str) -> None:
@@ -128,8 +131,23 @@ def put_in(name: str) -> None:
 
 
 def _transplant(loaded: Any, changed: Any, scope: str) -> None:
-    """Give the function of a scope, itself or a method, the code of its changed twin."""
+    """Give the function of a scope, itself or a method, the code of its changed twin.
+
+    Functions that it has made already, as those of an engine that runs, get theirs.
+    """
     for part in scope.split("."):
         loaded, changed = vars(loaded)[part], vars(changed)[part]
     assert isinstance(loaded, FunctionType)
-    loaded.__code__ = changed.__code__
+    codes = dict(_pairs(loaded.__code__, changed.__code__))
+    gc.unfreeze()  # vLLM has what it made hidden from the collector
+    for each in gc.get_objects():
+        if type(each) is FunctionType and each.__code__ in codes:
+            each.__code__ = codes[each.__code__]
+
+
+def _pairs(old: CodeType, new: CodeType) -> Iterator[tuple[CodeType, CodeType]]:
+    """The code of a function and of those inside it, with that of their changed twins."""
+    yield old, new
+    inner = [[each for each in code.co_consts if type(each) is CodeType] for code in (old, new)]
+    for one, other in zip(*inner, strict=True):
+        yield from _pairs(one, other)

@@ -11,11 +11,14 @@ import json
 import os
 import random
 import sys
+import tempfile
+import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from overlay.proof import engine_compat
 from tests.engine import engine_facts
 from tests.fuzz.comparison import same_step
 from tests.fuzz.loads import Event, Shape, draw_load, reduced, relied_on, shape_of
+from tests.support.forks import run_and_exit
 
 VARIABLE = "TEST_FUZZ"
 MOST_STEPS = 4000
@@ -37,19 +41,20 @@ def asked(shape: Shape, **load: Any) -> dict[str, str]:
 
     :param load: `seeds` of its loads; and, where they are not the default, `requests` in each, as
         of `draw_load`; `without`, the events of the last load that are left out; `gpu`, whether the
-        engine is on one; `expected`, a file with what another engine did; `mutant`, a bug.
+        engine is on one; `mutants`, bugs, each with the number of the load from which on a fork of
+        the engine has it; `expected`, a file with what another engine did, for these.
     """
     return {VARIABLE: json.dumps({"shape": asdict(shape), **load}, default=str)}
 
 
 def _asked() -> tuple[dict[str, Any], Shape]:
-    default = {"requests": 0, "without": (), "gpu": False, "expected": None, "mutant": None}
+    default = {"requests": 0, "without": (), "gpu": False, "expected": None, "mutants": {}}
     given = {**default, **json.loads(os.environ[VARIABLE])}
     return given, shape_of(given["shape"])
 
 
 def prepare() -> None:
-    """Before the engine is made: what a CPU lacks, and the bug."""
+    """Before the engine is made: what a CPU lacks."""
     given, shape = _asked()
     if not given["gpu"]:
         from tests.engine.steady_hooks import schedule_asynchronously
@@ -64,10 +69,6 @@ def prepare() -> None:
                 from tests.draft_graphs.recorded_backend import RecordedBackend
 
                 RecordedBackend(mixed=shape.untried).install()
-    if given["mutant"]:
-        from tests.fuzz.mutants import put_in
-
-        put_in(given["mutant"])
 
 
 class Watch:
@@ -283,11 +284,9 @@ def _logprobs(found: Any) -> Any:
 def run(llm: Any) -> dict[str, Any]:
     """Serve all loads, the later ones with what the earlier ones left in the caches.
 
-    The result: ``outcomes`` of the loads up to the first that failed, ``work`` of the features.
+    The result: ``outcomes`` of the loads up to the first that failed, ``work`` of the features,
+    and of each bug in ``mutants`` the outcomes of the loads that it was there for.
     """
-    import numpy as np
-    import torch
-
     given, shape = _asked()
     rows: Any = sys.modules.get("vllm.v1.worker.batched_bookkeeping")
     if shape.few_rows and rows is not None:
@@ -299,21 +298,77 @@ def run(llm: Any) -> dict[str, Any]:
         from tests.draft_graphs import cpu_engine
 
         cpu_engine.capture_model(llm)
-    told = given["expected"] and json.loads(Path(given["expected"]).read_text(encoding="utf-8"))
     watch = Watch(llm)
     outcomes: list[dict[str, Any]] = []
-    for number, seed in enumerate(given["seeds"]):
-        last = number + 1 == len(given["seeds"])
-        load = reduced(draw_load(seed, shape, given["requests"]), given["without"] if last else ())
-        load = relied_on(load, shape, gpu=given["gpu"], stale_frames=_drops_by_placeholders())
-        random.seed(seed)
-        np.random.seed(seed % (1 << 32))
-        torch.manual_seed(seed)
-        expected = told["outcomes"][number] if told else None
-        outcomes.append(watch.serve(load, expected))
+    mutants: dict[str, list[dict[str, Any]]] = {}
+    for number in range(len(given["seeds"])):
+        for name, load in given["mutants"].items():
+            if load == number:
+                mutants[name] = _forked(partial(_with_bug, name, watch, number))
+        outcomes.append(_outcome(watch, number))
         if outcomes[-1]["error"]:
             break
-    return {"outcomes": outcomes, "work": work(llm, watch), "faults": faults(given, shape)}
+    result = {"outcomes": outcomes, "work": work(llm, watch), "faults": faults(given, shape)}
+    return {**result, "mutants": mutants}
+
+
+def _outcome(watch: Watch, number: int, expected: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Serve one of the loads.
+
+    :param expected: the outcome of another engine; the first step that differs ends the load.
+    """
+    import numpy as np
+    import torch
+
+    given, shape = _asked()
+    seed, last = given["seeds"][number], number + 1 == len(given["seeds"])
+    load = reduced(draw_load(seed, shape, given["requests"]), given["without"] if last else ())
+    load = relied_on(load, shape, gpu=given["gpu"], stale_frames=_drops_by_placeholders())
+    random.seed(seed)
+    np.random.seed(seed % (1 << 32))
+    torch.manual_seed(seed)
+    return watch.serve(load, expected)
+
+
+def _with_bug(name: str, watch: Watch, number: int) -> list[dict[str, Any]]:
+    """Serve loads from one on with a bug, up to the first step that another engine did not take."""
+    from tests.fuzz.mutants import put_in
+
+    put_in(name)
+    told = json.loads(Path(_asked()[0]["expected"]).read_text(encoding="utf-8"))
+    outcomes: list[dict[str, Any]] = []
+    for load, expected in enumerate(told["outcomes"][number:], number):
+        outcomes.append(_outcome(watch, load, expected))
+        if outcomes[-1]["error"]:
+            break
+    return outcomes
+
+
+def _forked(serve: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """What a function gives in a fork of this process, whose engine stays as it is.
+
+    :raises RuntimeError: if it gives nothing, or if the engine has threads, which a fork has not.
+    """
+    # That of tqdm only looks after bars of progress.
+    threads = [each for each in threading.enumerate() if type(each).__name__ != "TMonitor"]
+    if len(threads) > 1:
+        raise RuntimeError(f"an engine with threads cannot be forked: {threads}")
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        result, output = Path(folder, "outcomes"), Path(folder, "output")
+        sys.stdout.flush()
+        process = os.fork()
+        if not process:
+            work = partial(_write, serve, result)
+            run_and_exit(work, output)
+        os.waitpid(process, 0)
+        if not result.is_file():
+            raise RuntimeError(output.read_text(encoding="utf-8", errors="replace"))
+        outcomes: list[dict[str, Any]] = json.loads(result.read_text(encoding="utf-8"))
+    return outcomes
+
+
+def _write(serve: Callable[[], list[dict[str, Any]]], file: Path) -> None:
+    file.write_text(json.dumps(serve()), encoding="utf-8")
 
 
 def work(llm: Any, watch: Watch) -> dict[str, int]:

@@ -35,6 +35,15 @@ class Pointer:
     def __sub__(self, offset: Any) -> Pointer:
         return Pointer(self.tensor, self.at - offset)
 
+    def place(self) -> int | None:
+        """Where the element is, if it is a single one: most are."""
+        if isinstance(self.at, torch.Tensor) and self.at.ndim > 0:
+            return None
+        at = int(self.at)
+        if not 0 <= at < self.tensor.numel():
+            raise IndexError(f"{at} of {self.tensor.numel()} elements")
+        return at
+
     def places(self, mask: Any) -> tuple[Any, Any, Any]:
         """The flat tensor, the indices in it, and which of them are meant."""
         flat, at = self.tensor.view(-1), torch.as_tensor(self.at)
@@ -45,6 +54,8 @@ class Pointer:
 
 
 def _load(pointer: Pointer, mask: Any = None, other: Any = 0) -> Any:
+    if mask is None and (place := pointer.place()) is not None:
+        return pointer.tensor.view(-1)[place].clone()
     flat, at, meant = pointer.places(mask)
     found = torch.full(at.shape, other, dtype=flat.dtype)
     found[meant] = flat[at[meant]]
@@ -52,6 +63,9 @@ def _load(pointer: Pointer, mask: Any = None, other: Any = 0) -> Any:
 
 
 def _store(pointer: Pointer, value: Any, mask: Any = None) -> None:
+    if mask is None and (place := pointer.place()) is not None:
+        pointer.tensor.view(-1)[place] = torch.as_tensor(value).expand(())
+        return
     flat, at, meant = pointer.places(mask)
     flat[at[meant]] = torch.as_tensor(value).to(flat.dtype).expand(at.shape)[meant]
 
