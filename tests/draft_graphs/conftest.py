@@ -10,6 +10,7 @@ import pytest
 
 from tests.draft_graphs.forked_modules import ForkedModules, forked_modules
 from tests.engine.engine_fixtures import overlay, private_vllm
+from tests.support.made_once import made_once
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +26,16 @@ def forks(patched_python: Path) -> Iterator[ForkedModules]:
     """One process that imported this vLLM; each harness and each engine is forked from it."""
     with forked_modules(patched_python) as process:
         yield process
+
+
+@pytest.fixture(scope="session")
+def drafter_models(forks: ForkedModules, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the drafters beside EAGLE, and their targets."""
+
+    def write(folder: Path) -> None:
+        forks.write_models(folder, "tiny_drafters")
+
+    return made_once(tmp_path_factory, "drafter-models", write)
 
 
 @pytest.fixture

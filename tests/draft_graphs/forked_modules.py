@@ -24,7 +24,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.engine.engine_launch import append_path, foreign_environment, link_packages
+from tests.engine.engine_launch import (
+    WRITERS,
+    append_path,
+    foreign_environment,
+    link_packages,
+)
 from tests.support.costs import spent_elsewhere
 from tests.support.forks import run_and_exit
 
@@ -32,7 +37,10 @@ TESTS = Path(__file__).resolve().parents[1]
 #: Seconds after which a module that does not end is killed.
 DEADLINE = 3600
 #: What takes longest to import.
-EARLY = ("torch", "vllm.config", "vllm.model_executor.models.llama_eagle3")
+EARLY = (
+    *("torch", "vllm.config", "vllm.model_executor.models.llama_eagle3"),
+    "vllm.entrypoints.llm",
+)
 #: The package of the modules that draft-graphs adds, which mutations change.
 CHANGED = "vllm.v1.spec_decode.draft_graphs"
 
@@ -65,6 +73,15 @@ class ForkedModules:
         spent_elsewhere(float(seconds))
         output, error = (file.read_text(encoding="utf-8", errors="replace") for file in files)
         return subprocess.CompletedProcess(command, int(status), output, error)
+
+    def write_models(self, folder: Path, writer: str) -> None:
+        """As `engine_launch.write_models`, without another import of PyTorch.
+
+        :raises RuntimeError: if it fails.
+        """
+        ended = self.run(WRITERS[writer], str(folder.resolve()))
+        if ended.returncode != 0:
+            raise RuntimeError(f"{writer} ended with status {ended.returncode}:\n{ended.stderr}")
 
     def end(self) -> None:
         """End the process, for which its children's seconds count from then on."""

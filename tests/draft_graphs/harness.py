@@ -59,6 +59,7 @@ class Run:
         does that tunes itself, or one that is loaded when it is first used.
     :ivar draft_only: whether the target's graphs are those of an earlier run.
     :ivar until_wrong: whether the first wrong draft ends it, with the error `WrongDraft`.
+    :ivar until_refused: whether nothing is served once the capture was refused.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Run:
     tunes: bool = False
     draft_only: bool = False
     until_wrong: bool = False
+    until_refused: bool = False
 
 
 @dataclass
@@ -292,8 +294,9 @@ class Engine:
             if run.sabotage is not None:
                 undo.append(SABOTAGES[run.sabotage](drafter))
             audit.watch()
-            with changed_hooks(run.mutation):
-                self.serve(outcome, steps, until_wrong=run.until_wrong)
+            if not (run.until_refused and any("CaptureRefused" in line for line in log.lines)):
+                with changed_hooks(run.mutation):
+                    self.serve(outcome, steps, until_wrong=run.until_wrong)
             outcome.seconds["serve"] = round(time.monotonic() - captured, 2)
         except Exception as error:  # noqa: BLE001 - whatever a mutation does is the outcome
             outcome.error = f"{type(error).__name__}: {error}"
@@ -382,6 +385,7 @@ def run_plans(plans: list[Plan], scratch: Path) -> list[list[dict[str, Any]]]:
     importlib.import_module("vllm.v1.spec_decode.llm_base_proposer")
     INSTALLED.update(loaded_package())
     watch_scheduler()
+    rested_collector.collect()
     log = Log()
     outcomes = []
     for number, plan in enumerate(plans):

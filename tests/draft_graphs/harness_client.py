@@ -34,20 +34,27 @@ def make_requests(seed: int = 3) -> tuple[Request, ...]:
     made = []
     for index in range(12):
         prompt = tuple(rng.randrange(3, 192) for _ in range(rng.randint(2, 39)))
-        tokens = 16 if index < 4 else 12 + 5 * index
+        tokens = 16 if index < 4 else 12 + 3 * index
         made.append(Request(prompt, tokens, arrival=index // 4 * 3))
     return tuple(made)
 
 
 def make_spec(models: Path, draft: str, k: int, **more: Any) -> dict[str, Any]:
-    """A small engine for eight requests, whose KV cache holds fewer: some are preempted."""
+    """A small engine for eight requests, whose KV cache holds fewer: some are preempted.
+
+    The target captures up to vLLM's own largest size, which bounds first passes, too; its own sizes
+    are three times as many, and each takes two passes.
+    """
     settings: dict[str, Any] = {
         "requests": make_requests(),
         "block_size": 16,
-        "kv_blocks": 26,
+        "kv_blocks": 22,
         "max_model_len": 128,
         "enforce_eager": False,
-        "compilation": FULL_DECODE_ONLY,
+        "compilation": {
+            **FULL_DECODE_ONLY,
+            "cudagraph_capture_sizes": [size * (k + 1) for size in (1, 2, 4, 8, 16)],
+        },
         **more,
     }
     spec = EngineSpec(models=str(models), draft=draft, k=k, **settings)

@@ -27,14 +27,15 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from tests.draft_graphs.graph_operators import (
     always_runs,
     has_python_kernel,
     is_allocation,
     is_composite,
+    leaves_of,
     refusal,
+    with_tensors,
     written_tensors,
 )
 
@@ -133,20 +134,20 @@ class Operation:
     """One recorded call: frozen arguments, and the memory that its results go to."""
 
     func: torch._ops.OpOverload
-    leaves: list[Any]
-    args: tuple[Any, ...]  # made of the leaves, as `kwargs`
+    args: tuple[Any, ...]
     kwargs: dict[str, Any]
     results: list[tuple[int, torch.Tensor]] = field(default_factory=list)
 
     def run(self) -> None:
         out = self.func(*self.args, **self.kwargs)
         if self.results:
-            flat = tree_leaves(out)
+            flat = leaves_of(out)
             for position, destination in self.results:
                 destination.copy_(flat[position])
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        yield from (leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor))
+        leaves = leaves_of((self.args, self.kwargs))
+        yield from (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
         yield from (destination for _, destination in self.results)
 
 
@@ -376,16 +377,14 @@ class RecordedGraph:
         reason = refusal(func, args, kwargs)
         if reason:
             raise CaptureRefused(f"{name}: {reason}")
-        leaves, spec = tree_flatten((args, kwargs))
-        inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        inputs = [leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if func._schema.name == "aten::lift_fresh":
             return self._constant(func, inputs[0])
         self._note_inputs(name, inputs)
         self._keep_contents(func, args, kwargs)
-        frozen = [_alias(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        operation = Operation(func, frozen, *tree_unflatten(frozen, spec))
+        operation = Operation(func, with_tensors(args, _alias), with_tensors(kwargs, _alias))
         out = func(*args, **kwargs)
-        for position, result in enumerate(tree_leaves(out)):
+        for position, result in enumerate(leaves_of(out)):
             if isinstance(result, (bool, int, float)):
                 raise CaptureRefused(f"{name}: returns a number to the host")
             if isinstance(result, torch.Tensor) and _key(result) not in self.memory:
@@ -399,7 +398,7 @@ class RecordedGraph:
         return out
 
     def _is_host_work(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        leaves = tree_leaves((args, kwargs))
+        leaves = leaves_of((args, kwargs))
         sides = {_key(leaf) in self._host for leaf in leaves if isinstance(leaf, torch.Tensor)}
         if len(sides) == 2:
             raise CaptureRefused(f"{name}: mixes memory of the host and of the device")
@@ -407,7 +406,7 @@ class RecordedGraph:
 
     def _on_host(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = func(*args, **kwargs)
-        for result in tree_leaves(out):
+        for result in leaves_of(out):
             if isinstance(result, torch.Tensor):
                 self._host[_key(result)] = result  # kept, so that nothing else gets its key
         return out

@@ -57,6 +57,7 @@ REPLAY_MUTATIONS = (
         "replay",
         one("passes.py", "Passes.loop", "drafts[index - 1, :reqs]", "drafts[0, :reqs]"),
         "acceptance",
+        engine="eagle3",  # which reads the past through its tokens
     ),
     Mutation(
         "a later pass does not get the hidden states of the one before",

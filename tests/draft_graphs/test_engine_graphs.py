@@ -61,13 +61,13 @@ def names_for(k: int) -> list[str]:
     return ["loop", "loop, only 8"] if k == 1 else list(RUNS)
 
 
-#: Each draft, each K and each run, the least and the most K with the draft that depends most on
-#: what passes hand on: the other engines and runs show the same once more.
+#: The least and the most K with the draft that depends most on what passes hand on, and the other
+#: method; loops of all sizes are in each scenario below. `eagle3` and its K are in
+#: `test_mutations`: its code is that of `eagle3hid`.
 ALWAYS = {
     ("eagle3hid", 1): ["loop, only 8"],
     ("eagle3hid", 5): ["loop, only 8", "step"],
-    ("eagle3", 3): ["loop", "step, only 8"],
-    ("eagle1", 2): ["step", "loop, only 8"],
+    ("eagle1", 2): ["step, only 8"],
 }
 
 
@@ -123,8 +123,14 @@ def test_every_number_of_requests_was_live(
     assert len(seen["later_steps"]) > 3
 
 
-def scenario(models: Path, name: str) -> Plan:
-    """Engines beside the matrix; each has a run with the mode off to be compared with."""
+#: The scenarios with a run with the mode off in CI: near the largest length the oracle does not
+#: know which requests upstream drafts for, and with adapters upstream fails. Elsewhere the oracle
+#: says of each verification what upstream's drafts would have come to.
+OFF = ("up to the largest length", "LoRA")
+
+
+def scenario(models: Path, name: str, *, thorough: bool) -> Plan:
+    """Engines beside the matrix, with a run with the mode off where it is compared with one."""
     # Over fifty lines: one table of engines and their runs.
     requests = make_requests()
     settings: dict[str, dict[str, Any]] = {
@@ -171,17 +177,21 @@ def scenario(models: Path, name: str) -> Plan:
             "prefix_caching": True,
             "max_num_batched_tokens": 64,
         },
-        "the target without graphs": {"enforce_eager": True, "compilation": None},
-        "an eager drafter": {"speculative": {"enforce_eager": True}},
+        "the target without graphs": {
+            "enforce_eager": True,
+            "compilation": None,
+            "requests": requests[:3],
+        },
+        "an eager drafter": {"speculative": {"enforce_eager": True}, "requests": requests[:3]},
         "sampled drafts, all greedy": {"speculative": {"draft_sample_method": "probabilistic"}},
         "sampled drafts": {
             "speculative": {"draft_sample_method": "probabilistic"},
             "requests": tuple(replace(request, temperature=1.5) for request in requests[:4]),
         },
     }
-    runs = [Run("auto"), Run("off", "off")]
-    if name in REFUSED or name == "sampled drafts":
-        runs = [Run("auto")]
+    runs = [Run("auto")]
+    if name in OFF or (thorough and name not in REFUSED and name != "sampled drafts"):
+        runs.append(Run("off", "off"))
     if name == "small capture sizes":
         runs.append(Run("beyond them", untried=True))
         runs += [Run(f"mixed, {mode}", mode, untried=True, mixed=True) for mode in ("loop", "step")]
@@ -229,34 +239,49 @@ REFUSED = {
 
 
 @pytest.fixture(scope="module")
-def scenarios(forks: ForkedModules, tiny_models: Path) -> dict[str, dict[str, Outcome]]:
+def scenarios(
+    forks: ForkedModules, tiny_models: Path, pytestconfig: pytest.Config
+) -> dict[str, dict[str, Outcome]]:
     names = [*USED, *REFUSED, "sampled drafts", "K by batch size", "LoRA"]
-    plans = [scenario(tiny_models, name) for name in names]
+    thorough = bool(pytestconfig.getoption("--thorough"))
+    plans = [scenario(tiny_models, name, thorough=thorough) for name in names]
     return dict(zip(names, run_harness(forks, plans), strict=True))
 
 
 @pytest.mark.parametrize("name", USED)
-def test_drafts_are_those_without_graphs(
+def test_drafts_are_right_and_in_graphs(
     scenarios: dict[str, dict[str, Outcome]], name: str
 ) -> None:
-    outcome, off = scenarios[name]["auto"], scenarios[name]["off"]
+    outcome = scenarios[name]["auto"]
     assert outcome.error is None
     assert outcome.tokens_ok
-    assert off.tokens_ok
-    assert outcome.accepted == off.accepted
     if name != "up to the largest length":
         # Near it, upstream stops to draft for all requests, which the oracle does not know.
         expect_right(outcome)
     expect_graphs(outcome, 3)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in OFF else pytest.mark.thorough)
+        for name in (*USED, "K by batch size")
+    ],
+)
+def test_drafts_are_those_without_graphs(
+    scenarios: dict[str, dict[str, Outcome]], name: str
+) -> None:
+    outcome, off = scenarios[name]["auto"], scenarios[name]["off"]
+    assert off.tokens_ok
+    assert outcome.accepted == off.accepted
     assert not off.used
 
 
 def test_where_k_changes_with_the_batch_the_steps_of_each_k_are_in_graphs(
     scenarios: dict[str, dict[str, Outcome]],
 ) -> None:
-    outcome, off = scenarios["K by batch size"]["auto"], scenarios["K by batch size"]["off"]
+    outcome = scenarios["K by batch size"]["auto"]
     expect_right(outcome)
-    assert outcome.accepted == off.accepted
     assert outcome.captured == [f"{role} {size}" for role in ("first", "step") for size in OWN]
     assert outcome.python_calls == 0
     # A first pass is captured for the largest K; steps serve any K.
@@ -365,5 +390,8 @@ def test_a_profile_that_fails_does_not_make_the_kv_cache_too_large_in_silence(
     (warning,) = [line for line in outcome.log if line.startswith("WARNING")]
     assert "no memory left" in warning
     assert re.search(r"without their \d+ MiB.*gpu_memory_utilization", warning), warning
-    for each in ("auto", "off", "a capture that fails"):
-        assert not any("profile" in line for line in scenarios["one request at a time"][each].log)
+    others = [
+        each for name, each in scenarios["one request at a time"].items() if name != outcome.name
+    ]
+    assert len(others) > 1
+    assert not any("profile" in line for each in others for line in each.log)

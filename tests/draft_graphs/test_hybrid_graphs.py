@@ -21,7 +21,6 @@ from tests.draft_graphs.harness_client import (
     make_spec,
     run_harness,
 )
-from tests.engine.engine_launch import write_models
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -49,15 +48,12 @@ def plan(models: Path, name: str, *, thorough: bool) -> Plan:
 
 @pytest.fixture(scope="module")
 def outcomes(
-    forks: ForkedModules,
-    engine_python: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    pytestconfig: pytest.Config,
+    forks: ForkedModules, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 ) -> dict[str, dict[str, Outcome]]:
     """Each target in one engine."""
     thorough = bool(pytestconfig.getoption("--thorough"))
     models = tmp_path_factory.mktemp("hybrids")
-    write_models(engine_python, models, "tiny_hybrids")
+    forks.write_models(models, "tiny_hybrids")
     plans = [plan(models, name, thorough=thorough) for name in NAMES]
     return dict(zip(NAMES, run_harness(forks, plans), strict=True))
 

@@ -21,11 +21,13 @@ from tests.draft_graphs.added_modules import FOLDER, require_fit
 from tests.draft_graphs.dp_mutations import DP_MUTATIONS, DpMutation
 from tests.draft_graphs.forked_modules import ForkedModules
 from tests.draft_graphs.harness_client import (
+    QUICKEST,
     Outcome,
     Plan,
     Run,
     expect_graphs,
     expect_right,
+    make_requests,
     make_spec,
     run_harness,
     upstreams_calls,
@@ -51,13 +53,13 @@ CATCHERS = {
 
 #: The sizes that are captured: all of them would show the same once more, and cost more.
 SIZES = (2, 8)
-#: The engines; the one with most mutations is there twice, so that two cores share them.
-PARTS = ("eagle3hid", "eagle3hid again", "eagle3", "kernel blocks")
+#: The engines.
+PARTS = ("eagle3hid", "eagle3", "kernel blocks")
+K = 3
 #: Runs of the module as it is that are always made: in each engine one, in the one with most
 #: mutations each kind.
 ALWAYS = (
-    *(("eagle3hid", run) for run in ("before", "before, in steps")),
-    ("eagle3hid again", "after"),
+    *(("eagle3hid", run) for run in ("before", "before, in steps", "after")),
     ("eagle3", "before"),
     ("kernel blocks", "before"),
 )
@@ -65,12 +67,7 @@ ALWAYS = (
 
 def mutations_of(part: str) -> list[Mutation]:
     """The mutations that run in one of the engines."""
-    engine = part.removesuffix(" again")
-    mutations = [each for each in MUTATIONS if each.engine == engine]
-    if engine != "eagle3hid":
-        return mutations
-    half = len(mutations) // 2
-    return mutations[:half] if part == engine else mutations[half:]
+    return [each for each in MUTATIONS if each.engine == part]
 
 
 AnyMutation = TypeVar("AnyMutation", Mutation, TwinMutation)
@@ -112,6 +109,7 @@ def plan_for(part: str, models: Path, wanted: Collection[str]) -> Plan:
             sabotage=each.sabotage,
             tunes=each.tunes,
             until_wrong=each.catcher == "acceptance",
+            until_refused=each.catcher == "graph double",
             ladder=SIZES,
         )
         for each in mutations_of(part)
@@ -121,9 +119,10 @@ def plan_for(part: str, models: Path, wanted: Collection[str]) -> Plan:
     runs += [Run(each, "loop", sabotage=each, ladder=SIZES) for each in sabotages]
     if "after" in wanted:
         runs.append(Run("after", "loop", ladder=SIZES))
-    if part == "kernel blocks":
-        return Plan(make_spec(models, "eagle3hid", 3), runs, kernel_block=8)
-    return Plan(make_spec(models, part.removesuffix(" again"), 5), runs)
+    block = 8 if part == "kernel blocks" else None
+    draft = "eagle3" if part == "eagle3" else "eagle3hid"
+    spec = make_spec(models, draft, K, engine=QUICKEST, requests=make_requests()[:8])
+    return Plan(spec, runs, kernel_block=block)
 
 
 def looked_at(items: Iterable[pytest.Item]) -> dict[str, set[str]]:
@@ -200,7 +199,7 @@ def test_the_module_as_it_is_passes(
     outcome = outcomes[name][run]
     assert caught_by(outcome) is None, outcome
     expect_right(outcome)
-    expect_graphs(outcome, 3 if name == "kernel blocks" else 5)
+    expect_graphs(outcome, K)
 
 
 @pytest.mark.engine

@@ -6,9 +6,7 @@ A rank that captured alone would wait in its first collective for ranks that ent
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Mapping
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,12 +16,11 @@ from hypothesis import strategies as st
 
 from tests.draft_graphs.added_modules import added
 from tests.draft_graphs.dp_client import free_ports
+from tests.draft_graphs.forked_modules import ForkedModules
 
 same_settings: Any = added("same_settings")
 
-SCRIPT = Path(__file__).with_name("unequal_ranks.py")
-#: Seconds for all cases: of two ranks that never end this one must tell.
-DEADLINE = 300
+SCRIPT = "tests.draft_graphs.unequal_ranks"
 
 SETTINGS = st.dictionaries(
     st.sampled_from(["OVERLAY_DRAFT_GRAPHS", "patches", "vLLM"]),
@@ -106,14 +103,8 @@ def test_only_what_a_user_sets_stops_data_parallel_ranks(
 
 
 @pytest.fixture(scope="module")
-def outcomes(patched_python: Path) -> dict[str, list[dict[str, Any]]]:
-    done = subprocess.run(
-        [str(patched_python), str(SCRIPT), *map(str, free_ports(SCENARIOS))],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-    )
+def outcomes(forks: ForkedModules) -> dict[str, list[dict[str, Any]]]:
+    done = forks.run(SCRIPT, *map(str, free_ports(SCENARIOS)))
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("RANK ")]
     return {

@@ -16,7 +16,6 @@ import pytest
 
 from tests.draft_graphs.forked_modules import ForkedModules
 from tests.draft_graphs.mutation_types import one
-from tests.engine.engine_launch import write_models
 from tests.gpu import connectors, reload, rounds
 from tests.gpu.mutation_hooks import MUTATION_VARIABLE
 
@@ -43,10 +42,12 @@ def changed(plan: dict[str, Any], name: str, changes: tuple[Any, ...]) -> dict[s
 
 
 @pytest.fixture(scope="module")
-def models(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(
+    tiny_models: Path, drafter_models: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    for name in ("eagle", "drafters"):
-        write_models(engine_python, folder / name, reload.WRITERS[name])
+    (folder / "eagle").symlink_to(tiny_models)
+    (folder / "drafters").symlink_to(drafter_models)
     return folder
 
 

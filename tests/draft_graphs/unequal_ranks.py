@@ -27,6 +27,8 @@ import torch
 
 #: Seconds that a rank waits for another one, in the place of the module's own.
 PATIENCE = 4.0
+#: Seconds for all cases: of two ranks that never end this one must tell.
+DEADLINE = 300
 #: For each case the variables of each rank; a rank of None never says how it drafts.
 Case = tuple[dict[str, str] | None, dict[str, str] | None]
 CASES: dict[str, Case] = {
@@ -239,6 +241,13 @@ if __name__ == "__main__":
         for scenario, port in zip(SCENARIOS, sys.argv[1:], strict=True)
         for rank in range(2)
     }
+
+    def give_up(*_: Any) -> None:
+        for each in started:
+            os.kill(each, signal.SIGKILL)
+
+    signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(DEADLINE)
     bad = []
     while started:
         process, status = os.wait()

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.engine.engine_launch import run_session
-from tests.engine.engine_spec import EngineSpec
+from tests.engine.engine_spec import QUICKEST, EngineSpec
 
 if TYPE_CHECKING:
     from tests.draft_graphs.forked_modules import ForkedModules
@@ -45,10 +45,18 @@ def with_events(spec: EngineSpec, *, double: bool) -> EngineSpec:
     engine = {**spec.engine, "worker_extension_cls": EXTENSION}
     if not double:
         return replace(spec, engine=engine)
-    compilation = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+    # Few sizes of each kind, and what a CPU multiplies fastest: each event captures again.
+    sizes = [size * (spec.k + 1) for size in (1, 2, 4, 8, 16)]
+    compilation = {
+        "mode": 0,
+        "cudagraph_mode": "FULL_DECODE_ONLY",
+        "cudagraph_capture_sizes": sizes,
+    }
+    engine = {**QUICKEST, **engine}
     engine = {key: value for key, value in engine.items() if "memory" not in key}
     engine.pop("enable_sleep_mode", None)
     small: dict[str, Any] = {"block_size": 16, "kv_blocks": 64, "max_model_len": 128}
+    small["max_num_batched_tokens"] = 128
     return replace(spec, engine=engine, compilation=compilation, **small)
 
 
