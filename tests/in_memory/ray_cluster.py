@@ -1,11 +1,11 @@
 """Two Ray nodes on this machine, and vLLM's own Ray workers on them, up to their process group.
 
-``python ray_cluster.py PLAN.json``, with the keys ``model``; ``driver`` (variables of the driver
-alone, set once the nodes run); and ``nodes`` (for each node, variables of its own).  Prints
-``RESULT`` and what each worker said or raised.  vLLM's platform for CPUs has no Ray executor, so
-what the executor does is done here: make the actors, hand them the driver's variables that vLLM
-copies, have each initialise its worker (which loads the plugins) and its device (which makes the
-groups).
+``python ray_cluster.py PLAN.json``, with the keys ``model``; ``nodes`` (for each node, variables of
+its own); and ``groups``, made one after the other: by a name, two nodes and the variables that the
+driver alone has meanwhile.  Prints ``RESULT`` and what each worker of each said or raised.  vLLM's
+platform for CPUs has no Ray executor, so what the executor does is done here: make the actors, hand
+them the driver's variables that vLLM copies, have each initialise its worker (which loads the
+plugins) and its device (which makes the groups).
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def describe(worker: Any) -> dict[str, Any]:
     }
 
 
-def run(plan: dict[str, Any]) -> list[dict[str, Any]]:
-    """Start the workers and make their groups; one entry a rank."""
+def run(model: str, nodes: list[int]) -> list[dict[str, Any]]:
+    """Start workers on nodes and make their groups; one entry a rank."""
     import ray
     from vllm.engine.arg_utils import EngineArgs
     from vllm.ray.ray_env import get_env_vars_to_copy
@@ -59,11 +59,11 @@ def run(plan: dict[str, Any]) -> list[dict[str, Any]]:
 
     from overlay._processes.family import family
 
-    world = len(plan["nodes"])
+    world = len(nodes)
     config = EngineArgs(
-        model=plan["model"],
+        model=model,
         skip_tokenizer_init=True,
-        dtype="bfloat16",
+        dtype="float32",
         max_model_len=128,
         tensor_parallel_size=world,
         enforce_eager=True,
@@ -81,8 +81,8 @@ def run(plan: dict[str, Any]) -> list[dict[str, Any]]:
         for rank in range(world)
     ]
     actors = [
-        ray.remote(num_cpus=1, resources={f"node{rank}": 1})(RayWorkerWrapper).remote(rpc_rank=rank)
-        for rank in range(world)
+        ray.remote(num_cpus=1, resources={f"node{node}": 1})(RayWorkerWrapper).remote(rpc_rank=rank)
+        for rank, node in enumerate(nodes)
     ]
     ray.get([a.update_environment_variables.remote([variables] * world) for a in actors])
     ray.get([actor.init_worker.remote(arguments) for actor in actors])
@@ -97,6 +97,8 @@ def run(plan: dict[str, Any]) -> list[dict[str, Any]]:
             workers.append({"rank": rank, "error": f"{type(error).__name__}: {error}"})
     # What a server in this process would show: Ray's workers are not its children.
     shown = sorted(each.record.rank for each in family(os.getpid()) if each.record.rank is not None)
+    for actor in actors:
+        ray.kill(actor)
     return [{**worker, "shown": shown} for worker in workers]
 
 
@@ -109,13 +111,17 @@ def main() -> None:
     cluster = start_nodes(plan["nodes"])
     try:
         ray.init(address=cluster.address, log_to_driver=True)
-        os.environ.update(plan["driver"])
-        result = run(plan)
+        result = {}
+        for name, (nodes, driver) in plan["groups"].items():
+            os.environ.update(driver)
+            result[name] = run(plan["model"], nodes)
+            for variable in driver:
+                del os.environ[variable]
     finally:
         ray.shutdown()
         cluster.shutdown()
     seconds = round(time.monotonic() - began, 1)
-    print("RESULT " + json.dumps({"seconds": seconds, "workers": result}), flush=True)
+    print("RESULT " + json.dumps({"seconds": seconds, "groups": result}), flush=True)
 
 
 if __name__ == "__main__":

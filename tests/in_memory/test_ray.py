@@ -15,11 +15,13 @@ import pytest
 from scripts import environment
 from tests.engine.engine_fixtures import note_missing
 from tests.engine.engine_launch import launch
-from tests.engine.engine_spec import EngineSpec, make_requests
+from tests.engine.engine_spec import QUICKEST, EngineSpec, make_requests
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 SCRIPT = Path(__file__).with_name("ray_cluster.py")
+#: The folder of what each Python of a cluster does first.
+RESTED = Path(__file__).with_name("ray_rested")
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
 ADDED = """
 id = "mark"
@@ -41,51 +43,80 @@ def ray_python(engine_python: Path, pytestconfig: pytest.Config) -> Path:
         pytest.skip(f"no Ray: {error}")
 
 
-@pytest.fixture
-def cluster(ray_python: Path, installed_beside: Path, tiny_models: Path, tmp_path: Path) -> Any:
-    def run(nodes: list[dict[str, str]], driver: dict[str, str]) -> tuple[Any, str]:
-        (tmp_path / "run").mkdir(mode=0o700)
-        plan = {"model": str(tiny_models / "target"), "nodes": nodes, "driver": driver}
-        (tmp_path / "plan.json").write_text(json.dumps(plan))
-        kept = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("PYTHON", "OVERLAY", "RAY_"))
-        }
-        own = {
-            "PYTHONPATH": str(installed_beside),
-            "OVERLAY_CACHE": str(tmp_path / "cache"),
-            "XDG_RUNTIME_DIR": str(tmp_path / "run"),
-            **QUIET,
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "HF_HUB_OFFLINE": "1",
-        }
-        with (tmp_path / "log").open("wb") as log:
-            process = subprocess.Popen(
-                [str(ray_python), str(SCRIPT), str(tmp_path / "plan.json")],
-                cwd=tmp_path,
-                env=kept | own,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            try:
-                process.wait(timeout=900)
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-        text = (tmp_path / "log").read_text(errors="replace")
-        line = next((line for line in text.splitlines() if line.startswith("RESULT ")), None)
-        assert line is not None, text[-6000:]
-        return json.loads(line.removeprefix("RESULT "))["workers"], text
+@pytest.fixture(scope="module")
+def groups(
+    ray_python: Path,
+    installed_beside: Path,
+    tiny_models: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    pytestconfig: pytest.Config,
+) -> dict[str, list[dict[str, Any]]]:
+    """What the workers of each group of two nodes said, all in one cluster."""
+    folder = tmp_path_factory.mktemp("cluster")
+    (folder / "run").mkdir(mode=0o700)
+    nodes = [{}, {}, {"OVERLAY_PATCHES": str(write_team(folder))}, {"OVERLAY_DRAFT_GRAPHS": "off"}]
+    pairs: dict[str, tuple[list[int], dict[str, str]]] = {
+        "equal": ([0, 1], {"OVERLAY_DRAFT_GRAPHS": "step"}),
+        "another patch set": ([0, 2], {}),
+    }
+    if pytestconfig.getoption("--thorough"):
+        pairs["another switch"] = ([0, 3], {})
+    plan = {
+        "model": str(tiny_models / "target"),
+        "nodes": nodes[: 1 + max(max(pair) for pair, _ in pairs.values())],
+        "groups": pairs,
+    }
+    (folder / "plan.json").write_text(json.dumps(plan))
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "OVERLAY", "RAY_"))
+    }
+    own = {
+        "PYTHONPATH": os.pathsep.join(map(str, (installed_beside, RESTED))),
+        "OVERLAY_CACHE": str(folder / "cache"),
+        "XDG_RUNTIME_DIR": str(folder / "run"),
+        **QUIET,
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "HF_HUB_OFFLINE": "1",
+    }
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [str(ray_python), str(SCRIPT), str(folder / "plan.json")],
+            cwd=folder,
+            env=kept | own,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            process.wait(timeout=900)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    text = (folder / "log").read_text(errors="replace")
+    line = next((line for line in text.splitlines() if line.startswith("RESULT ")), None)
+    assert line is not None, text[-6000:]
+    result: dict[str, list[dict[str, Any]]] = json.loads(line.removeprefix("RESULT "))["groups"]
+    return result
 
-    return run
+
+def write_team(folder: Path) -> Path:
+    """A folder of patches with another patch set."""
+    feature = folder / "team/mark"
+    module = feature / "files/vllm/mark.py"
+    module.parent.mkdir(parents=True)
+    module.write_text('"""Something else."""\n')
+    (feature / "feature.toml").write_text(ADDED)
+    return feature.parent
 
 
-def test_equal_nodes_pass_and_have_the_drivers_switches(cluster: Any) -> None:
-    workers, _ = cluster([{}, {}], {"OVERLAY_DRAFT_GRAPHS": "step"})
+def test_equal_nodes_pass_and_have_the_drivers_switches(
+    groups: dict[str, list[dict[str, Any]]],
+) -> None:
+    workers = groups["equal"]
     assert [worker["error"] for worker in workers] == [None, None]
     assert [worker["rank"] for worker in workers] == [0, 1]
     assert {worker["role"] for worker in workers} == {"worker"}
@@ -110,14 +141,14 @@ def test_the_engine_drafts_as_it_should_under_the_ray_executor(
     """vLLM's own executor and its whole engine; only the resource that Ray counts is made up."""
     (tmp_path / "run").mkdir(mode=0o700)
     here = SCRIPT.parent
-    path = (installed_beside, here / "ray_on_cpu")
+    path = (installed_beside, here / "ray_on_cpu", RESTED)
     spec = EngineSpec(
         str(tiny_models),
         "eagle3",
         3,
         make_requests(6),
         tensor_parallel_size=2,
-        engine={"distributed_executor_backend": "ray"},
+        engine=QUICKEST | {"distributed_executor_backend": "ray"},
         packages=(str(here.parent),),
         pre=("tests.in_memory.engine_hooks:ray_first",),
         finish=("tests.in_memory.engine_hooks:live",),
@@ -146,23 +177,17 @@ def test_the_engine_drafts_as_it_should_under_the_ray_executor(
 
 
 def expect_stopped(workers: list[dict[str, Any]]) -> None:
+    assert len(workers) == 2
     for worker in workers:
         assert "do not run the same code" in worker["error"], worker
         assert "digest" in worker["error"]
 
 
 @pytest.mark.thorough  # as another patch set does, and under the external launcher in CI
-def test_a_node_with_another_switch_stops_all(cluster: Any) -> None:
-    workers, _ = cluster([{}, {"OVERLAY_DRAFT_GRAPHS": "off"}], {})
-    expect_stopped(workers)
+def test_a_node_with_another_switch_stops_all(groups: dict[str, list[dict[str, Any]]]) -> None:
+    expect_stopped(groups["another switch"])
 
 
-def test_a_node_with_another_patch_set_stops_all(cluster: Any, tmp_path: Path) -> None:
-    feature = tmp_path / "team/mark"
-    module = feature / "files/vllm/mark.py"
-    module.parent.mkdir(parents=True)
-    module.write_text('"""Something else."""\n')
-    (feature / "feature.toml").write_text(ADDED)
-    workers, _ = cluster([{}, {"OVERLAY_PATCHES": str(tmp_path / "team")}], {})
-    expect_stopped(workers)
-    assert any("mark" in worker["error"] for worker in workers)
+def test_a_node_with_another_patch_set_stops_all(groups: dict[str, list[dict[str, Any]]]) -> None:
+    expect_stopped(groups["another patch set"])
+    assert any("mark" in worker["error"] for worker in groups["another patch set"])

@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, settings
 from overlay.cache import cache_folder
 
 #: How many examples of a law the lane tries at most; and CI, which draws the same ones each time.
-EXAMPLES, MOST = 10, 100
+EXAMPLES, MOST = 10, 50
 settings.register_profile(
     "lane",
     deadline=None,

@@ -152,7 +152,7 @@ def test_what_is_on_this_machine() -> None:
 
 
 def test_laws_draw_few_examples_in_the_lane(suite: pytest.Pytester) -> None:
-    """However many they ask for; CI a hundred of each, and all of them with ``--thorough``."""
+    """However many they ask for; CI fifty of each, and all of them with ``--thorough``."""
     (suite.path / "tests/test_laws.py").write_text(
         "from hypothesis import given, settings, strategies as st\n"
         "drawn = []\n"

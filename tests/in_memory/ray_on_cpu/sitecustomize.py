@@ -9,6 +9,8 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+import rested_at_start  # noqa: F401 - for what it does
+
 from overlay.in_memory.import_watch import when_imported
 
 
