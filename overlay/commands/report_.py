@@ -64,8 +64,8 @@ def _sections(request: Request, releases: str | None, *, matrix: bool) -> Iterat
     yield _section("status --live", lambda: live(request))
     # An environment has a doctor of its own; of a folder or a release there is none.
     place = Path(os.path.expanduser(request.target or ""))
-    asked = request if is_environment(place) else request._replace(target=None)
-    yield _section(f"doctor{target if asked.target else ''}", lambda: doctor(asked))
+    of_doctor = request if is_environment(place) else request._replace(target=None)
+    yield _section(f"doctor{target if of_doctor.target else ''}", lambda: doctor(of_doctor))
     if matrix:
         span = "" if releases is None else f" --releases {releases}"
         yield _section(
