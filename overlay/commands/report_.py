@@ -39,9 +39,11 @@ def report(
     :param releases: those of the matrix, as ``--releases`` takes them; default: all.
     :param matrix: whether there is one: it needs the package index, or releases in the cache.
     :param output: the file for the page of HTML; ``-`` is standard output, ``None`` writes none.
-    :raises UsageError: if ``output`` lies in a target.
+    :raises UsageError: if ``output`` is empty, or lies in a target.
     :raises OverlayError: if it cannot be written.
     """
+    if output == "":
+        raise UsageError(f"-o is empty: name a file, or {STANDARD_OUTPUT} for standard output")
     sections = tuple(_sections(request, releases, matrix=matrix))
     timestamp = datetime.now(timezone.utc).isoformat(timespec="seconds")
     answer = CollectedReport(collected(sections), timestamp, overlay.__version__, None, sections)
