@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 #: How many further files with one cause are named.
 _ALIKE = 3
@@ -47,6 +47,16 @@ def did_you_mean(unknown: Iterable[str], names: Sequence[str], way: str = "") ->
         return f"; {way}" if way else ""
     question = f"; did you mean {' and '.join(dict.fromkeys(close))}?"
     return f"{question} Or {way}" if way else question
+
+
+def causes_of(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what caused it, the first cause last."""
+    visited: set[int] = set()
+    while error is not None and id(error) not in visited:
+        visited.add(id(error))
+        yield error
+        inner = [getattr(error, "reason", None), *error.args, error.__cause__, error.__context__]
+        error = next((cause for cause in inner if isinstance(cause, BaseException)), None)
 
 
 def without_secrets(text: str) -> str:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from packaging.version import Version
 
-from overlay.results import ModelRunner
+from overlay.results import RUNNER_FILES, FeatureResult, ModelRunner
 
 #: By which the user chooses; vLLM reads a number, and 0 is V1.
 VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
@@ -147,6 +147,76 @@ ONLY_V2 = (
     Setting("HiSparse", ("0.30", "0.33")),
     Setting("watermarks (V2 serves them whatever is asked)", ("0.30", "0.33")),
 )
+
+
+#: The files that model runner V1 alone runs, for each of V1's drafters the drafts that it makes:
+#: where a row of ``SETTINGS`` sends these to V1, the file is run wherever it is asked for.
+V1_FILES: Mapping[str, str | None] = {
+    RUNNER_FILES[ModelRunner.V1]: None,
+    **dict.fromkeys(
+        (
+            "vllm/v1/sample/rejection_sampler.py",
+            *(f"vllm/v1/spec_decode/{name}.py" for name in ("eagle", "gemma4", "step3p5")),
+            "vllm/v1/spec_decode/llm_base_proposer.py",
+            "vllm/v1/worker/ec_connector_model_runner_mixin.py",
+        )
+    ),
+    "vllm/v1/spec_decode/dflash.py": "drafts by DFlash",
+    "vllm/v1/spec_decode/draft_model.py": "drafts by a draft model",
+    "vllm/v1/spec_decode/extract_hidden_states.py": "extraction of hidden states",
+    "vllm/v1/spec_decode/ngram_proposer.py": "drafts by n-grams",
+    "vllm/v1/spec_decode/ngram_proposer_gpu.py": "drafts by n-grams",
+}
+
+#: What V2 calls of V1's class until 0.29.
+_V1_FOR_BOTH = frozenset(
+    f"GPUModelRunner.{name}"
+    for name in ("apply_sparse_weight_patches", "reload_weights", "update_config")
+)
+
+_V2_FOLDER = f"{RUNNER_FILES[ModelRunner.V2].rpartition('/')[0]}/"
+
+#: The files of V2's folder that other code of some release imports.
+V2_FOR_BOTH = frozenset(
+    f"{_V2_FOLDER}{name}.py"
+    for name in (
+        "attn_utils",
+        "buffer_utils",
+        "cudagraph_utils",
+        "eplb_utils",
+        "pool/late_interaction_runner",
+        "sample/gumbel",
+        "sample/logits_processor",
+        "sample/logprob",
+        "spec_decode/eagle/eagle3_utils",
+        "spec_decode/rejection_sampler_utils",
+    )
+)
+
+
+def runner_of(feature: FeatureResult, release: Version | None) -> ModelRunner | None:
+    """The only model runner that runs what a feature patches in a release, told by its files.
+
+    Added modules say nothing: what is patched calls them.
+
+    :returns: ``None`` where another runner may run some of it.
+    """
+    runners = {
+        _runner_of_hunk(file.path, hunk.scope, release)
+        for file in feature.files
+        for hunk in file.hunks
+    }
+    return runners.pop() if len(runners) == 1 else None
+
+
+def _runner_of_hunk(path: str, scope: str, release: Version | None) -> ModelRunner | None:
+    if path in V1_FILES and scope not in _V1_FOR_BOTH:
+        drafts = V1_FILES[path]
+        rows = settings(release) if release is not None and drafts is not None else ()
+        return None if any(row.text == drafts for row in rows) else ModelRunner.V1
+    if path.startswith(_V2_FOLDER) and path not in V2_FOR_BOTH:
+        return ModelRunner.V2
+    return None
 
 
 def _within(release: Version, span: tuple[str, str]) -> bool:

@@ -187,7 +187,8 @@ def _add_header(source: Source, headers: _Values, name: str, value: str, number:
         headers[name] = [value]
     elif name in REPEATED:
         headers[name].append(value)
-    else:
+    elif len(headers[name]) == 1:
+        headers[name].append(value)  # no more is said of a third
         source.error(number, f"the header {name} is there twice")
 
 

@@ -14,7 +14,7 @@ from overlay.authoring.baseless import why as why_no_base
 from overlay.authoring.building import EditedFile, FeatureChange, Prepared, Words, build
 from overlay.authoring.composing import NotComposable, compose_file, contexts_from, whole_file
 from overlay.authoring.incoming import ChangeKind, Commit, IncomingFile
-from overlay.authoring.locating import Origin, ReleaseTexts, following_bytes, having, locate
+from overlay.authoring.locating import Base, Origin, ReleaseTexts, following_bytes, having, locate
 from overlay.authoring.mailbox import described
 from overlay.authoring.triage import (
     FileFate,
@@ -131,7 +131,7 @@ def _topic(
     if last.kind in (ChangeKind.REMOVED, ChangeKind.RENAMED):
         if last.kind is ChangeKind.REMOVED and after:
             return refused(f"it removes {path}, and shows a part of its lines only", last)
-        release, by_id, words = base.release, base.by_id, base.words
+        release, by_id, words = base.release, base.by_id, _made_on(base, texts)
         fate = FileFate(path, Fate.EDITED, release, by_id, 1, removes=True, made_on=words)
         return fate, EditedFile(base, (whole_file(base.before, None),))
     try:
@@ -142,8 +142,23 @@ def _topic(
         return refused(why_no_base(parts[0], texts, parts[1:], checkout=checkout is not None))
     if (problem := uncompilable(path, after, syntax)) is not None:
         return refused(f"with the change, {problem}")
-    fate = FileFate(path, Fate.EDITED, base.release, base.by_id, len(hunks), made_on=base.words)
+    words = _made_on(base, texts)
+    fate = FileFate(path, Fate.EDITED, base.release, base.by_id, len(hunks), made_on=words)
     return fate, EditedFile(base, hunks)
+
+
+def _made_on(base: Base, texts: ReleaseTexts) -> str:
+    """The text that a change was made on, in words: every release in a row that has it."""
+    if base.release not in texts.names:
+        return base.words
+    has = [texts.read(name, base.path) == base.before for name in texts.names]
+    first = last = texts.names.index(base.release)
+    while first and has[first - 1]:
+        first -= 1
+    while last + 1 < len(has) and has[last + 1]:
+        last += 1
+    first_name, last_name = texts.names[first], texts.names[last]
+    return first_name if first == last else f"{first_name}..{last_name}"
 
 
 def _title(commits: Sequence[Commit], id_: str) -> str:

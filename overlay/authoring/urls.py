@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
-from overlay.errors import PackageIndexError, UsageError, without_secrets
+from overlay.errors import PackageIndexError, UsageError, causes_of, without_secrets
 from overlay.results.invocation import is_offline
 
 if TYPE_CHECKING:
@@ -168,10 +168,6 @@ def _require_diff(answer: requests.Response, name: str) -> None:
 
 def _why(error: BaseException) -> str:
     """The innermost cause in words, without the objects that libraries put around it."""
-    text = str(getattr(error, "reason", None) or error)
-    while (cause := error.__context__ or error.__cause__) is not None and isinstance(
-        cause, OSError
-    ):
-        error = cause
-        text = error.strerror or str(error)
+    *_, error = causes_of(error)
+    text = getattr(error, "strerror", None) or str(error)
     return re.sub(r"<[^>]*>:?\s*", "", text) or type(error).__name__

@@ -39,9 +39,11 @@ def report(
     :param releases: those of the matrix, as ``--releases`` takes them; default: all.
     :param matrix: whether there is one: it needs the package index, or releases in the cache.
     :param output: the file for the page of HTML; ``-`` is standard output, ``None`` writes none.
-    :raises UsageError: if ``output`` lies in a target.
+    :raises UsageError: if ``output`` is empty, or lies in a target.
     :raises OverlayError: if it cannot be written.
     """
+    if output == "":
+        raise UsageError(f"-o is empty: name a file, or {STANDARD_OUTPUT} for standard output")
     sections = tuple(_sections(request, releases, matrix=matrix))
     timestamp = datetime.now(timezone.utc).isoformat(timespec="seconds")
     answer = CollectedReport(collected(sections), timestamp, overlay.__version__, None, sections)
@@ -64,8 +66,8 @@ def _sections(request: Request, releases: str | None, *, matrix: bool) -> Iterat
     yield _section("status --live", lambda: live(request))
     # An environment has a doctor of its own; of a folder or a release there is none.
     place = Path(os.path.expanduser(request.target or ""))
-    asked = request if is_environment(place) else request._replace(target=None)
-    yield _section(f"doctor{target if asked.target else ''}", lambda: doctor(asked))
+    of_doctor = request if is_environment(place) else request._replace(target=None)
+    yield _section(f"doctor{target if of_doctor.target else ''}", lambda: doctor(of_doctor))
     if matrix:
         span = "" if releases is None else f" --releases {releases}"
         yield _section(

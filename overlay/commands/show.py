@@ -95,7 +95,7 @@ def show(request: Request, name: str) -> ShowReport:
     if feature is None:
         names = [each.id for each in features]
         near = close_names(name, names)
-        hint = f"did you mean {enumeration(near)}?" if near else f"there are {enumeration(names)}"
+        hint = f"did you mean {enumeration(near)}?" if near else f"there are {enumeration(names)};"
         raise UsageError(
             f"expected the id of a feature, found {name!r}; {hint} "
             f"{command('list')} shows them, and --patches DIR adds those of a folder"

@@ -60,25 +60,24 @@ def with_runner(
 
     That is what it runs by default, and what cannot be patched in memory.
 
-    :param features: all that the command knows of; those that name no model runner say nothing.
+    :param features: all that the command knows of; where one names no model runner, its files tell.
     :param release: of the package of the target.
     """
     target = _with_early(target, features, release)
-    there = {
-        result.feature
-        for result in target.features
-        if result.state not in (State.UPSTREAMED, State.INAPPLICABLE)
-    }
-    runners = {
-        feature.id: feature.model_runner
-        for feature in features
-        if feature.model_runner is not None and feature.id in there
-    }
-    if not runners or target.package != VLLM.name:
+    if target.package != VLLM.name:
         return target  # other packages choose by rules of their own
-    from overlay._features.model_runners import note_on
+    from overlay._features.model_runners import note_on, runner_of
 
     ascend = target.root is not None and (target.root / "vllm_ascend").is_dir()
+    declared = {feature.id: feature.model_runner for feature in features}
+    runners = {
+        result.feature: runner
+        for result in target.features
+        if result.state not in (State.UPSTREAMED, State.INAPPLICABLE)
+        and (runner := declared.get(result.feature) or (not ascend and runner_of(result, release)))
+    }
+    if not runners:
+        return target
     return replace(target, runner=note_on(runners, release, os.environ, ascend=ascend))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,21 @@ if TYPE_CHECKING:
     from overlay.commands.request import Request
     from overlay.proof.commands.budget import Schedule
     from overlay.report.base import Report
+
+
+class NumberInRange(click.FloatRange):
+    """A number of a range; ``nan`` is in none, and no comparison would stop it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number.
+
+        :raises click.BadParameter: if it is none of the range.
+        """
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return number
+
 
 #: Every default is shown.
 option = functools.partial(click.option, show_default=True)
@@ -78,7 +94,7 @@ option = functools.partial(click.option, show_default=True)
 )
 @option(
     "--deadline",
-    type=click.FloatRange(1),
+    type=NumberInRange(1),
     default=900.0,
     help="Seconds after which an engine is killed.",
 )
@@ -205,7 +221,7 @@ def _refuse_side_by_side(_: click.Context, __: click.Parameter, value: bool) -> 
 @option(
     "--request-rate",
     "rate",
-    type=click.FloatRange(0),
+    type=NumberInRange(0),
     help="Requests a second while the time to the first token is taken; 0 leaves it out.",
     show_default="half of what the first engine answers",
 )
@@ -236,7 +252,7 @@ def _refuse_side_by_side(_: click.Context, __: click.Parameter, value: bool) -> 
 )
 @option(
     "--budget",
-    type=click.FloatRange(0),
+    type=NumberInRange(0),
     default=BUDGET,
     help="Seconds for everything: what takes longer is left out, and the report names it.",
 )
@@ -248,7 +264,7 @@ def _refuse_side_by_side(_: click.Context, __: click.Parameter, value: bool) -> 
 )
 @option(
     "--accept",
-    type=click.FloatRange(0),
+    type=NumberInRange(0),
     help="Tokens a step by synthetic acceptance; 0: what the models accept.",
     show_default="2.5 for shapes, 0 for models",
 )
@@ -262,7 +278,7 @@ def _refuse_side_by_side(_: click.Context, __: click.Parameter, value: bool) -> 
 )
 @option(
     "--deadline",
-    type=click.FloatRange(1),
+    type=NumberInRange(1),
     default=600.0,
     help="Seconds after which an engine is killed.",
 )

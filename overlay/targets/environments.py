@@ -170,8 +170,10 @@ def named_interpreter(text: str) -> Path:
 
     A bare name such as ``python3.12`` is looked up on ``PATH``.
 
-    :raises TargetError: if it is a program that is not on ``PATH``.
+    :raises TargetError: if it is a program that is not on ``PATH``, or empty.
     """
+    if not text:
+        raise TargetError("--python is empty: name an interpreter or a virtual environment")
     place = Path(os.path.expanduser(text))
     if os.sep not in text and not place.exists():
         import shutil

@@ -6,13 +6,12 @@ No message holds a secret: each is shown by ``overlay.errors.without_secrets``.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 import requests
 
-from overlay.errors import PackageIndexError, without_secrets
+from overlay.errors import PackageIndexError, causes_of, without_secrets
 
 #: Statuses of a server that may answer if it is asked again.
 BUSY = (429, 500, 502, 503, 504)
@@ -118,7 +117,7 @@ def network_error(url: str, error: Exception, timeout: float) -> PackageIndexErr
 
     :param timeout: seconds that were waited for one.
     """
-    where, causes = without_secrets(url), list(_causes(error))
+    where, causes = without_secrets(url), list(causes_of(error))
     for cause in causes:
         if isinstance(cause, ssl.SSLCertVerificationError):
             return PackageIndexError(
@@ -136,13 +135,3 @@ def network_error(url: str, error: Exception, timeout: float) -> PackageIndexErr
         f"{where}: cannot be reached: {without_secrets(str(causes[-1]))}. Check the network and "
         "pip's index and proxy settings; releases that are in the cache already need no network"
     )
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what caused it, the first cause last."""
-    visited: set[int] = set()
-    while error is not None and id(error) not in visited:
-        visited.add(id(error))
-        yield error
-        inner = [getattr(error, "reason", None), *error.args, error.__cause__, error.__context__]
-        error = next((cause for cause in inner if isinstance(cause, BaseException)), None)

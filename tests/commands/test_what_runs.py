@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from overlay._processes.live import LiveProcess
+from overlay.results import RUNNER_FILES, ModelRunner
 from tests.support import fake_vllm
-from tests.support.cli import ADDED, CAPTURE, Cli
+from tests.support.cli import ADDED, CAPTURE, PROPOSE, Cli
 from tests.support.patches import write_feature
 
 VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
@@ -139,6 +141,44 @@ def test_nothing_is_said_of_what_is_not_there(cli: Cli, newest: Path, tmp_path: 
     plain = fake_vllm.site_packages(tmp_path / "plain", version="0.33.0")
     alone = cli("check", "--feature", "demo", plain)
     assert "note: " not in alone.out
+
+
+@pytest.mark.parametrize(
+    ("toml", "more", "runs"),
+    [
+        ("", {}, "no"),
+        ("", {f"files/{ADDED}2": ""}, "no"),  # run by what is patched
+        ("", {"20-propose/0.20.0..0.33.0.patch": PROPOSE}, None),
+        ('model_runner = "v2"', {}, "yes"),  # who says it knows it
+    ],
+    ids=["V1's file", "and an added one", "and one of both runners", "feature.toml wins"],
+)
+def test_what_names_no_runner_is_told_by_its_files(
+    cli: Cli, tmp_path: Path, toml: str, more: dict[str, str], runs: str | None
+) -> None:
+    """As ``new`` and ``import`` make features: a patch of V1 alone would silently do nothing."""
+    shutil.rmtree(cli.shipped / "demo")
+    site = fake_vllm.site_packages(tmp_path / "site", version="0.33.0")
+    v2 = site / RUNNER_FILES[ModelRunner.V2]
+    v2.parent.mkdir()
+    v2.touch()
+    folder = write_feature(
+        tmp_path / "mine",
+        {"10-capture/0.20.0..0.33.0.patch": CAPTURE, **more},
+        id="ours",
+        toml=toml,
+    )
+    text = (folder / "feature.toml").read_text(encoding="utf-8")
+    for command in COMMANDS:
+        words = (*command, "--patches", folder.parent, site)
+        answer = cli(*words)
+        assert ("ours does nothing there unless" in answer.out) == (runs == "no"), answer.out
+        (target,) = cli(*words, "--json").json["targets"]
+        assert [each.get("runs") for each in target["features"]] == [runs]
+    required = cli("status", "--patches", folder.parent, "--require", "ours", site)
+    assert required.exit == 0
+    assert ("ours does nothing there by default" in required.last) == (runs == "no")
+    assert (folder / "feature.toml").read_text(encoding="utf-8") == text
 
 
 def test_several_releases_share_what_is_said(cli: Cli, newest: Path, tmp_path: Path) -> None:

@@ -15,17 +15,27 @@ from overlay._features.folder import load
 from overlay._features.model_runners import (
     ONLY_V2,
     SETTINGS,
+    V1_FILES,
+    V2_FOR_BOTH,
     Runs,
     Setting,
     advice,
     models,
     note_on,
+    runner_of,
     runs,
     settings,
 )
 from overlay._features.sources import shipped_folder
 from overlay.package import KNOWN_RELEASES
-from overlay.results import ModelRunner
+from overlay.results import (
+    RUNNER_FILES,
+    FeatureResult,
+    FileResult,
+    HunkResult,
+    ModelRunner,
+    State,
+)
 from overlay.targets.resolution import resolve
 from scripts import render_runners
 
@@ -321,3 +331,116 @@ def test_a_value_that_vllm_cannot_read_asks_for_nothing(value: str) -> None:
     """vLLM stops there; ``overlay doctor`` says so of its own variables only."""
     given = {"VLLM_USE_V2_MODEL_RUNNER": value}
     assert runs(ModelRunner.V1, Version("0.33.0"), given) is Runs.NO
+
+
+def results(path: str, *scopes: str) -> FileResult:
+    """A file with a hunk in each scope."""
+    return FileResult(
+        path, State.PRISTINE, hunks=tuple(HunkResult(each, State.PRISTINE) for each in scopes)
+    )
+
+
+def test_no_shipped_feature_says_another_runner_than_its_files() -> None:
+    """What a feature patches in each release, beside what its ``feature.toml`` says."""
+    told = set()
+    for feature in load([shipped_folder()]):
+        for release in map(Version, KNOWN_RELEASES):
+            patches = [
+                variant.patch
+                for topic in feature.topics
+                for variant in topic.variants
+                if release in variant.releases
+            ]
+            files = (results(each.path, *(hunk.scope for hunk in each.hunks)) for each in patches)
+            runner = runner_of(FeatureResult(feature.id, State.PRISTINE, tuple(files)), release)
+            assert runner in (None, feature.model_runner), (feature.id, str(release))
+            told.add((feature.id, runner))
+    assert {"context-limit", "prompt-logprobs", "steady-inputs", "greedy-verification"} <= {
+        name for name, runner in told if runner is ModelRunner.V1
+    }
+
+
+@pytest.mark.parametrize(
+    ("files", "release", "runner"),
+    [
+        ([("gpu_model_runner", "GPUModelRunner.f")], "0.33.0", ModelRunner.V1),
+        ([("gpu_model_runner", "GPUModelRunner.f"), ("gpu_worker", "f")], "0.33.0", None),
+        ([("gpu_model_runner", "GPUModelRunner.reload_weights")], "0.29.0", None),
+        ([("gpu_model_runner", "GPUModelRunner.f"), ("gpu/states", "f")], "0.33.0", None),
+        ([("gpu/states", "f"), ("gpu/spec_decode/utils", "f")], "0.26.0", ModelRunner.V2),
+        ([("gpu/attn_utils", "f")], "0.26.0", None),
+        ([("gpu_worker", "f")], "0.33.0", None),
+        ([("../spec_decode/ngram_proposer", "f")], "0.31.0", None),  # drafts by n-grams choose V1
+        ([("../spec_decode/ngram_proposer", "f")], "0.32.0", ModelRunner.V1),
+        ([("../spec_decode/suffix_decoding", "f")], "0.33.0", None),
+        ([("gpu_model_runner", "GPUModelRunner.f")], None, ModelRunner.V1),
+        ([], "0.33.0", None),
+    ],
+)
+def test_the_runner_is_told_by_what_is_patched(
+    files: list[tuple[str, str]], release: str | None, runner: ModelRunner | None
+) -> None:
+    base = "vllm/v1/worker/"
+    paths = [(f"{base}{name}.py".replace("worker/../", ""), scope) for name, scope in files]
+    feature = FeatureResult(
+        "ours",
+        State.PRISTINE,
+        (*(results(*each) for each in paths), FileResult("vllm/ours.py", State.PRISTINE)),
+    )
+    assert runner_of(feature, None if release is None else Version(release)) is runner
+
+
+#: Modules that import one of V1's and run none of it where V2 was chosen, and why.
+NOT_V2 = {
+    "vllm.v1.worker.cpu_model_runner": "V1's class for CPUs",
+    "vllm.v1.worker.xpu_model_runner": "V1's class for XPUs, and V2's beside it",
+    "vllm.v1.worker.gpu_worker": "makes the runner that was chosen",
+    "vllm.v1.worker.gpu.model_runner": "calls three methods until 0.29, which tell nothing",
+    "vllm.v1.spec_decode.metadata": "names a type",
+    "vllm.model_executor.warmup": "names a type",
+    "vllm.model_executor.model_loader.weight_cache": "asks which class a runner is",
+    "vllm.platforms.cpu": "replaces V1's kernels on CPUs",
+}
+
+#: Modules outside V2's folder that import its modules, and run with V2 alone.
+WITH_V2 = (
+    "vllm.v1.worker.gpu_worker",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.v1.worker.cpu.",
+    "vllm.v1.worker.xpu_model_runner",
+    "vllm.v1.worker.mm_encoder_model_runner",
+    "vllm.v1.worker.sentinel.",
+    "vllm.v1.hisparse.",  # V2's by `ONLY_V2`
+    "vllm.v1.watermarking.",  # the same
+    "vllm.benchmarks.",  # measures V2's drafters
+    "vllm.distributed.aux_output_connector.",  # of V2's input batch
+    "vllm.model_executor.model_loader.weight_cache.",
+    "vllm.model_executor.models.",  # a model's state, which V2 alone has
+    "vllm.models.",
+    "vllm.model_executor.warmup.",
+)
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("release", ["0.20.0", "0.26.0", KNOWN_RELEASES[-1]])
+def test_the_files_of_one_runner_are_imported_by_no_code_of_the_other(release: str) -> None:
+    target = resolve(release)
+    folder = RUNNER_FILES[ModelRunner.V2].rpartition("/")[0].replace("/", ".")
+    ours = {path.removesuffix(".py").replace("/", ".") for path in V1_FILES}
+    both = {path.removesuffix(".py").replace("/", ".") for path in V2_FOR_BOTH}
+    modules = {path.removesuffix(".py").replace("/", "."): path for path in target.paths()}
+    assert folder + ".model_runner" in modules
+    imports = re.compile(
+        r"^\s*(?:from (vllm\.v1\.[\w.]+) import (\w+)|import (vllm\.v1\.[\w.]+))", re.M
+    )
+    for module, path in modules.items():
+        if not path.endswith(".py"):
+            continue
+        text = (target.read(path) or b"").decode()
+        for where, name, whole in imports.findall(text) if "vllm.v1." in text else ():
+            for used in {where, f"{where}.{name}", whole} & modules.keys():
+                if used in ours - {module}:
+                    assert module in ours or module.startswith(tuple(NOT_V2)), (module, used)
+                inside = used.startswith(f"{folder}.") and used not in both
+                if inside and not module.startswith(f"{folder}."):
+                    assert module.startswith(WITH_V2), (module, used)

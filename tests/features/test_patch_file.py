@@ -331,3 +331,8 @@ def test_a_huge_patch_takes_no_longer_than_its_size(line: str) -> None:
         with contextlib.suppress(PatchFormatErrors):
             parse_patch(text, "p")
     assert time.monotonic() - begun < 20
+
+
+def test_a_header_that_stands_there_often_is_told_once() -> None:
+    text = GOOD_PATCH.replace("Description: ", "Description: a\nDescription: b\nDescription: ", 1)
+    assert [problem for _, problem in errors(text)] == ["the header Description is there twice"]

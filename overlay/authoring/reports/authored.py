@@ -73,8 +73,12 @@ class _Authored(Report):
             else:
                 yield Line((Span(f"{file.path:<{width}}  "),), (Span(_in_words(file)),))
         yield from self._further_lines()
+        alike: dict[str, list[str]] = {}
         for release, why in self.unread.items():
-            yield labelled(0, f"{release} was not tried: ", why, "warning")
+            alike.setdefault(why.replace(release, ""), []).append(release)
+        for releases in alike.values():
+            head = f"{enumeration(releases)} {agree(releases, 'was', 'were')} not tried: "
+            yield labelled(0, head, self.unread[releases[0]], "warning")
 
     def _further_lines(self) -> Iterator[Line]:
         """What is said between the files and the releases that were not tried."""

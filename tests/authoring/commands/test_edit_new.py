@@ -14,7 +14,9 @@ from packaging.version import Version
 
 from overlay._features.folder import load
 from overlay.authoring import disk
+from overlay.authoring.reports.authored import NewReport
 from overlay.planning.planner import plan
+from overlay.report.codes import Code, Verdict
 from overlay.results import State
 from tests.support import releases
 from tests.support.cli import PROPOSER, RUNNER, Cli, edit
@@ -232,6 +234,22 @@ def test_a_feature_that_came_or_changed_meanwhile_is_said(work: Cli, ours: Path)
     toml = ours / "stop-fix/feature.toml"
     toml.write_text(toml.read_text().replace("team-capture", "stop-fix"))
     refused(work, ours, "stop-fix changed since the session began")
+
+
+def test_releases_that_were_not_tried_for_one_reason_are_one_line() -> None:
+    unread = {"0.24.0": "release 0.24.0: no network", "0.25.0": "release 0.25.0: no network"}
+    report = NewReport(
+        Verdict(Code.NO_PROBLEM, "Nothing."),
+        feature="x",
+        release="0.26.0",
+        target="t",
+        unread={**unread, "0.26.0": "is cut"},
+    )
+    lines = ["".join(span.text for span in (*x.head, *x.body)) for x in report.own_lines()]
+    assert lines == [
+        "0.24.0 and 0.25.0 were not tried: release 0.24.0: no network",
+        "0.26.0 was not tried: is cut",
+    ]
 
 
 def test_a_release_that_left_the_index_takes_nothing_away(

@@ -45,7 +45,7 @@ def test_it_writes_a_feature_and_says_where_it_lands(cli: Cli, change: Path) -> 
     result = call(cli, change)
     assert result.exit == 0
     assert "0.21.0..0.22.0" in result.last
-    assert f"{PATH}  1 hunk, made on 0.22.0" in result.out
+    assert f"{PATH}  1 hunk, made on 0.21.0..0.22.0" in result.out
     assert "0.23.0..0.24.0    upstream has it" in result.out
     listed = cli("list", "--patches", change.parent / "ours")
     assert "from 0.23.0 on" in listed.out

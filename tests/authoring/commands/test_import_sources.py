@@ -342,5 +342,5 @@ def test_a_checkout_that_has_the_text_of_a_release_names_the_release(
     words = ("import", change, "--id", "runs", "--patches", tmp_path / "ours")
     result = cli(*words, "--base", tmp_path / "src")
     assert result.exit == 0, result.out + result.err
-    assert f"{PATH}  1 hunk, made on 0.22.0\n" in result.out
+    assert f"{PATH}  1 hunk, made on 0.21.0..0.22.0\n" in result.out
     assert "vllm/v1/notes.py  added module\n" in result.out

@@ -303,3 +303,19 @@ for _name, _words, _word in (
     ("unknown requirement", ["apply", "--require", "zz"], "expected"),
 ):
     simple(f"A usage {_name}", 2, _word, lambda w, a=_words: a)
+
+simple("A --python empty", 2, "--python is empty", lambda w: ["check", "--python", ""])
+simple("A -o empty", 2, "-o is empty", lambda w: ["report", "-o", "", "--no-matrix", w.site()])
+simple("A budget that is no number", 2, "not a number", lambda w: ["bench", "--budget", "nan"])
+simple(
+    "A no such feature to show",
+    2,
+    "demo; `overlay list` shows them",
+    lambda w: ["show", "../x"],
+)
+simple(
+    "A a server that refuses",
+    2,
+    "cannot be fetched: Connection refused; where",
+    lambda w: ["import", "https://127.0.0.1:9/x.diff", "--id", "x", "--patches", w.tmp / "mine"],
+)
