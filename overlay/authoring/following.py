@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from overlay._features.model import MODULE_SCOPE, Hunk
@@ -136,29 +137,48 @@ def _new_there(
 
 def _share(moved: Moved, data: bytes, syntax: Syntax, *, whole: bool) -> float | None:
     """How much of the text is there: of the file, or of each scope; ``None``: not enough."""
+    names = {hunk.scope for hunk in moved.hunks}
     try:
         own, there = SourceText.from_bytes(moved.origin), SourceText.from_bytes(data)
         own_scopes = syntax.scopes(moved.origin, own.lines)
+        if whole and (share := _alike(_counts(moved.origin), _counts(data))) >= RENAMED:
+            return share
+        # A text is parsed only where each part of the scopes' names stands in it.
+        parts = {part.encode() for name in names for part in name.split(".")}
+        if MODULE_SCOPE in names or not all(part in data for part in parts):
+            return None
         scopes = syntax.scopes(data, there.lines)
     except (TextError, UnparsableError):
         return None
-    if whole and (share := _alike(own.lines, there.lines)) >= RENAMED:
-        return share
     shares: list[float] = []
-    for name in {hunk.scope for hunk in moved.hunks}:
+    for name in names:
         places, other_places = own_scopes.get(name, ()), scopes.get(name, ())
-        if name == MODULE_SCOPE or len(places) != 1 or len(other_places) != 1:
+        if len(places) != 1 or len(other_places) != 1:
             return None
         (place,), (other,) = places, other_places
-        shares.append(
-            _alike(own.lines[place.start : place.stop], there.lines[other.start : other.stop])
+        lines, other_lines = (
+            own.lines[place.start : place.stop],
+            there.lines[other.start : other.stop],
         )
+        shares.append(_alike(_counter(lines), _counter(other_lines)))
     return min(shares) if shares and min(shares) >= MOVED else None
 
 
-def _alike(lines: Sequence[str], there: Sequence[str]) -> float:
-    """The share of lines that two texts have in common, blank ones aside, from 0 to 1."""
-    own = Counter(line.strip() for line in lines if line.strip())
-    other = Counter(line.strip() for line in there if line.strip())
+@lru_cache(maxsize=128)
+def _counts(data: bytes) -> Counter[str]:
+    """How often each line of a text is there; the same files are asked about for many others.
+
+    :raises TextError: if it cannot be read.
+    """
+    return _counter(SourceText.from_bytes(data).lines)
+
+
+def _counter(lines: Sequence[str]) -> Counter[str]:
+    """How often each line is there, blank ones aside."""
+    return Counter(filter(None, map(str.strip, lines)))
+
+
+def _alike(own: Counter[str], other: Counter[str]) -> float:
+    """The share of lines that two texts have in common, from 0 to 1."""
     total = own.total() + other.total()
     return 2 * (own & other).total() / total if total else 0.0
