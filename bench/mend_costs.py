@@ -1,0 +1,136 @@
+"""Time what each mend adds to a step that does not need it, on a CPU.
+
+    ENGINE/bin/python bench/mend_costs.py [--out result.json]
+
+Runs where vLLM can be imported.  The function that a mend's hunk calls in each step is called with
+what a batch of requests has, in turns with an empty function; the figure is the difference of the
+thread's time, the median of all pairs, in microseconds a step.  No model runs, no GPU is used.
+`draft-weights` has no hunk in a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+PATCHES = Path(__file__).resolve().parents[1] / "patches"
+MENDS = ("context-limit", "draft-sampling", "prompt-logprobs")
+REQUESTS, DRAFTS, VOCABULARY, LENGTH = 256, 3, 64, 8192
+PAIRS, CALLS = 60, 200
+
+
+def put_beside_vllm() -> None:
+    """Let the mends' modules be imported as parts of vLLM."""
+    import vllm.v1
+    import vllm.v1.sample
+    import vllm.v1.worker
+
+    for name in (*MENDS, "shared"):
+        files = PATCHES / name / "files/vllm/v1"
+        for package, folder in (
+            (vllm.v1, files),
+            (vllm.v1.sample, files / "sample"),
+            (vllm.v1.worker, files / "worker"),
+        ):
+            package.__path__.append(str(folder))
+
+
+def context_limit() -> Callable[[], Any]:
+    """A step of requests that are far from the end of their context."""
+    import numpy as np
+    from vllm.v1.worker.context_limit import align_counts
+
+    batch = SimpleNamespace(num_tokens_no_spec=np.full(REQUESTS, LENGTH // 2, np.int32))
+    runner = SimpleNamespace(input_batch=batch, max_model_len=LENGTH, num_spec_tokens=DRAFTS)
+    return lambda: align_counts(runner, None)
+
+
+def prompt_logprobs() -> Callable[[], Any]:
+    """A step in which nobody asks for log probabilities of a prompt."""
+    from vllm.v1.worker.prompt_states import keep_states
+
+    runner = SimpleNamespace(num_prompt_logprobs={}, speculative_config=object())
+    return lambda: keep_states(runner, None)
+
+
+def draft_sampling() -> Callable[[], Any]:
+    """A step of requests without min_p and logit_bias."""
+    import torch
+    from vllm.v1.sample.draft_sampling import apply_bias, apply_min_p
+    from vllm.v1.sample.logits_processor import LogitsProcessors
+    from vllm.v1.sample.logits_processor.builtin import (
+        LogitBiasLogitsProcessor,
+        MinPLogitsProcessor,
+        MinTokensLogitsProcessor,
+    )
+
+    config: Any = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=REQUESTS))
+    kinds = (MinTokensLogitsProcessor, LogitBiasLogitsProcessor, MinPLogitsProcessor)
+    device = torch.device("cpu")
+    processors = LogitsProcessors(kind(config, device, False) for kind in kinds)
+    asked = SimpleNamespace(logitsprocs=processors)
+    logits = torch.zeros(REQUESTS * DRAFTS, VOCABULARY)
+    metadata = SimpleNamespace(num_draft_tokens=[DRAFTS] * REQUESTS)
+
+    def step() -> None:
+        apply_bias(logits, asked, metadata)
+        apply_min_p(logits, logits, asked)  # the counts of drafts are not looked at
+
+    return step
+
+
+def thread_time(call: Callable[[], Any]) -> float:
+    """Microseconds of this thread that a call takes."""
+    begin = time.thread_time()
+    for _ in range(CALLS):
+        call()
+    return (time.thread_time() - begin) / CALLS * 1e6
+
+
+def cost(call: Callable[[], Any]) -> dict[str, float]:
+    """What a step costs more than an empty function, in microseconds."""
+    differences = sorted(thread_time(call) - thread_time(lambda: None) for _ in range(PAIRS))
+    return {
+        "median_us": round(statistics.median(differences), 2),
+        "largest_us": round(differences[-1], 2),
+    }
+
+
+def main() -> None:
+    """Measure, print, and write the result."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path)
+    out = parser.parse_args().out
+    put_beside_vllm()
+    import vllm
+
+    steps = {
+        "context-limit": context_limit(),
+        "draft-sampling": draft_sampling(),
+        "prompt-logprobs": prompt_logprobs(),
+    }
+    result = {
+        "vllm": vllm.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "requests": REQUESTS,
+        "drafts": DRAFTS,
+        "pairs": PAIRS,
+        "calls": CALLS,
+        "added": {name: cost(step) for name, step in steps.items()},
+    }
+    text = json.dumps(result, indent=1)
+    print(text)
+    if out is not None:
+        out.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
