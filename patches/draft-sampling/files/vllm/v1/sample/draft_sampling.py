@@ -96,7 +96,13 @@ def build_logitsprocs(
     Of upstream's `build_logitsprocs`, which leaves two of vLLM's own out beside drafts, with its
     arguments. Raises what it raises.
     """
-    from vllm.v1.sample import logits_processor as upstream
+    from vllm.v1.sample.logits_processor import (
+        LogitBiasLogitsProcessor,
+        LogitsProcessors,
+        MinPLogitsProcessor,
+        MinTokensLogitsProcessor,
+    )
+    from vllm.v1.sample.logits_processor import build_logitsprocs as upstream
 
     if config.speculative_config is None:
         idle(FEATURE, "there is no speculative decoding")
@@ -104,11 +110,9 @@ def build_logitsprocs(
         idle(FEATURE, f"{VARIABLE}=off")
     elif not (pooling or custom) and _is_upstreams_platform():
         active(FEATURE, _ACTIVE)
-        kinds = ("MinTokens", "LogitBias", "MinP")
-        return upstream.LogitsProcessors(
-            getattr(upstream, f"{kind}LogitsProcessor")(config, device, pinned) for kind in kinds
-        )
-    return upstream.build_logitsprocs(config, device, pinned, pooling, custom)
+        kinds = (MinTokensLogitsProcessor, LogitBiasLogitsProcessor, MinPLogitsProcessor)
+        return LogitsProcessors(kind(config, device, pinned) for kind in kinds)
+    return upstream(config, device, pinned, pooling, custom)
 
 
 def _is_upstreams_platform() -> bool:
