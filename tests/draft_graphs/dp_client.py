@@ -1,14 +1,11 @@
-"""Start `dp_rank.py` and take the outcomes of its ranks home; the part that pytest imports."""
+"""Run `dp_rank.py` in a fork and take home what its ranks did; the part that pytest imports."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
-import signal
 import socket
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -16,14 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.draft_graphs.dp_rank import DpOutcome, DpRun, Engines
-from tests.draft_graphs.harness_client import FULL_DECODE_ONLY, QUICKEST, TESTS
-from tests.engine.engine_launch import append_path, foreign_environment, link_packages
+from tests.draft_graphs.forked_modules import ForkedModules
+from tests.draft_graphs.harness_client import FULL_DECODE_ONLY, QUICKEST
 from tests.engine.engine_spec import EngineSpec, Request
 
 MODULE = "tests.draft_graphs.dp_rank"
 RANKS = 2
-#: Seconds that importing vLLM may take on a busy machine.
-IMPORTING = 300
 
 
 class RanksFailed(AssertionError):
@@ -62,7 +57,12 @@ def make_dp_spec(models: Path, draft: str, k: int, *, patience: int = 60) -> dic
         kv_blocks=60,
         max_model_len=128,
         enforce_eager=False,
-        compilation=FULL_DECODE_ONLY,
+        # Up to vLLM's own largest; its own sizes are three times as many, and each takes two passes
+        # of all ranks.
+        compilation={
+            **FULL_DECODE_ONLY,
+            "cudagraph_capture_sizes": [size * (k + 1) for size in (1, 2, 4, 8, 16)],
+        },
         async_scheduling=False,
         engine={
             **QUICKEST,
@@ -83,13 +83,19 @@ def dp_run(name: str, *modes: str, requests: Sequence[Sequence[Request]], **more
 
 
 def run_ranks(
-    python: Path, pairs: Sequence[tuple[dict[str, Any], Sequence[DpRun]]], *, seconds: float
+    forks: ForkedModules,
+    pairs: Sequence[tuple[dict[str, Any], Sequence[DpRun]]],
+    *,
+    seconds: float,
+    module: str = MODULE,
 ) -> list[list[dict[str, DpOutcome]] | RanksFailed]:
     """Run pairs of engines one after the other, each an `EngineSpec` and its runs.
 
     :param seconds: until the ranks of a pair are killed.
+    :param module: the program that forks them.
     :returns: for each pair the outcomes of each rank by the names of the runs, without those that
         the rank did not come to the end of; the failure where a rank finished no run.
+    :raises RanksFailed: if that program fails itself.
     """
     with tempfile.TemporaryDirectory(prefix="data-parallel-") as name:
         folder = Path(name)
@@ -100,7 +106,12 @@ def run_ranks(
             own = folder / str(number)
             own.mkdir()
             engines.append(Engines(spec, tuple(runs), str(own), port, seconds))
-        _start(python, folder, engines)
+        plan = folder / "plan.json"
+        plan.write_text(json.dumps([asdict(each) for each in engines]), encoding="utf-8")
+        ended = forks.run(module, str(plan))
+        if ended.returncode != 0:
+            printed = f"{ended.stdout[-2000:]}\n{ended.stderr[-4000:]}"
+            raise RanksFailed(f"ended with status {ended.returncode}:\n{printed}")
         return [_outcomes(Path(each.folder)) for each in engines]
 
 
@@ -120,38 +131,6 @@ def free_ports(count: int) -> list[int]:
         if len(ports) == count:
             return ports
     raise RuntimeError(f"expected {count} free ports from 15000 to 31999, found {len(ports)}")
-
-
-def _start(python: Path, folder: Path, engines: Sequence[Engines]) -> None:
-    """Run `dp_rank.py` to its end, which comes within the limits of its engines.
-
-    :raises RanksFailed: if it fails itself.
-    """
-    plan, log = folder / "plan.json", folder / "log"
-    plan.write_text(json.dumps([asdict(each) for each in engines]), encoding="utf-8")
-    link_packages(folder / "code", (TESTS,))
-    inherited = {
-        name: value for name, value in foreign_environment().items() if not name.startswith("VLLM")
-    }
-    with log.open("wb") as stream:
-        process = subprocess.Popen(
-            [str(python), "-m", MODULE, str(plan)],
-            cwd=folder,
-            env=append_path(inherited, folder / "code"),
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            status = process.wait(IMPORTING + sum(each.seconds for each in engines))
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    if status != 0:
-        said = log.read_text(encoding="utf-8", errors="replace")
-        raise RanksFailed(f"ended with status {status}:\n{said[-4000:]}")
 
 
 def _outcomes(folder: Path) -> list[dict[str, DpOutcome]] | RanksFailed:

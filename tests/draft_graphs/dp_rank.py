@@ -35,6 +35,8 @@ from tests.draft_graphs import harness
 from tests.draft_graphs.package_copies import INSTALLED, PACKAGE, loaded_package
 from tests.support.code_edits import Edit
 
+#: The sizes that are captured: the least of several requests, and the largest.
+SIZES = (2, 8)
 #: The step at which a rank is killed: some have drafted in graphs by then, and more would.
 LAST_STEP = 12
 
@@ -164,6 +166,7 @@ class DpEngine(harness.Engine):
         run = harness.Run(
             dp_run.name,
             dp_run.modes[self.rank],
+            ladder=SIZES,
             mutation=dp_run.mutation if self.rank in dp_run.mutated else (),
             check=False,
         )

@@ -14,12 +14,12 @@ from tests.engine.engine_spec import Request
 
 K = 3
 #: Rank 0 runs into the largest length, where upstream stops to draft; rank 1 stays below it.
-LONG = ((Request(tuple(range(5, 25)), 105), Request(tuple(range(7, 19)), 40)), busy()[:3])
+LONG = ((Request(tuple(range(5, 105)), 25), Request(tuple(range(7, 19)), 16)), busy()[:3])
 
 #: Captures before the one that fails: none; all but the last.
-FAILING = (0, 11)
-#: Those of the profile and three more, which repeats it.
-FAILING_BETWEEN = 7
+FAILING = (0, 7)
+#: Those of the profile and two more, which repeats it.
+FAILING_BETWEEN = 6
 
 
 def glm_spec(models: Path, draft: str) -> dict[str, Any]:

@@ -42,17 +42,17 @@ from tests.draft_graphs.dp_runs import (
     soak_faults,
     soak_runs,
 )
+from tests.draft_graphs.forked_modules import ForkedModules
 from tests.draft_graphs.harness_client import expect_graphs, expect_right
-from tests.engine.engine_launch import write_models
 
 Ranks = list[dict[str, DpOutcome]]
 
 
 @pytest.fixture(scope="module")
-def glm_models(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def glm_models(forks: ForkedModules, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the target whose MTP layer has experts."""
     folder = tmp_path_factory.mktemp("glm")
-    write_models(engine_python, folder, "tiny_glm")
+    forks.write_models(folder, "tiny_glm")
     return folder
 
 
@@ -65,7 +65,7 @@ GLM = "glm-mtphid"
 
 @pytest.fixture(scope="module")
 def pairs(
-    patched_python: Path, moe_models: Path, glm_models: Path, pytestconfig: pytest.Config
+    forks: ForkedModules, moe_models: Path, glm_models: Path, pytestconfig: pytest.Config
 ) -> dict[str, list[dict[str, DpOutcome]] | RanksFailed]:
     thorough = bool(pytestconfig.getoption("--thorough"))
     alone = [each for each in DP_MUTATIONS if each.alone and (thorough or not each.repeats)]
@@ -77,7 +77,7 @@ def pairs(
     plans += [(make_dp_spec(moe_models, "eagle3hid", K, patience=15), [run_of(m)]) for m in alone]
     plans.append((glm_spec(glm_models, GLM), glm_runs()))
     names = [SHARED, *(each.name for each in alone), GLM]
-    return dict(zip(names, run_ranks(patched_python, plans, seconds=900), strict=True))
+    return dict(zip(names, run_ranks(forks, plans, seconds=900), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -266,12 +266,11 @@ def test_a_rank_that_is_killed_ends_the_others_in_upstreams_own_agreement(
 @pytest.mark.thorough
 @pytest.mark.engine
 @pytest.mark.slow
-def test_a_long_soak_parts_no_ranks(patched_python: Path, moe_models: Path) -> None:
+def test_a_long_soak_parts_no_ranks(forks: ForkedModules, moe_models: Path) -> None:
     """Both ranks come and go for some hundred steps, with an exchange in every pass."""
     runs = soak_runs()
-    (outcomes,) = run_ranks(
-        patched_python, [(make_dp_spec(moe_models, "eagle3hid", K), runs)], seconds=1800
-    )
+    pair = make_dp_spec(moe_models, "eagle3hid", K), runs
+    (outcomes,) = run_ranks(forks, [pair], seconds=1800)
     if isinstance(outcomes, RanksFailed):
         raise outcomes
     for run in runs:

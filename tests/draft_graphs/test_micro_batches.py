@@ -9,13 +9,20 @@ features that let vLLM start is switched off, it stops as users have reported it
 from __future__ import annotations
 
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
-from tests.draft_graphs import dp_client
-from tests.draft_graphs.dp_client import RANKS, RanksFailed, busy, dp_run, idle, make_dp_spec
+from tests.draft_graphs.dp_client import (
+    RANKS,
+    RanksFailed,
+    busy,
+    dp_run,
+    idle,
+    make_dp_spec,
+    run_ranks,
+)
 from tests.draft_graphs.dp_rank import DpOutcome, DpRun
+from tests.draft_graphs.forked_modules import ForkedModules
 from tests.draft_graphs.harness_client import expect_right
 from tests.support.micro_batches import ARGUMENTS
 
@@ -43,14 +50,13 @@ Ranks = list[dict[str, DpOutcome]]
 
 
 @pytest.fixture(scope="module")
-def pairs(patched_python: Path, moe_models: Path) -> dict[str, Ranks]:
+def pairs(forks: ForkedModules, moe_models: Path) -> dict[str, Ranks]:
     plans = []
     for draft, runs in RUNS.items():
         spec = make_dp_spec(moe_models, draft, K)
         spec["engine"] |= ARGUMENTS
         plans.append((spec, runs))
-    with mock.patch.object(dp_client, "MODULE", "tests.draft_graphs.dbo_rank"):
-        found = dp_client.run_ranks(patched_python, plans, seconds=900)
+    found = run_ranks(forks, plans, seconds=900, module="tests.draft_graphs.dbo_rank")
     by_draft: dict[str, Ranks] = {}
     for draft, ranks in zip(RUNS, found, strict=True):
         if isinstance(ranks, RanksFailed):

@@ -19,8 +19,8 @@ __all__ = ("QUICKEST", "EngineSpec", "Request", "make_requests")
 
 #: What a CPU without instructions for 16 bits multiplies ten times as fast as bfloat16 (with AVX2):
 #: a third of what a run cost. The weights are the same numbers, and what is computed with them is
-#: more exact. Graphs and drafter ask nowhere which of the two it is. `test_mutations`, whose bugs
-#: are caught at 16 bits, and `qwen3-next`, whose attention wants them, stay with bfloat16.
+#: more exact. Graphs and drafter ask nowhere which of the two it is. `qwen3-next`, whose attention
+#: wants 16 bits, stays with bfloat16.
 QUICKEST = {"dtype": "float32"}
 
 
