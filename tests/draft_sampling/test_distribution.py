@@ -120,7 +120,10 @@ CONSTRAINTS = "apply_sampling_constraints"
 MIN_P = "logits = apply_min_p(logits, cu_num_draft_tokens, sampling_metadata)"
 PROCESSORS = "RejectionSampler.apply_logits_processors"
 BIAS = "logits = apply_bias(logits, sampling_metadata, metadata)"
-BUILDS = "build_logitsprocs"
+_MIN_TOKENS, _BIAS, _MIN_P = (
+    f"{kind}LogitsProcessor" for kind in ("MinTokens", "LogitBias", "MinP")
+)
+BUILT = ("build_logitsprocs", f"({_MIN_TOKENS}, {_BIAS}, {_MIN_P})")
 #: A mistake -> behind how many drafts the distribution is another one, at least.
 BUGS: dict[str, tuple[Edit, set[int]]] = {
     "min_p for the bonus token only": ((REJECTION_PATH, CONSTRAINTS, MIN_P, "pass"), {0, 1}),
@@ -138,8 +141,8 @@ BUGS: dict[str, tuple[Edit, set[int]]] = {
         (SAMPLER_PATH, "Sampler.sample", "logits = processor.apply(logits)", "pass"),
         {2},
     ),
-    "no bias in the batch": ((PATH, BUILDS, ", LogitBiasLogitsProcessor, ", ", "), {0, 1, 2}),
-    "no min_p in the batch": ((PATH, BUILDS, ", MinPLogitsProcessor)", ")"), {0, 1, 2}),
+    "no bias in the batch": ((PATH, *BUILT, f"({_MIN_TOKENS}, {_MIN_P})"), {0, 1, 2}),
+    "no min_p in the batch": ((PATH, *BUILT, f"({_MIN_TOKENS}, {_BIAS})"), {0, 1, 2}),
     "bias at a request's first draft only": (
         (PATH, "_add", "first[request + 1]", "first[request] + 1"),
         {1},
