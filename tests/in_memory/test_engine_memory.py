@@ -384,7 +384,6 @@ def test_a_required_feature_that_is_idle_refuses_to_serve(ended: Ended) -> None:
     expect_refusal(printed(ended.programs["required"]))
 
 
-@pytest.mark.thorough  # what vLLM's processes do when one of them fails is vLLM's
 def test_in_several_processes_a_required_feature_that_is_idle_refuses_to_serve(
     box: Box, tiny_models: Path
 ) -> None:
