@@ -30,6 +30,7 @@ from scripts import environment
 from tests.draft_graphs.dp_client import RANKS, RanksFailed, make_dp_spec, run_ranks
 from tests.draft_graphs.dp_rank import DpOutcome, DpRun
 from tests.draft_graphs.dp_runs import K, soak_faults, soak_runs
+from tests.draft_graphs.forked_modules import forked_modules
 from tests.engine.engine_fixtures import overlay
 from tests.engine.engine_launch import write_models
 from tests.engine.private_copy import make_private_copy
@@ -63,7 +64,8 @@ def make_run(python: Path, models: Path, run: DpRun) -> dict[str, Any]:
     """
     began = time.monotonic()
     spec = make_dp_spec(models, "eagle3hid", K)
-    (outcomes,) = run_ranks(python, [(spec, [run])], seconds=LIMIT)
+    with forked_modules(python) as forks:
+        (outcomes,) = run_ranks(forks, [(spec, [run])], seconds=LIMIT)
     made: dict[str, Any] = {"run": run.name, "seconds": round(time.monotonic() - began)}
     if isinstance(outcomes, RanksFailed):
         return {**made, "faults": [str(outcomes)]}

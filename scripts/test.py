@@ -180,6 +180,8 @@ def first_failure(
         compile_tests(python, every=not arguments)
         say(f"[tests] {time.monotonic() - began:.0f} s after the start")
         for name, command in suites(python, arguments, thorough=thorough):
+            if types.done() and types.result() is not None:
+                break
             say(f"[{name}] {' '.join(command[1:])}")
             tests = subprocess.Popen(command, cwd=ROOT, env=clean())
             ended = beside.submit(tests.wait)

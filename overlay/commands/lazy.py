@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _COMMANDS = "adopt apply cache check diff doctor list_ live revert show since status".split()
 
 #: Name -> the module that defines it, below ``overlay.commands``.
-_HOMES = dict(zip(_COMMANDS, _COMMANDS, strict=True)) | {
+_HOMES = {name: name for name in _COMMANDS} | {
     "Keep": "revert",
     "of_this_vllm": "live",
     "report": "report_",
