@@ -236,7 +236,9 @@ def _shared_problems(targets: tuple[TargetReport, ...]) -> Iterator[Line]:
     warned: dict[Notice, list[str]] = {}
     for target in targets:
         for problem in problems(target):
-            groups.setdefault(same_cause(problem), []).append((target.target, problem))
+            # What is done about it differs where there is nothing to be edited or reinstalled.
+            cause = (target.root is None, *same_cause(problem))
+            groups.setdefault(cause, []).append((target.target, problem))
         for notice in target.notices:
             warned.setdefault(notice, []).append(target.target)
         if target.runner is not None and target.runner.short:

@@ -19,7 +19,7 @@ from tests.in_memory.boxes import FEATURE, PRISTINE, Box
 from tests.support import fake_vllm
 from tests.support.cli import CAPTURE, PROPOSE, PROPOSER, RUNNER, Cli
 from tests.support.patches import write_feature
-from tests.support.shipped_features import BOTH_RUNNERS
+from tests.support.shipped_features import BOTH_RUNNERS, SAMPLING
 from tests.test_all_releases import of_patches, unpack
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ OF_V1 = tuple(
     )
 )
 GONE = "vLLM has no model runner V1 any more"
+#: What serves V2 without V1's files.
+STAYING = tuple(name for name in BOTH_RUNNERS if name != SAMPLING)
 
 
 @pytest.fixture
@@ -276,7 +278,7 @@ def test_some_files_of_v1_that_are_gone_are_missing(
         status, states = shipped_states(newest, capsys)
     finally:
         file.write_bytes(content)
-    assert {states.pop(name) for name in BOTH_RUNNERS} == {"pristine"}
+    assert {states.pop(name) for name in STAYING} == {"pristine"}
     if OF_V1[number] == RUNNER:
         assert (status, {*states.values()}) == (0, {"inapplicable", "upstreamed"})
     else:
@@ -297,11 +299,11 @@ def test_every_shipped_feature_retires_with_model_runner_v1(
         for command in ("status", "apply", "check"):
             words = ["--untested", "--dry-run"] if command == "apply" else []
             assert run([command, str(newest), *words]) == 0
-            assert capsys.readouterr().out.count(GONE) == len(states) - 1 - len(BOTH_RUNNERS)
+            assert capsys.readouterr().out.count(GONE) == len(states) - 1 - len(STAYING)
     finally:
         for path, content in contents.items():
             (newest / path).write_bytes(content)
     assert status == 0
     assert states.pop("active-lora-graphs") == "upstreamed"
-    assert {states.pop(name) for name in BOTH_RUNNERS} == {"pristine"}
+    assert {states.pop(name) for name in STAYING} == {"pristine"}
     assert {*states.values()} == {"inapplicable"}

@@ -72,6 +72,24 @@ def test_the_last_line_is_the_verdict_and_every_problem_is_there(
                 assert place.path in shown
 
 
+def test_an_installation_and_a_release_with_one_cause_are_told_what_to_do_each() -> None:
+    """A release is no folder that ``revert`` could be run on."""
+    hunks = (HunkResult("Scope.m", State.PARTIAL, line=1),)
+    file = FileResult("vllm/m.py", State.PARTIAL, "a.patch", hunks)
+    partial = (FeatureResult("f", State.PARTIAL, (file,)),)
+    site = Path("/opt/site-packages")
+    found = tuple(
+        TargetReport(name, name, root, partial)
+        for name, root in (("0.20.0", None), ("0.26.0", None), ("0.33.0", site))
+    )
+    shown = text(CheckReport(checked(found), found))
+    assert [line for line in shown.splitlines() if line.startswith("  on: ")] == [
+        "  on:    0.20.0 and 0.26.0",
+        "  on:    0.33.0",
+    ]
+    assert shown.count("next: ") == 2
+
+
 @given(targets())
 def test_a_target_has_problems_just_where_it_needs_attention(target: TargetReport) -> None:
     assert bool(problems(target)) == target.state.needs_attention
