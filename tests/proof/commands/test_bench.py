@@ -168,6 +168,7 @@ def test_of_a_model_a_slower_server_and_one_that_is_never_steady_are_told(bench:
     speeds = {"overlay serving": [50.0, 60.0, 70.0, 80.0, 90.0], "V2 serving": "says no V2"}
     own = ("--model", "a/b", "--draft", "a/c", "--rounds", "1", "--request-rate", "0")
     told = bench(speeds, *SERVING, *own, "--", "--max-num-seqs", "4")
+    assert "bench" in told, told
     assert (told["bench"]["shape"], told["bench"]["dummy_weights"]) == ("a/b", False)
     assert set(told["bench"]["left"]) == {"V2"}
     assert (told["exit"], told["code"]) == (1, "slower")
