@@ -97,7 +97,7 @@ class Target:
 
     @property
     def stated(self) -> str:
-        """The release as the ledger notes it, also where that is no version."""
+        """The release as a ledger keeps it: its version, else what the installation calls it."""
         return self.public or self.vllm or "unknown"
 
     def paths(self) -> Sequence[str]:

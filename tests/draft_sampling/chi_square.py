@@ -15,7 +15,7 @@ LEAST = 5
 def differs_from(sample: Iterable[Any], chances: Mapping[int, float]) -> bool:
     """Pearson's test: whether a sample differs more than one of 10,000 right ones would.
 
-    :param sample: token ids; -1 is no token.
+    :param sample: token ids; -1 stands where there is none.
     :param chances: of each token that may come. Any other one is wrong by itself.
     """
     counts = Counter(int(token) for token in sample if token >= 0)

@@ -21,7 +21,7 @@ from typing import Any
 from tests.engine.engine_launch import run_session
 from tests.engine.engine_spec import EngineSpec
 from tests.support import rested_collector
-from tests.support.forks import run_and_exit
+from tests.support.forks import run_beside
 
 #: What imports vLLM, and nothing that the overlay patches.
 EARLY = ("vllm.plugins", "vllm.model_executor.models.registry")
@@ -104,15 +104,15 @@ def main(file: Path) -> None:
     for module in EARLY:
         importlib.import_module(module)
     for group in json.loads(file.read_text(encoding="utf-8")):
-        children = {}
-        for name, (code, variables) in group.items():
-            child = os.fork()
-            if not child:
-                output, error = (file.with_name(f"{name}.{kind}") for kind in ("out", "err"))
-                run_and_exit(functools.partial(run, code, variables), output, error)
-            children[child] = name
-        for child, name in children.items():
-            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        cases = [
+            (
+                functools.partial(run, code, variables),
+                file.with_name(f"{name}.out"),
+                file.with_name(f"{name}.err"),
+            )
+            for name, (code, variables) in group.items()
+        ]
+        for name, status in zip(group, run_beside(cases), strict=True):
             file.with_name(f"{name}.status").write_text(str(status), encoding="utf-8")
 
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.support.forks import run_and_exit
+from tests.support.forks import run_beside
 
 
 def become(program: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -37,15 +37,11 @@ def main() -> None:
     import torch.distributed  # noqa: F401 - what the ranks share
 
     for line in sys.stdin:
-        processes = []
-        for program, arguments, environment, output, error in json.loads(line):
-            process = os.fork()
-            if not process:
-                work = functools.partial(become, program, arguments, environment)
-                run_and_exit(work, Path(output), Path(error))
-            processes.append(process)
-        statuses = [os.waitstatus_to_exitcode(os.waitpid(each, 0)[1]) for each in processes]
-        print(json.dumps(statuses), flush=True)
+        ranks = [
+            (functools.partial(become, *rank), Path(output), Path(error))
+            for *rank, output, error in json.loads(line)
+        ]
+        print(json.dumps(run_beside(ranks)), flush=True)
 
 
 if __name__ == "__main__":

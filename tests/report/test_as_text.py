@@ -73,7 +73,7 @@ def test_the_last_line_is_the_verdict_and_every_problem_is_there(
 
 
 def test_an_installation_and_a_release_with_one_cause_are_told_what_to_do_each() -> None:
-    """A release is no folder that ``revert`` could be run on."""
+    """``revert`` is for the installation: a release has no folder."""
     hunks = (HunkResult("Scope.m", State.PARTIAL, line=1),)
     file = FileResult("vllm/m.py", State.PARTIAL, "a.patch", hunks)
     partial = (FeatureResult("f", State.PARTIAL, (file,)),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NoReturn
 
@@ -42,3 +42,17 @@ def run_and_exit(
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def run_beside(works: Iterable[tuple[Callable[[], None], Path, Path]]) -> list[int]:
+    """Run functions beside one another, each as the whole of a fork; their exit statuses.
+
+    :param works: each with the files for its output and its errors.
+    """
+    children = []
+    for work, output, error in works:
+        child = os.fork()
+        if not child:
+            run_and_exit(work, output, error)
+        children.append(child)
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
