@@ -1,7 +1,8 @@
-"""Graphs of mixed batches, for whoever asks for them."""
+"""Graphs of mixed batches, where they were tried, and for whoever asks for them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,17 @@ import pytest
 
 from overlay.package import KNOWN_RELEASES
 from tests.decode_graph_sizes.test_sizes import TEXTS, VARIABLE, check_law, plain
-from tests.decode_graph_sizes.worlds import Mode, Platform, beside, configuration, stock, text
+from tests.decode_graph_sizes.worlds import (
+    Mode,
+    Platform,
+    beside,
+    chosen,
+    configuration,
+    fitted,
+    stock,
+    text,
+    worker,
+)
 
 pytestmark = pytest.mark.network
 
@@ -18,25 +29,35 @@ UTILS = "v1/worker/gpu/cudagraph_utils.py"
 
 
 @pytest.fixture(autouse=True)
-def asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The switch, as where mixed batches are asked for."""
-    monkeypatch.setenv(VARIABLE, "mixed")
+def unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The switch, as where nobody has set it."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+
+
+def write_utils(release: str, folder: Path) -> None:
+    """Write what the feature reads of a release as text."""
+    utils = folder / UTILS
+    utils.parent.mkdir(parents=True, exist_ok=True)
+    utils.write_text(text(release, f"vllm/{UTILS}"))
+
+
+def choose(world: SimpleNamespace, config: SimpleNamespace) -> None:
+    """What vLLM does of a configuration, in its order."""
+    world.config.try_verify_and_update_config(config)
+    if config.compilation_config.cudagraph_mode is None:
+        config.compilation_config.cudagraph_mode = Mode.FULL_AND_PIECEWISE
+    world.config._set_cudagraph_sizes(config)
 
 
 def made(
     release: str, folder: Path, config: SimpleNamespace, **given: Any
 ) -> tuple[SimpleNamespace, Any]:
     """A configuration as vLLM makes it, and why there are no graphs of mixed batches."""
-    utils = folder / UTILS
-    utils.parent.mkdir(parents=True, exist_ok=True)
-    utils.write_text(text(release, f"vllm/{UTILS}"))
     compilation: SimpleNamespace = config.compilation_config
+    write_utils(release, folder)
     with beside(release, folder=folder, **given) as world:
         world.sizes.cover_decodes()
-        world.config.try_verify_and_update_config(config)
-        if compilation.cudagraph_mode is None:  # what vLLM does where nobody set one
-            compilation.cudagraph_mode = Mode.FULL_AND_PIECEWISE
-        world.config._set_cudagraph_sizes(config)
+        choose(world, config)
         return compilation, getattr(compilation, world.sizes.MODE, "nobody asked")
 
 
@@ -62,6 +83,14 @@ SET: list[tuple[dict[str, Any], str]] = [
     ({"max_cudagraph_capture_size": 64}, "capture sizes, or a largest one"),
     ({"runner_type": "pooling"}, "does not decode"),
     ({"attention_config": SimpleNamespace(hisparse_config=1)}, "HiSparse"),
+    ({"use_v2_model_runner": False}, "more than 1,024 tokens of them on model runner V1"),
+    *(
+        UNTRIED := [
+            ({"world_size_across_dp": 2}, "with several ranks"),
+            ({"lora_config": SimpleNamespace()}, "with adapters"),
+            ({"is_multimodal_model": True}, "that takes images"),
+        ]
+    ),
 ]
 
 
@@ -82,15 +111,93 @@ def test_on_another_platform_there_are_none(tmp_path: Path) -> None:
     assert compilation.max_cudagraph_capture_size == 512
 
 
-@pytest.mark.parametrize("value", ["on", "off", ""])
-def test_nobody_gets_them_unasked(
+@pytest.mark.parametrize(("changed", "_words"), UNTRIED)
+def test_whoever_asks_gets_them_untried(
+    changed: dict[str, Any], _words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "mixed")
+    compilation, reason = made("0.33.0", tmp_path, configuration(cudagraph_mode=None, **changed))
+    assert (reason, compilation.cudagraph_mode) == (None, Mode.FULL)
+
+
+@pytest.mark.parametrize("mode", [Mode.NONE, Mode.PIECEWISE])
+def test_a_mode_that_vllm_chooses_stays(mode: Mode, tmp_path: Path) -> None:
+    """Of a lower optimization level, a connector, an encoder: known after the user's is noted."""
+    config = configuration(cudagraph_mode=None)
+    write_utils("0.33.0", tmp_path)
+    with beside("0.33.0", folder=tmp_path) as world:
+        world.sizes.cover_decodes()
+        world.config.try_verify_and_update_config(config)
+        config.compilation_config.cudagraph_mode = mode
+        world.config._set_cudagraph_sizes(config)
+        reason = getattr(config.compilation_config, world.sizes.MODE)
+    assert reason == f"vLLM chose cudagraph mode {mode.name}"
+    assert config.compilation_config.cudagraph_mode is mode
+
+
+@pytest.mark.parametrize("value", ["decodes", "off"])
+def test_nobody_gets_them_who_says_no(
     value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, value)
     compilation, reason = made("0.33.0", tmp_path, configuration(cudagraph_mode=None))
-    assert reason == "nobody asked"
+    assert reason is not None
     assert compilation.cudagraph_mode is Mode.FULL_AND_PIECEWISE
     assert compilation.max_cudagraph_capture_size == (512 if value == "off" else 1024)
+
+
+def layer(support: str, *, spec: object = "full") -> SimpleNamespace:
+    """A layer of attention, as a worker that has loaded its model knows it."""
+    builder = SimpleNamespace(get_cudagraph_support=lambda *_: SimpleNamespace(name=support))
+    backend = SimpleNamespace(get_builder_cls=lambda: builder, get_name=lambda: "SOME_ATTENTION")
+    return SimpleNamespace(get_attn_backend=lambda: backend, get_kv_cache_spec=lambda _: spec)
+
+
+def fitted_beside(
+    layers: list[Any], folder: Path, requests: int = 256, others: Sequence[int] = ()
+) -> tuple[Any, str]:
+    """The compilation configuration of a worker with these layers, and the feature's effect."""
+    config = configuration(cudagraph_mode=None, requests=requests)
+    write_utils("0.33.0", folder)
+    one = worker(config)
+    config.compilation_config.static_forward_context = dict(enumerate(layers))
+    with fitted(one, others, choose=choose, folder=folder) as world:
+        return config.compilation_config, world.effect["text"]
+
+
+@pytest.mark.parametrize("support", ["NEVER", "UNIFORM_BATCH", "UNIFORM_SINGLE_TOKEN_DECODE"])
+@pytest.mark.parametrize("requests", [64, 256])
+def test_a_backend_that_holds_no_prefill_gets_decodes_alone(
+    support: str, requests: int, tmp_path: Path
+) -> None:
+    layers = [layer("ALWAYS"), layer(support)]
+    compilation, effect = fitted_beside(layers, tmp_path, requests)
+    alone = chosen("0.33.0", configuration(requests=requests))
+    assert compilation.cudagraph_mode is Mode.FULL_AND_PIECEWISE
+    assert compilation.cudagraph_capture_sizes == alone.cudagraph_capture_sizes
+    assert compilation.max_cudagraph_capture_size == alone.max_cudagraph_capture_size
+    reason = "no graphs of mixed batches: SOME_ATTENTION holds no prefill in a graph"
+    if requests == 64:
+        assert (
+            effect == f"vLLM's own sizes, up to 512 tokens, hold every batch of decodes; {reason}"
+        )
+    else:
+        assert effect.endswith(f"for graphs; {reason}")
+
+
+def test_other_backends_get_them(tmp_path: Path) -> None:
+    layers = [layer("ALWAYS"), layer("NEVER", spec=None), SimpleNamespace(no="attention")]
+    compilation, effect = fitted_beside(layers, tmp_path)
+    assert compilation.cudagraph_mode is Mode.FULL
+    assert compilation.max_cudagraph_capture_size == 2048
+    assert effect.endswith("cudagraph mode FULL, for mixed batches, too")
+
+
+def test_ranks_agree_on_them(tmp_path: Path) -> None:
+    """Another rank votes 0, since its attention holds no prefill."""
+    compilation, effect = fitted_beside([layer("ALWAYS")], tmp_path, 64, others=[0])
+    assert compilation.cudagraph_mode is Mode.FULL_AND_PIECEWISE
+    assert effect.endswith("attention on another rank holds no prefill in a graph")
 
 
 @pytest.mark.parametrize("release", TEXTS)

@@ -50,8 +50,8 @@ SIZES: list[Mistake] = [
     ("_set_sizes", "compilation.max_cudagraph_capture_size = None", "pass"),
     ("_set_sizes", "setattr(compilation, CHOICE, (own, reason))", "pass"),
     ("_set_sizes", "setattr(compilation, CHOICE, (own, reason))", "MATCH\nraise ValueError"),
-    ("_sizes_for", "config.num_speculative_tokens if config.speculative_config else 0", "0"),
-    ("_sizes_for", "getattr(config.compilation_config, MODE, '') is None", "True"),
+    ("sizes_for", "config.num_speculative_tokens if config.speculative_config else 0", "0"),
+    ("sizes_for", "getattr(config.compilation_config, MODE, '') is None", "True"),
     ("_reason_against", "not own", "False"),
     ("_reason_against", "is_set", "False"),
     ("_reason_against", "not current_platform.is_cuda()", "False"),
@@ -63,13 +63,17 @@ SIZES: list[Mistake] = [
 
 #: In what chooses a mode for mixed batches.
 MODES: list[Mistake] = [
-    ("_choosing.verify_and_choose", "os.environ.get(VARIABLE) == MIXED", "True"),
-    ("_choose_mode", "compilation.cudagraph_mode is not None", "False"),
-    ("_choose_mode", "_reason_against(config, (1,), _is_set(compilation))", "None"),
+    ("_choosing.verify_and_note", "os.environ.get(VARIABLE) != DECODES", "True"),
+    ("_choosing.verify_and_note", "compilation.cudagraph_mode is not None", "False"),
+    ("_choose_mode", "_reason_against(config, (1,), is_set)", "None"),
+    ("_choose_mode", "compilation.cudagraph_mode != CUDAGraphMode.FULL_AND_PIECEWISE", "False"),
     ("_choose_mode", "getattr(attention, 'hisparse_config', None) is not None", "False"),
     ("_choose_mode", "not _holds_prompts()", "False"),
+    ("_choose_mode", "not config.use_v2_model_runner", "False"),
+    ("_choose_mode", "os.environ.get(VARIABLE) != MIXED", "True"),
+    ("_choose_mode", "os.environ.get(VARIABLE) != MIXED", "False"),
     ("_choose_mode", "compilation.cudagraph_mode = CUDAGraphMode.FULL", "pass"),
-    ("_sizes_for", "max(requests, MIXED_TOKENS // query)", "requests"),
+    ("sizes_for", "max(requests, MIXED_TOKENS // query)", "requests"),
 ]
 
 #: In what leaves out sizes.
@@ -83,11 +87,16 @@ MEMORY: list[Mistake] = [
     ("fit_sizes", "compilation.cudagraph_capture_sizes = kept", "pass"),
     ("fit_sizes", "compilation.max_cudagraph_capture_size = kept[-1]", "pass"),
     ("fit_sizes", "_agreed(len(fitting(sizes, own, shape, graphs, room)))", "len(sizes)"),
+    ("fit_sizes", "_agreed(int(backend is None))", "backend is None"),
+    ("_without_prefills", "support.name != 'ALWAYS'", "False"),
+    ("_without_prefills", "hasattr(layer, 'get_attn_backend')", "True"),
+    ("_choose_decodes_alone", "setattr(compilation, MODE, reason)", "pass"),
+    ("fit_sizes", "len(sizes) == len(own)", "False"),
     ("fit_sizes", "2 if mode is not None and mode.separate_routine() else 1", "1"),
     ("_agreed", "group.world_size == 1", "True"),
-    ("_room", "asked", "0"),
+    ("_room", "max(free - asked, 0) // PART_OF_REST", "free"),
     ("_room", "_reckons_with_graphs(worker)", "True"),
-    ("_room", "worker.requested_memory - (before - free)", "worker.requested_memory"),
+    ("_room", "budget - (before - free)", "budget"),
     ("_reckons_with_graphs", "not envs.VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS", "False"),
     ("_reckons_with_graphs", "not getattr(worker, 'use_v2_model_runner', False)", "False"),
     ("_report", "len(kept) == len(own)", "False"),
@@ -129,7 +138,7 @@ def choice_is_right(edits: list[Mistake], monkeypatch: pytest.MonkeyPatch) -> No
     assert chosen(RELEASE, configuration(), edits=edits).max_cudagraph_capture_size == 512
 
 
-def memory_is_right(edits: list[Mistake], monkeypatch: pytest.MonkeyPatch) -> None:
+def memory_is_right(edits: list[Mistake], monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """The laws of what is left out, on one release."""
 
     def under(function: Callable[..., None], *given: Any) -> None:
@@ -162,6 +171,11 @@ def memory_is_right(edits: list[Mistake], monkeypatch: pytest.MonkeyPatch) -> No
     mode = configuration(cudagraph_mode=Mode.FULL)
     with fitted(worker(mode), memory_edits=edits) as fits:
         assert fits.sizes == fits.chosen
+    with monkeypatch.context() as patched:
+        patched.setattr(test_mixed, "fitted", lambda *a, **k: fitted(*a, memory_edits=edits, **k))
+        test_mixed.test_a_backend_that_holds_no_prefill_gets_decodes_alone("NEVER", 64, folder)
+        test_mixed.test_other_backends_get_them(folder)
+        test_mixed.test_ranks_agree_on_them(folder)
 
 
 def mode_is_right(edits: list[Mistake], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,18 +186,25 @@ def mode_is_right(edits: list[Mistake], folder: Path, monkeypatch: pytest.Monkey
         return given(*arguments, edits=edits, **more)
 
     monkeypatch.setattr(test_mixed, "made", edited)
-    test_mixed.test_nobody_gets_them_unasked("on", folder, monkeypatch)
-    monkeypatch.setenv(test_sizes.VARIABLE, "mixed")
+    for value in ("decodes", "off"):
+        with monkeypatch.context() as patched:
+            test_mixed.test_nobody_gets_them_who_says_no(value, folder, patched)
     for release in ("0.30.0", "0.33.0"):
         test_mixed.test_releases_whose_graphs_hold_prompts_get_them(release, folder)
     for changed, words in test_mixed.SET:
         test_mixed.test_what_is_set_stays(changed, words, folder)
+    beside_edited = test_mixed.beside
+    monkeypatch.setattr(test_mixed, "beside", lambda *a, **k: beside_edited(*a, edits=edits, **k))
+    test_mixed.test_a_mode_that_vllm_chooses_stays(Mode.PIECEWISE, folder)
+    monkeypatch.setattr(test_mixed, "beside", beside_edited)
+    with monkeypatch.context() as patched:
+        test_mixed.test_whoever_asks_gets_them_untried({"lora_config": 1}, "", folder, patched)
 
 
 def test_without_a_mistake_all_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         mode_is_right([], tmp_path, patched)
-    memory_is_right([], monkeypatch)
+    memory_is_right([], monkeypatch, tmp_path)
     choice_is_right([], monkeypatch)
 
 
@@ -197,10 +218,10 @@ def test_a_mistake_in_the_choice_is_noticed(
 
 @pytest.mark.parametrize("mistake", MEMORY, ids=lambda each: f"{each[0]}: {each[1]}, {each[2]}")
 def test_a_mistake_in_what_is_left_out_is_noticed(
-    mistake: Mistake, monkeypatch: pytest.MonkeyPatch
+    mistake: Mistake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(Exception):  # noqa: B017  (an assertion, or what the mistake raises)
-        memory_is_right([mistake], monkeypatch)
+        memory_is_right([mistake], monkeypatch, tmp_path)
 
 
 @pytest.mark.parametrize("mistake", MODES, ids=lambda each: f"{each[0]}: {each[1]}, {each[2]}")

@@ -89,11 +89,17 @@ def configuration(
             cudagraph_capture_sizes=None,
             max_cudagraph_capture_size=None,
             compile_sizes=None,
+            static_forward_context={},
             pass_config=SimpleNamespace(enable_sp=False),
         ),
-        "model_config": SimpleNamespace(enforce_eager=False, runner_type="generate"),
+        "model_config": SimpleNamespace(
+            enforce_eager=False, runner_type="generate", is_multimodal_model=False
+        ),
         "parallel_config": SimpleNamespace(
-            use_ubatching=False, enable_elastic_ep=False, tensor_parallel_size=1
+            use_ubatching=False,
+            enable_elastic_ep=False,
+            tensor_parallel_size=1,
+            world_size_across_dp=1,
         ),
         "scheduler_config": SimpleNamespace(max_num_seqs=requests, max_num_batched_tokens=tokens),
     }
@@ -103,6 +109,8 @@ def configuration(
         num_speculative_tokens=drafts,
         uniform_decode_query_len=1 + drafts,
         diffusion_config=None,
+        lora_config=None,
+        use_v2_model_runner=True,
         performance_mode="balanced",
     )
     for name, value in changed.items():
@@ -220,7 +228,7 @@ def worker(
     model.get_num_attention_heads = lambda _: width // 64
     return SimpleNamespace(
         vllm_config=config,
-        model_runner=SimpleNamespace(capture_model=lambda: 0),
+        model_runner=SimpleNamespace(capture_model=lambda: 0, profile_cudagraph_memory=lambda: 0),
         init_snapshot=SimpleNamespace(free_memory=total << 30),
         requested_memory=int(total * share) << 30,
         cache_config=SimpleNamespace(kv_cache_memory_bytes=cache and cache << 30),
@@ -259,12 +267,13 @@ def fitted(
     others: Sequence[int] = (),
     reckons: bool = True,
     release: str = "0.33.0",
+    choose: Callable[..., None] = lambda world, config: world.config._set_cudagraph_sizes(config),
     **given: Any,
 ) -> Iterator[SimpleNamespace]:
     """A worker that has fitted its sizes to its memory: `sizes`, `effect`, `votes`, `own`.
 
     others: how many sizes each other rank keeps; reckons: whether vLLM takes what graphs need off
-    the cache's memory.
+    the cache's memory; choose: what vLLM does of the configuration.
     """
     ranks = Ranks(worker.free, others)
     utils: Any = ModuleType("vllm.v1.worker.gpu.cudagraph_utils")
@@ -282,7 +291,7 @@ def fitted(
     compilation = worker.vllm_config.compilation_config
     with beside(release, **given) as world, mock.patch.dict(sys.modules, modules):
         world.sizes.cover_decodes()
-        world.config._set_cudagraph_sizes(worker.vllm_config)
+        choose(world, worker.vllm_config)
         chosen = list(compilation.cudagraph_capture_sizes)
         world.memory.fit_sizes(worker)
         yield SimpleNamespace(

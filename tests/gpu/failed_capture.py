@@ -32,6 +32,10 @@ WITHDRAWN = "since capturing further ones failed"
 def fail_once() -> None:
     """Have the first forward pass that is captured ask for more memory than there is."""
     import torch
+    from vllm.plugins import load_general_plugins
+
+    # What is imported before them cannot be patched in memory.
+    load_general_plugins()
     from vllm.model_executor.models.llama import LlamaModel
 
     upstream, failures = LlamaModel.forward, [1 << 50]
@@ -49,7 +53,6 @@ def serve(folder: str, *, failing: bool) -> None:
     os.environ["OVERLAY_DECODE_GRAPH_SIZES"] = "on" if failing else "off"
     import torch
     import vllm
-    from vllm.v1.overlay_effects import effects
 
     if failing:
         fail_once()
@@ -64,6 +67,9 @@ def serve(folder: str, *, failing: bool) -> None:
         enable_prefix_caching=False,
         compilation_config={"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
     )
+    # In memory the module is there once plugins are loaded.
+    from vllm.v1.overlay_effects import effects
+
     params = vllm.SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, detokenize=False)
     prompts: list[Any] = [
         {"prompt_token_ids": [(37 * place + 11 * number) % 1000 + 10 for place in range(12)]}

@@ -27,8 +27,11 @@ Edit = tuple[str, str, str, str]
 _BLOCKS = ("body", "orelse", "finalbody")
 
 
-class EditError(ValueError):
-    """An edit does not fit the source, or is not one."""
+class EditError(BaseException):
+    """An edit does not fit the source, or is not one.
+
+    No Exception: a test that expects any of those from a mistake must not take it for one.
+    """
 
 
 def edited(source: str, edits: Iterable[Sequence[str]], file: str = "<source>") -> str:

@@ -6,8 +6,8 @@ decode of all requests that an engine takes at a time. Where the user or the mod
 largest one, nothing is added. What was chosen is noted at the configuration, which reaches each
 worker: it leaves out what does not fit into its memory (`vllm.v1.worker.decode_graph_memory`).
 
-Asked for mixed batches, too, it chooses cudagraph mode FULL, where nobody set a mode, and sizes for
-steps with a prefill among them.
+Where nobody set a cudagraph mode and that was tried, it chooses mode FULL on model runner V2, in
+which a step with a prefill among its decodes is a graph, too, and sizes for such steps.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ VARIABLE = "OVERLAY_DECODE_GRAPH_SIZES"
 #: GPU is what a step waits for, each of them costs as much as any other.
 WASTE = 16
 
-#: The value of the switch that asks for graphs of mixed batches, too, and their largest size, which
-#: is the one that was measured.
-MIXED, MIXED_TOKENS = "mixed", 2048
+#: The values of the switch that ask for graphs of decodes alone, and for those of mixed batches
+#: also where nobody tried them.
+DECODES, MIXED = "decodes", "mixed"
+
+#: The largest size for mixed batches is the one that was measured.
+MIXED_TOKENS = 2048
 
 #: Sizes are multiples of this where a step can be, as those of vLLM are.
 STRIDE = 8
@@ -41,9 +44,13 @@ CHOICE = "overlay_decode_graph_sizes"
 
 Choice = tuple[tuple[int, ...], "str | None"]
 
-#: The attribute that says, where mixed batches were asked for, why they get no graphs; None where
-#: mode FULL was chosen for them.
+#: The attribute that says why mixed batches get no graphs; None where mode FULL was chosen for
+#: them. It is PENDING between what a user sets and what vLLM chooses itself.
 MODE = "overlay_mixed_graphs"
+PENDING = "vLLM has not chosen a cudagraph mode yet"
+
+#: Why a configuration keeps vLLM's own sizes that are wide enough, up to so many tokens.
+HELD = "vLLM's own sizes, up to {} tokens, hold every batch of decodes"
 
 #: What model runner V2 captures a mixed batch with, from 0.31.0 on. Before, attention in its graph
 #: was given the longest request of a dummy batch, and computed no longer prompts as it must.
@@ -97,34 +104,54 @@ def cover_decodes() -> None:
 
 
 def _choosing(upstream: Callable[[Any], None]) -> Callable[[Any], None]:
-    """What vLLM calls before it chooses a mode, with a choice behind it."""
+    """What vLLM calls before it chooses a mode, with a note behind it whether one is set."""
 
     @functools.wraps(upstream)
-    def verify_and_choose(config: Any) -> None:
+    def verify_and_note(config: Any) -> None:
         upstream(config)
-        if os.environ.get(VARIABLE) == MIXED and config.model_config is not None:
-            _choose_mode(config)
+        compilation = config.compilation_config
+        wanted = os.environ.get(VARIABLE) != DECODES and config.model_config is not None
+        if wanted and not hasattr(compilation, MODE):
+            is_set = compilation.cudagraph_mode is not None
+            setattr(compilation, MODE, "a cudagraph mode is set already" if is_set else PENDING)
 
-    return verify_and_choose
+    return verify_and_note
 
 
-def _choose_mode(config: Any) -> None:
-    """Choose cudagraph mode FULL for a configuration, unless there is a reason against it."""
+def _choose_mode(config: Any, is_set: bool) -> None:
+    """Choose cudagraph mode FULL for a configuration, unless there is a reason against it.
+
+    is_set: whether the user, or vLLM for the model, set sizes or a largest one.
+    """
     from vllm.config.compilation import CUDAGraphMode
 
     compilation = config.compilation_config
-    if hasattr(compilation, MODE):
-        return
-    reason = "a cudagraph mode is set already" if compilation.cudagraph_mode is not None else None
-    reason = reason or _reason_against(config, (1,), _is_set(compilation))
+    reason = _reason_against(config, (1,), is_set)
+    if reason is None and compilation.cudagraph_mode != CUDAGraphMode.FULL_AND_PIECEWISE:
+        reason = f"vLLM chose cudagraph mode {compilation.cudagraph_mode.name}"
     attention = getattr(config, "attention_config", None)
     if reason is None and getattr(attention, "hisparse_config", None) is not None:
         reason = "HiSparse has no such graphs"
     if reason is None and not _holds_prompts():
         reason = "graphs of mixed batches compute prompts wrongly on model runner V2 before 0.31.0"
+    if reason is None and not config.use_v2_model_runner:
+        reason = "vLLM ends in capturing more than 1,024 tokens of them on model runner V1"
+    if reason is None and os.environ.get(VARIABLE) != MIXED:
+        reason = _untried(config)
     if reason is None:
         compilation.cudagraph_mode = CUDAGraphMode.FULL
     setattr(compilation, MODE, reason)
+
+
+def _untried(config: Any) -> str | None:
+    """What a configuration has with which nobody tried graphs of mixed batches."""
+    cases = {
+        "several ranks": config.parallel_config.world_size_across_dp > 1,
+        "adapters": config.lora_config is not None,
+        "a model that takes images": config.model_config.is_multimodal_model,
+    }
+    untried = next((name for name, has_it in cases.items() if has_it), None)
+    return untried and f"nobody tried them with {untried}; {VARIABLE}={MIXED} does"
 
 
 def _holds_prompts() -> bool:
@@ -146,22 +173,24 @@ def _is_set(compilation: Any) -> bool:
 def _set_sizes(config: Any, upstream: Any) -> None:
     """Set the capture sizes of a configuration, by vLLM's own function.
 
-    config: VllmConfig. Raises ValueError if the switch is neither on, off nor mixed.
+    config: VllmConfig. Raises ValueError if the switch has no value of its own.
     """
     compilation = config.compilation_config
     if hasattr(compilation, CHOICE):  # a configuration made of one that has its sizes
         upstream(config)
         return
-    wanted, is_set = is_on(VARIABLE, further=MIXED), _is_set(compilation)
+    wanted, is_set = is_on(VARIABLE, further=(DECODES, MIXED)), _is_set(compilation)
+    if wanted and getattr(compilation, MODE, "") == PENDING:
+        _choose_mode(config, is_set)
     asked = compilation.compile_sizes
     compile_sizes = None if asked is None else list(asked)
     upstream(config)
     own = tuple(compilation.cudagraph_capture_sizes)
     reason = f"{VARIABLE}=off" if not wanted else _reason_against(config, own, is_set)
     if reason is None:
-        sizes = _sizes_for(config, own)
+        sizes = sizes_for(config, own)
         if len(sizes) == len(own):
-            reason = f"vLLM's own sizes, up to {own[-1]} tokens, hold every batch of decodes"
+            reason = HELD.format(own[-1])
         else:
             # As if the user had set them: vLLM's function checks them and notes what follows.
             compilation.compile_sizes = compile_sizes
@@ -171,7 +200,7 @@ def _set_sizes(config: Any, upstream: Any) -> None:
     setattr(compilation, CHOICE, (own, reason))
 
 
-def _sizes_for(config: Any, own: tuple[int, ...]) -> list[int]:
+def sizes_for(config: Any, own: tuple[int, ...]) -> list[int]:
     """The sizes of a configuration for which there is no reason against more."""
     scheduler = config.scheduler_config
     query = 1 + (config.num_speculative_tokens if config.speculative_config else 0)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from vllm.logger import init_logger
-from vllm.v1.decode_graph_sizes import CHOICE, FEATURE, MODE
+from vllm.v1.decode_graph_sizes import CHOICE, FEATURE, HELD, MODE, sizes_for
 from vllm.v1.overlay_effects import active, idle
 from vllm.v1.worker.decode_graph_withdrawal import guard_capture
 
@@ -86,14 +86,22 @@ def fit_sizes(worker: Any) -> None:
     if reason is not None:
         idle(FEATURE, reason)
         return
+    mixed = getattr(compilation, MODE, "")
+    if mixed is None:
+        backend = _without_prefills(worker.vllm_config)
+        if not _agreed(int(backend is None)):
+            mixed = f"{backend or 'attention on another rank'} holds no prefill in a graph"
+            _choose_decodes_alone(worker.vllm_config, own, mixed)
     sizes = list(compilation.cudagraph_capture_sizes)
+    if len(sizes) == len(own):
+        idle(FEATURE, f"{HELD.format(own[-1])}; no graphs of mixed batches: {mixed}")
+        return
     shape, room = _shape(worker.vllm_config), _room(worker)
     mode = compilation.cudagraph_mode
     graphs = 2 if mode is not None and mode.separate_routine() else 1
     kept = sizes[: _agreed(len(fitting(sizes, own, shape, graphs, room)))]
     compilation.cudagraph_capture_sizes = kept
     compilation.max_cudagraph_capture_size = kept[-1]
-    mixed = getattr(compilation, MODE, "")
     if mixed is None:
         note = "; cudagraph mode FULL, for mixed batches, too"
     else:
@@ -101,6 +109,33 @@ def fit_sizes(worker: Any) -> None:
     _report(kept, sizes, own, shape.bytes_of(kept, own, graphs), room, note)
     if len(kept) > len(own):
         guard_capture(worker, own)
+
+
+def _without_prefills(config: Any) -> str | None:
+    """The name of an attention backend whose graphs cannot hold a prefill; None: there is none."""
+    for layer in config.compilation_config.static_forward_context.values():
+        # Layers that are no attention, and those that share another one's keys, have none.
+        if hasattr(layer, "get_attn_backend") and (spec := layer.get_kv_cache_spec(config)):
+            backend = layer.get_attn_backend()
+            support = backend.get_builder_cls().get_cudagraph_support(config, spec)
+            if support.name != "ALWAYS":
+                return str(backend.get_name())
+    return None
+
+
+def _choose_decodes_alone(config: Any, own: tuple[int, ...], reason: str) -> None:
+    """Give a configuration what it would have without graphs of mixed batches.
+
+    own: vLLM's own sizes; reason: why there are none.
+    """
+    from vllm.config.compilation import CUDAGraphMode
+
+    compilation = config.compilation_config
+    compilation.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
+    setattr(compilation, MODE, reason)
+    sizes = sizes_for(config, own)
+    compilation.cudagraph_capture_sizes = sizes
+    compilation.max_cudagraph_capture_size = sizes[-1]
 
 
 def _report(

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Withdraws further capture sizes where a capture fails, on all ranks.
 
-vLLM captures its graphs in one call, from the largest size down. Where that raises, all graphs are
+vLLM captures its graphs in one call, from the largest size down, and some of them before, to reckon
+what they need. Where that raises, all graphs are
 given back, the sizes become those that vLLM would have had, and the call is made again. A rank
 waits for all others before it decides, since none may go on alone. What cannot be withdrawn is
 said, and the error is raised as vLLM does: a GPU that answers no more, ranks that do not meet.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import datetime
 import functools
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vllm.logger import init_logger
@@ -31,37 +32,54 @@ def guard_capture(worker: Any, own: Sequence[int]) -> None:
     own: vLLM's own sizes, ascending, which it captures then.
     """
     runner = worker.model_runner
-    upstream = runner.capture_model
+    upstream = {name: getattr(runner, name) for name in _captures(worker)}
 
-    @functools.wraps(upstream)
-    def capture_model(*given: Any, **named: Any) -> Any:
-        failure: Exception | None = None
-        result = None
-        try:
-            result = upstream(*given, **named)
-        except Exception as error:  # noqa: BLE001 - whatever it is, vLLM's own sizes may go
-            failure = error
-        reason = _reason_against(worker, failure)
-        if reason is None and not _any_rank(failure is not None):
-            return result
-        if reason is not None:
-            if failure is None:
+    def guarded(name: str) -> Callable[..., Any]:
+        @functools.wraps(upstream[name])
+        def capture(*given: Any, **named: Any) -> Any:
+            failure: Exception | None = None
+            result = None
+            try:
+                result = upstream[name](*given, **named)
+            except Exception as error:  # noqa: BLE001 - whatever it is, vLLM's own sizes may go
+                failure = error
+            reason = _reason_against(worker, failure)
+            if reason is None and not _any_rank(failure is not None):
                 return result
-            logger.error(
-                "Decode graph sizes: capturing up to %d tokens failed, and cannot be withdrawn: "
-                "%s. %s=off starts with vLLM's own sizes, up to %d.",
-                *(worker.vllm_config.compilation_config.cudagraph_capture_sizes[-1], reason),
-                *(VARIABLE, own[-1]),
-            )
-            raise failure
-        runner.capture_model = upstream
-        text = "on another rank" if failure is None else f"{type(failure).__name__}: {failure}"
-        failure = None  # its traceback holds what the capture had allocated
-        withdraw(worker, own)
-        _report(text, own)
-        return upstream(*given, **named)
+            if reason is not None:
+                if failure is None:
+                    return result
+                _say_why_not(worker, own, reason)
+                raise failure
+            vars(runner).update(upstream)
+            text = "on another rank" if failure is None else f"{type(failure).__name__}: {failure}"
+            failure = None  # its traceback holds what the capture had allocated
+            withdraw(worker, own)
+            _report(text, own)
+            return upstream[name](*given, **named)
 
-    runner.capture_model = capture_model
+        return capture
+
+    vars(runner).update({name: guarded(name) for name in upstream})
+
+
+def _captures(worker: Any) -> tuple[str, ...]:
+    """The functions of a worker's runner that capture graphs.
+
+    V1 reckons by some captures what its graphs need, V2 by the function that captures all.
+    """
+    both = ("profile_cudagraph_memory", "capture_model")
+    return both[1:] if getattr(worker, "use_v2_model_runner", False) else both
+
+
+def _say_why_not(worker: Any, own: Sequence[int], reason: str) -> None:
+    """Say in the log why a failed capture cannot be withdrawn."""
+    logger.error(
+        "Decode graph sizes: capturing up to %d tokens failed, and cannot be withdrawn: "
+        "%s. %s=off starts with vLLM's own sizes, up to %d.",
+        *(worker.vllm_config.compilation_config.cudagraph_capture_sizes[-1], reason),
+        *(VARIABLE, own[-1]),
+    )
 
 
 def _reason_against(worker: Any, failure: Exception | None) -> str | None:

@@ -35,7 +35,7 @@ def allow_requests() -> None:
     """
     from vllm.sampling_params import SamplingParams
 
-    if not is_on(VARIABLE, further=EVERYWHERE):
+    if not is_on(VARIABLE, further=(EVERYWHERE,)):
         idle(FEATURE, f"{VARIABLE}=off")
         return
     idle(FEATURE, "no request beside drafts was checked in this process")
@@ -106,7 +106,7 @@ def build_logitsprocs(
 
     if config.speculative_config is None:
         idle(FEATURE, "there is no speculative decoding")
-    elif not is_on(VARIABLE, further=EVERYWHERE):
+    elif not is_on(VARIABLE, further=(EVERYWHERE,)):
         idle(FEATURE, f"{VARIABLE}=off")
     elif not (pooling or custom) and _is_upstreams_platform():
         active(FEATURE, _ACTIVE)

@@ -199,7 +199,7 @@ def create_steady_inputs(runner: Any) -> SteadyInputs | None:
     platform where no test has run. Reports the feature's effect. Raises ValueError for an unknown
     value of OVERLAY_STEADY_INPUTS.
     """
-    if not is_on(VARIABLE, further="untried"):
+    if not is_on(VARIABLE, further=("untried",)):
         idle(FEATURE, f"{VARIABLE}=off")
         return None
     if runner.speculative_config is None:
