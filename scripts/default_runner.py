@@ -45,19 +45,15 @@ class Entry(NamedTuple):
     figures: Callable[[Documents], list[float]]
 
 
-def _on_newest(party: str, *text: int) -> Callable[[Documents], list[float]]:
-    """256 requests of 1B, with drafts and without; then real text with so many requests."""
-
-    def figures(documents: Documents) -> list[float]:
-        ratios = [
-            documents(file)["loads"][f"256 {load}"][party]["median_ratio"]
-            for file in (DRAFTS, NO_DRAFTS)
-            for load in ("uniform", "mixed")
-        ]
-        engine = {"overlay": "V2 overlay", "mixed": "V2 overlay, mixed"}[party]
-        return ratios + [_over(documents(TEXT_33), f"{each} requests", engine) for each in text]
-
-    return figures
+def _on_newest(documents: Documents) -> list[float]:
+    """256 requests of 1B, with drafts and without; then real text with fewer and fewer requests."""
+    ratios = [
+        documents(file)["loads"][f"256 {load}"]["mixed"]["median_ratio"]
+        for file in (DRAFTS, NO_DRAFTS)
+        for load in ("uniform", "mixed")
+    ]
+    text = documents(TEXT_33)
+    return ratios + [_over(text, f"{each} requests", "V2 overlay, mixed") for each in (256, 64, 16)]
 
 
 def _dense(documents: Documents) -> list[float]:
@@ -100,24 +96,14 @@ def _ms(row: Row | None, batch: int) -> float:
 V1, V2 = ModelRunner.V1, ModelRunner.V2
 ENTRIES = (
     Entry(
-        ("0.29", "0.33"),
-        "0.33.0",
-        "every model",
-        V2,
-        "256 requests, 1B, decodes alone and with prefills among them: **{}** and {} with drafts, "
-        "{} and {} without; [real text](docs/performance.md#real-weights-and-real-text), 135M: {}; "
-        "with 64 requests and fewer nothing follows",
-        _on_newest("overlay", 256),
-    ),
-    Entry(
         ("0.31", "0.33"),
         "0.33.0",
         "every model",
         V2,
-        "with [`OVERLAY_DECODE_GRAPH_SIZES=mixed`](docs/decode-graph-sizes.md#mixed-batches): "
-        "{} and **{}** with drafts, {} and **{}** without; real text: **{}**, and **{}** with 64 "
-        "requests, {} with 16",
-        _on_newest("mixed", 256, 64, 16),
+        "256 requests, 1B, decodes alone and with prefills among them: **{}** and **{}** with "
+        "drafts, {} and {} without; [real text](docs/performance.md#real-weights-and-real-text), "
+        "135M: **{}**, with 64 requests {}, with 16 {}",
+        _on_newest,
     ),
     Entry(
         ("0.25", "0.28"),

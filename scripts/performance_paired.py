@@ -28,6 +28,8 @@ HEAD = [
     "over the first",
 ]
 HEAD += ["file"]
+#: The variable of decode-graph-sizes, and the first release that has graphs of mixed batches.
+SIZES, MIXED_FROM = "OVERLAY_DECODE_GRAPH_SIZES", (0, 31, 0)
 GAINS_HEAD = ["vLLM, GPU, shape, drafts", "active"]
 
 
@@ -37,7 +39,8 @@ class Cell(NamedTuple):
     :ivar drafts: of a step, by whom; :ivar requests: so many, and how they come.
     :ivar active: the overlay's features that were, with variables that were set; empty for stock.
     :ivar ratios: over the first engine, by round; none of that one itself.
-    :ivar default: whether the first engine is stock, on model runner V2, without options.
+    :ivar default: whether the first engine is stock, on model runner V2, without options, and this
+        one is no experiment with a change that was not kept.
     """
 
     release: str
@@ -56,7 +59,7 @@ class Cell(NamedTuple):
     @property
     def version(self) -> tuple[int, ...]:
         """The release, for sorting."""
-        return tuple(int(part) for part in self.release.split("."))
+        return _version(self.release)
 
     @property
     def row(self) -> list[str]:
@@ -66,6 +69,10 @@ class Cell(NamedTuple):
         about = [self.release, self.gpu, self.shape, self.drafts, self.requests]
         name = f"{self.engine}: {self.active}" if self.active else self.engine
         return [*about, name, rate, over(self.ratios), f"`{self.file}`"]
+
+
+def _version(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split("."))
 
 
 def over(ratios: Iterable[float]) -> str:
@@ -124,7 +131,8 @@ def _cells(sitting: Mapping[str, Any], file: str) -> list[Cell]:
                     _active(sitting["parties"][name]),
                     rates,
                     ratios,
-                    _is_default(sitting["parties"][first]),
+                    _is_default(sitting["parties"][first])
+                    and "experiment" not in sitting["parties"][name],
                     sitting["date"],
                     file,
                 )
@@ -139,15 +147,23 @@ def _drafts(sitting: Mapping[str, Any], name: str) -> str:
 
 
 def _active(party: Mapping[str, Any]) -> str:
-    """The features that an engine reported as active, and the overlay's variables that it had."""
+    """The features that an engine reported as active, and the overlay's variables that it had.
+
+    Graphs of mixed batches had to be asked for by a variable before they were the default, which
+    is what is left out now where they were there, and said where they were not.
+    """
     effects = party["engine"].get("effects") or {}
-    names = [name for name, effect in effects.items() if effect.startswith("active")]
-    names += [
-        f"`{name}={value}`"
-        for name, value in party["variables"].items()
-        if name.startswith("OVERLAY")
-    ]
-    return ", ".join(names)
+    active = {name: text for name, text in effects.items() if text.startswith("active")}
+    variables = {
+        name: value for name, value in party["variables"].items() if name.startswith("OVERLAY")
+    }
+    text = active.get("decode-graph-sizes")
+    if text and "mixed batches" in text:
+        variables.pop(SIZES, None)
+    elif text and _version(party["engine"]["vllm"]) >= MIXED_FROM:
+        variables[SIZES] = "decodes"
+    names = [*active, *(f"`{name}={value}`" for name, value in variables.items())]
+    return ", ".join([*names, *filter(None, [party.get("experiment")])])
 
 
 def _is_default(party: Mapping[str, Any]) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -21,19 +23,24 @@ put_beside_vllm("decode-graph-sizes")
 # The feature's modules lie beside vLLM's own from here on.
 # isort: split
 from vllm.config import CompilationConfig, CUDAGraphMode, VllmConfig
+from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
-from vllm.v1.decode_graph_sizes import CHOICE, VARIABLE, cover_decodes
+from vllm.v1.decode_graph_sizes import CHOICE, MODE, VARIABLE, cover_decodes
+
+from overlay.proof.tiny_models import llama_config
 
 
 @pytest.fixture(autouse=True)
 def covered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Configurations that are made as on CUDA, with the feature."""
     monkeypatch.delenv(VARIABLE, raising=False)
-    own = VllmConfig._set_cudagraph_sizes
+    upstream = ("_set_cudagraph_sizes", "try_verify_and_update_config")
+    own = {name: vars(VllmConfig)[name] for name in upstream}
     with mock.patch.object(type(current_platform), "is_cuda", return_value=True):
         cover_decodes()
         yield
-    VllmConfig._set_cudagraph_sizes = own
+    for name, function in own.items():
+        setattr(VllmConfig, name, function)
 
 
 def chosen(**given: Any) -> Any:
@@ -69,3 +76,47 @@ def test_what_a_user_set_stays(given: dict[str, Any]) -> None:
         40 if "cudagraph_capture_sizes" in given else 256
     )
     assert "set already" in getattr(compilation, CHOICE)[1]
+
+
+#: What a user sets, and what becomes of mode, largest size and graphs of mixed batches.
+MADE: list[tuple[dict[str, Any], str, int, str | None]] = [
+    ({}, "FULL", 2048, None),
+    ({"optimization_level": 0}, "NONE", 0, "vLLM chose cudagraph mode NONE"),
+    ({"optimization_level": 1}, "PIECEWISE", 512, "vLLM chose cudagraph mode PIECEWISE"),
+    ({"enforce_eager": True}, "NONE", 0, "set already"),
+    (
+        {"compilation_config": {"cudagraph_mode": "FULL_DECODE_ONLY"}},
+        "FULL_DECODE_ONLY",
+        512,
+        "set",
+    ),
+    ({"compilation_config": {"mode": 0}}, "FULL_DECODE_ONLY", 512, "chose cudagraph mode FULL_DE"),
+    ({"enable_lora": True}, "FULL_AND_PIECEWISE", 512, "with adapters"),
+]
+
+
+@pytest.mark.parametrize(("given", "mode", "largest", "reason"), MADE)
+def test_a_whole_configuration(
+    given: dict[str, Any],
+    mode: str,
+    largest: int,
+    reason: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As vLLM makes it of a user's arguments, in its own order, where its platform is CUDA's."""
+    config = llama_config(192, "LlamaForCausalLM", 1)
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    monkeypatch.delenv("TORCH_COMPILE_DISABLE", raising=False)  # the tests' own
+    platform = type(current_platform)
+    monkeypatch.setattr("vllm.config.vllm.HAS_TRITON", True)
+    monkeypatch.setattr(platform, "support_static_graph_mode", lambda *_: True)
+    monkeypatch.setattr(platform, "check_and_update_config", lambda *_: None)
+    arguments = {"max_model_len": 512, "max_num_batched_tokens": 8192, "max_num_seqs": 256}
+    engine = EngineArgs(model=str(tmp_path), skip_tokenizer_init=True, **arguments, **given)
+    compilation = engine.create_engine_config().compilation_config
+    assert compilation.cudagraph_mode is CUDAGraphMode[mode]
+    assert compilation.max_cudagraph_capture_size == largest
+    why = getattr(compilation, MODE)
+    assert why is None if reason is None else reason in why

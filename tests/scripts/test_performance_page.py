@@ -93,10 +93,6 @@ def test_the_prose_has_the_figures_of_the_json() -> None:
     assert f"{figures['curve'][-1]['update']:,} updates" in page
     widest = performance_real.widest(render_performance.RESULTS)
     assert f"never more than {widest:.2f} apart" in page
-    sizes = render_performance.RESULTS / "h200-decode-graph-sizes-0.26.0-2026-11-26.json"
-    loads = json.loads(sizes.read_text(encoding="utf-8"))["loads"]
-    once, flight = (loads[f"64 {how}"]["sizes"]["median_ratio"] for how in ("uniform", "mixed"))
-    assert f"gave {once:.2f} of stock there at once and {flight:.2f} in flight" in page
 
 
 def ratios(file: str, load: str) -> dict[str, str]:
@@ -115,8 +111,16 @@ def test_pages_of_features_have_the_figures_of_the_json() -> None:
     in_flight = ratios("h200-decode-graph-sizes-0.33.0-2026-11-26", "256 mixed")
     assert f"[{at_once['sizes']} times the tokens]" in sizes
     assert f"and {in_flight['sizes']} with prefills among them" in sizes
-    default = ratios("h200-default-runner-0.33.0-2026-11-26", "256 mixed")
-    assert f"gave {default['mixed']} instead of {default['overlay']} with prefills" in sizes
+    default = ratios("h200-mixed-batches-0.33.0-2026-11-26", "256 mixed")
+    assert f"gave [{default['mixed']} times the tokens]" in sizes
+    assert f"of stock vLLM instead of {default['on']}, and" in sizes
+    soak = read("h200-soak-0.33.0-2026-11-26")
+    on_v2 = [engine for engine in soak["engines"] if "V2" in str(engine["spec"]["runner"]).upper()]
+    assert f"{soak['taken']:,} steps in five engines" in sizes
+    assert len(on_v2) == 5
+    assert all(engine["ok"] for engine in on_v2)
+    mixed = sum(count for kind, count in soak["steps"].items() if kind.startswith("mixed"))
+    assert mixed > soak["taken"] / 2
     text = ratios("h200-real-text-0.33.0-2026-11-26", "256 requests")
     assert f"{text['V2 overlay, mixed']} instead of {text['V2 overlay']}." in sizes
     steady = prose("steady-scheduler.md")

@@ -34,7 +34,8 @@ def written(folder: Path, **sittings: Any) -> list[performance_paired.Cell]:
     return cells_of(folder)
 
 
-STOCK, SIZES = party(), party({"decode-graph-sizes": "active: 3", "steady-scheduler": "idle: x"})
+MIXED = "active: 3; cudagraph mode FULL, for mixed batches, too"
+STOCK, SIZES = party(), party({"decode-graph-sizes": MIXED, "steady-scheduler": "idle: x"})
 
 
 def test_ratios_are_shown_with_their_range_and_the_rounds_above_one() -> None:
@@ -92,9 +93,35 @@ def test_only_stock_v2_is_the_default(stock: dict[str, Any], tmp_path: Path) -> 
 
 
 def test_variables_of_the_overlay_are_named(tmp_path: Path) -> None:
-    ours = SIZES | {"variables": {"PYTHONPATH": "/x", "OVERLAY_DECODE_GRAPH_SIZES": "mixed"}}
+    ours = SIZES | {"variables": {"PYTHONPATH": "/x", "OVERLAY_DRAFT_GRAPHS": "step"}}
     (_, row) = gains(written(tmp_path, a=sitting({"stock": STOCK, "ours": ours})))
-    assert row[1] == "decode-graph-sizes, `OVERLAY_DECODE_GRAPH_SIZES=mixed`"
+    assert row[1] == "decode-graph-sizes, `OVERLAY_DRAFT_GRAPHS=step`"
+
+
+@pytest.mark.parametrize(
+    ("release", "text", "value", "active"),
+    [
+        ("0.33.0", MIXED, "mixed", ""),
+        ("0.33.0", MIXED, None, ""),
+        ("0.33.0", "active: 3", None, ", `OVERLAY_DECODE_GRAPH_SIZES=decodes`"),
+        ("0.26.0", "active: 3", None, ""),
+    ],
+)
+def test_what_was_asked_for_is_named_as_today(
+    release: str, text: str, value: str | None, active: str, tmp_path: Path
+) -> None:
+    variables = {} if value is None else {"OVERLAY_DECODE_GRAPH_SIZES": value}
+    ours = party({"decode-graph-sizes": text}, vllm=release) | {"variables": variables}
+    stock = party(vllm=release)
+    (_, row) = gains(written(tmp_path, a=sitting({"stock": stock, "ours": ours})))
+    assert row[1] == f"decode-graph-sizes{active}"
+
+
+def test_a_change_that_was_not_kept_is_no_gain(tmp_path: Path) -> None:
+    parties = {"stock": STOCK, "ours": SIZES | {"experiment": "upside down"}}
+    cells = written(tmp_path, a=sitting(parties))
+    assert gains(cells) == [GAINS_HEAD]
+    assert cells[1].active == "decode-graph-sizes, upside down"
 
 
 def test_other_results_are_no_sittings(tmp_path: Path) -> None:
