@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import importlib
 import json
 import logging
@@ -176,8 +177,9 @@ class Engine:
 
         from tests.draft_graphs import cpu_engine, graph_safe_attention
         from tests.draft_graphs.recorded_backend import RecordedBackend
-        from tests.engine import engine_spec
+        from tests.engine import engine_facts, engine_spec
 
+        engine_facts.inspect_in_forks()
         self.spec = engine_spec.EngineSpec.from_json(json.dumps(plan.spec))
         sizes = [vllm.v1.attention.backend.MultipleOf(1)]
         graph_safe_attention.KERNEL_BLOCK_SIZES[:] = (
@@ -385,7 +387,7 @@ def run_plans(plans: list[Plan], scratch: Path) -> list[list[dict[str, Any]]]:
     importlib.import_module("vllm.v1.spec_decode.llm_base_proposer")
     INSTALLED.update(loaded_package())
     watch_scheduler()
-    rested_collector.collect()
+    gc.freeze()  # what is imported: the passes behind each engine visit what is new
     log = Log()
     outcomes = []
     for number, plan in enumerate(plans):
