@@ -177,9 +177,8 @@ class Engine:
 
         from tests.draft_graphs import cpu_engine, graph_safe_attention
         from tests.draft_graphs.recorded_backend import RecordedBackend
-        from tests.engine import engine_facts, engine_spec
+        from tests.engine import engine_spec
 
-        engine_facts.inspect_in_forks()
         self.spec = engine_spec.EngineSpec.from_json(json.dumps(plan.spec))
         sizes = [vllm.v1.attention.backend.MultipleOf(1)]
         graph_safe_attention.KERNEL_BLOCK_SIZES[:] = (

@@ -409,6 +409,8 @@ class RecordedGraph:
         return out
 
     def _is_host_work(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if not self._host:
+            return False
         leaves = leaves_of((args, kwargs))
         sides = {_key(leaf) in self._host for leaf in leaves if isinstance(leaf, torch.Tensor)}
         if len(sides) == 2:

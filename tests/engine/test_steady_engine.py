@@ -11,7 +11,7 @@ import pytest
 
 from tests.engine.engine_fixtures import overlay, private_vllm
 from tests.engine.engine_launch import launch
-from tests.engine.engine_spec import EngineSpec, make_requests
+from tests.engine.engine_spec import QUICKEST, EngineSpec, make_requests
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -22,6 +22,7 @@ SPEC = EngineSpec(
     3,
     make_requests(10, tokens=40, wave=3, steps_between=6),
     block_size=32,
+    engine=QUICKEST,
     env={"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
     async_scheduling=True,
     pre=("tests.engine.steady_hooks:schedule_asynchronously",),

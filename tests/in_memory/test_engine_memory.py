@@ -56,7 +56,7 @@ SPEC = EngineSpec(
     post_load=("tests.in_memory.engine_hooks:live",),
 )
 #: Its scheduler is the asynchronous one, which vLLM imports only when it makes it.
-ONE = replace(ASYNCHRONOUS, engine=QUICKEST, post_load=(*ASYNCHRONOUS.post_load, *SPEC.post_load))
+ONE = replace(ASYNCHRONOUS, post_load=(*ASYNCHRONOUS.post_load, *SPEC.post_load))
 #: name -> the spec, and the roles of the engine's processes.
 CASES = {
     # On CPU vLLM gives each worker a process of its own as soon as there is more than one.
