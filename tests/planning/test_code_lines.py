@@ -30,7 +30,7 @@ TEXTS = {
 +    value = 1
 """,
     "words, and more words, about a value": """
-+value = 1
++value = X
  \"\"\"What it is.\"\"\"
  \"\"\"And why:
 
