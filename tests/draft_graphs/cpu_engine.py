@@ -7,7 +7,6 @@ GPU's are, and the runner's own `capture_model` runs, with the overlay's hunk in
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -37,10 +36,6 @@ def prepare() -> None:
     VllmConfig._normalize_piecewise_cudagraph_mode = lambda self, **_: None
     CompilationConfig.is_attention_compiled_piecewise = lambda self: True
     CpuPlatform.support_static_graph_mode = classmethod(lambda cls: True)
-    if hasattr(CpuPlatform, "register_triton_kernel_overrides"):
-        # Each engine would look through all modules for the kernels, which are replaced already.
-        once = functools.cache(CpuPlatform.register_triton_kernel_overrides)
-        CpuPlatform.register_triton_kernel_overrides = staticmethod(once)
 
 
 @contextlib.contextmanager
