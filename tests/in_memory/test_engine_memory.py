@@ -23,9 +23,8 @@ from tests.engine.engine_launch import (
     launch,
     link_packages,
 )
-from tests.engine.engine_spec import QUICKEST, EngineSpec, make_requests
+from tests.engine.engine_spec import ASYNCHRONOUS, QUICKEST, EngineSpec, make_requests
 from tests.engine.private_copy import PrivateCopy, hash_files
-from tests.engine.test_steady_engine import SPEC as ASYNCHRONOUS
 from tests.in_memory.forked_plugins import engine, engine_result, printed, run_groups
 from tests.in_memory.installed import read_only
 from tests.support.patches import hunk, patch_text
