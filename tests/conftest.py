@@ -73,7 +73,6 @@ LONGEST = {
             "features/test_shipped_features.py",
             "commands/test_every_call.py",
             "proof/commands/test_bench.py",
-            "engine/test_steady_engine.py",
             "on_disk/test_swapped.py",
             "authoring/commands/test_port.py",
             "planning/test_laws.py",

@@ -81,23 +81,26 @@ class NotServed(Exception):
     """The server did not answer as it must."""
 
 
-def free_port(number: int | None) -> int:
-    """A port of this machine on which nothing listens.
+def held_port(number: int | None) -> socket.socket:
+    """Hold a port of this machine on which nothing listens, for a server to come.
+
+    A server sets ``SO_REUSEADDR`` as this does, and so may listen there while the port is held;
+    nobody is given it by chance before that.
 
     :raises NotServed: if ``number`` is given and in use.
     """
-    with socket.socket() as place:
-        # As servers do it: a port of a connection that has ended is free.
-        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            place.bind((_HOST, number or 0))
-        except OSError as error:
-            raise NotServed(
-                f"--port {number}: expected a port that is free, found it in use "
-                f"({error.strerror}): end what holds it, or leave --port out for a free one"
-            ) from error
-        port: int = place.getsockname()[1]
-        return port
+    place = socket.socket()
+    # As servers do it: a port of a connection that has ended is free.
+    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        place.bind((_HOST, number or 0))
+    except OSError as error:
+        place.close()
+        raise NotServed(
+            f"--port {number}: expected a port that is free, found it in use "
+            f"({error.strerror}): end what holds it, or leave --port out for a free one"
+        ) from error
+    return place
 
 
 class Server:
@@ -107,7 +110,8 @@ class Server:
     """
 
     def __init__(self, spec: ServingSpec) -> None:
-        port = free_port(spec.port)
+        self._held = held_port(spec.port)
+        port = self._held.getsockname()[1]
         self.url = f"http://{_HOST}:{port}"
         program = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
         place = ("--host", _HOST, "--port", str(port))
@@ -192,6 +196,7 @@ class Server:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._held.close()
 
 
 class Client:

@@ -179,7 +179,7 @@ class NPUGraph(RecordedGraph):
 
     def rebind(self, task: Task, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Give a task other arguments."""
-        RecordedGraph.held = None
+        self.count_again()
         for tensor in task.tensors():
             memory = self._know(tensor, str(func), "external")
             memory.references -= 1

@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 from tests.draft_graphs import graph_safe_attention
+from tests.engine.engine_facts import inspect_in_forks
 
 
 def prepare() -> None:
@@ -23,6 +24,7 @@ def prepare() -> None:
     from vllm.platforms.cpu import CpuPlatform
 
     graph_safe_attention.register()
+    inspect_in_forks()
     stock = CpuPlatform.check_and_update_config.__func__
 
     def check_and_update_config(cls: type, vllm_config: Any) -> None:

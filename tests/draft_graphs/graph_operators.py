@@ -95,19 +95,34 @@ def _is_written(argument: Any) -> bool:
     return argument.alias_info is not None and bool(argument.alias_info.is_write)
 
 
-def written_tensors(
-    func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Iterator[torch.Tensor]:
-    """The tensor arguments that the operator may write.
+@cache
+def _may_write(func: torch._ops.OpOverload) -> tuple[tuple[int, str], ...]:
+    """Position and name of each argument that the operator may write.
 
     An operator that returns nothing and declares no written argument may write any of them.
     """
     arguments = func._schema.arguments
     undeclared = not func._schema.returns and not any(map(_is_written, arguments))
-    for position, argument in enumerate(arguments):
-        value = args[position] if position < len(args) else kwargs.get(argument.name)
-        if undeclared or _is_written(argument):
-            yield from (leaf for leaf in leaves_of(value) if isinstance(leaf, torch.Tensor))
+    return tuple(
+        (position, argument.name)
+        for position, argument in enumerate(arguments)
+        if undeclared or _is_written(argument)
+    )
+
+
+def written_tensors(
+    func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[torch.Tensor]:
+    """The tensor arguments that the operator may write."""
+    for position, name in _may_write(func):
+        value = args[position] if position < len(args) else kwargs.get(name)
+        yield from (leaf for leaf in leaves_of(value) if isinstance(leaf, torch.Tensor))
+
+
+@cache
+def _depends_on_data(func: torch._ops.OpOverload) -> bool:
+    """Whether the shape of what the operator returns depends on data."""
+    return any(tag in func.tags for tag in DATA_DEPENDENT)
 
 
 def refusal(
@@ -125,6 +140,6 @@ def refusal(
         return None
     if name == "aten::repeat_interleave" and kwargs.get("output_size") is not None:
         return None
-    if any(tag in func.tags for tag in DATA_DEPENDENT) and name != "aten::index":
+    if _depends_on_data(func) and name != "aten::index":
         return "the shape of its result depends on data"
     return None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import importlib
 import json
 import logging
@@ -385,7 +386,7 @@ def run_plans(plans: list[Plan], scratch: Path) -> list[list[dict[str, Any]]]:
     importlib.import_module("vllm.v1.spec_decode.llm_base_proposer")
     INSTALLED.update(loaded_package())
     watch_scheduler()
-    rested_collector.collect()
+    gc.freeze()  # what is imported: the passes behind each engine visit what is new
     log = Log()
     outcomes = []
     for number, plan in enumerate(plans):

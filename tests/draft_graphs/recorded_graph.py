@@ -120,13 +120,11 @@ class Memory:
 
 def references_held() -> Mapping[int, int]:
     """Count by storage how often all recordings together refer to it."""
-    held = RecordedGraph.held
-    if held is None:
-        held = RecordedGraph.held = {}
-        for graph in list(RecordedGraph.alive):
-            for key, memory in graph.memory.items():
-                held[key] = held.get(key, 0) + memory.references
-    return held
+    for graph in list(RecordedGraph.changed):
+        graph._counted = {key: memory.references for key, memory in graph.memory.items()}
+        RecordedGraph.held.update(graph._counted)
+    RecordedGraph.changed.clear()
+    return RecordedGraph.held
 
 
 @dataclass
@@ -256,9 +254,9 @@ class RecordedGraph:
     """
 
     capturing: ClassVar[RecordedGraph | None] = None
-    alive: ClassVar[weakref.WeakSet[RecordedGraph]] = weakref.WeakSet()
-    #: What `references_held` counted; None since a recording was made, forgotten or collected.
-    held: ClassVar[dict[int, int] | None] = None
+    #: What `references_held` counts, of all recordings but those that changed since.
+    held: ClassVar[Counter[int]] = Counter()
+    changed: ClassVar[weakref.WeakSet[RecordedGraph]] = weakref.WeakSet()
     recorder: ClassVar[type[_Recorder]] = _Recorder
 
     def __init__(
@@ -271,9 +269,9 @@ class RecordedGraph:
         self.name = name
         self.pool = pool or GraphPool()
         self.pool.add(self)
-        RecordedGraph.alive.add(self)
         self.operations: list[Operation] = []
         self.memory: dict[int, Memory] = {}
+        self._counted: dict[int, int] = {}
         self.entered: Counter[str] = Counter()
         self.replays = 0
         self.captured = False
@@ -281,7 +279,20 @@ class RecordedGraph:
         self._host = {_key(tensor): tensor for tensor in host}
 
     def __del__(self) -> None:
-        RecordedGraph.held = None
+        self._uncount()
+
+    def _uncount(self) -> None:
+        """Take from `held` what this recording refers to."""
+        for key, number in self._counted.items():
+            self.held[key] -= number
+            if not self.held[key]:
+                del self.held[key]
+        self._counted = {}
+
+    def count_again(self) -> None:
+        """See to it that `references_held` counts what this recording refers to from now on."""
+        self._uncount()
+        self.changed.add(self)
 
     @contextlib.contextmanager
     def capture(self) -> Iterator[None]:
@@ -351,7 +362,7 @@ class RecordedGraph:
 
     def reset(self) -> None:
         """Forget the recording, as `CUDAGraph.reset` does."""
-        RecordedGraph.held = None
+        self._uncount()
         self.operations.clear()
         self.memory.clear()
         self._host.clear()
@@ -398,6 +409,8 @@ class RecordedGraph:
         return out
 
     def _is_host_work(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if not self._host:
+            return False
         leaves = leaves_of((args, kwargs))
         sides = {_key(leaf) in self._host for leaf in leaves if isinstance(leaf, torch.Tensor)}
         if len(sides) == 2:
@@ -442,7 +455,7 @@ class RecordedGraph:
                     memory.before = None
 
     def _count_references(self) -> None:
-        RecordedGraph.held = None
+        self.count_again()
         uses = Counter(_key(t) for operation in self.operations for t in operation.tensors())
         for key, memory in self.memory.items():
             memory.references = 1 + uses[key]

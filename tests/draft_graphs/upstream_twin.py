@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import inspect
 import json
 import random
@@ -379,6 +380,7 @@ def positions_beyond(model: Any) -> int:
     return given
 
 
+@functools.cache  # vLLM looks through all modules for whoever holds a kernel
 def use_cpu_kernels() -> None:
     """Let the drafters' kernels run on CPU, as vLLM's worker for CPU does."""
     current_platform.import_kernels()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from overlay.proof.engine_compat import drafter_of
+from tests.support import forks
 
 #: Parts of module names of the overlay's targets: whatever of these a process has loaded is listed.
 WATCHED_MODULES = (
@@ -55,6 +56,16 @@ def base_environment(workers: int) -> dict[str, str]:
             str(cores[rank % len(cores)]) for rank in range(workers)
         )
     return wanted
+
+
+def inspect_in_forks() -> None:
+    """Let vLLM, which is imported, look at the class of a model in a fork of this process.
+
+    It starts a Python for that, which imports vLLM anew and takes longer than a small engine.
+    """
+    from vllm.model_executor.models import registry
+
+    registry._run_in_subprocess = forks.returned
 
 
 def with_draft_attention(arguments: dict[str, Any]) -> dict[str, Any]:

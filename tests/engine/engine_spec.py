@@ -15,7 +15,7 @@ from overlay.proof.oracle import FIRST_TOKEN
 from overlay.proof.prompts import EngineRequest as Request
 from overlay.results import ModelRunner
 
-__all__ = ("QUICKEST", "EngineSpec", "Request", "make_requests")
+__all__ = ("ASYNCHRONOUS", "QUICKEST", "EngineSpec", "Request", "make_requests")
 
 #: What a CPU without instructions for 16 bits multiplies ten times as fast as bfloat16 (with AVX2):
 #: a third of what a run cost. The weights are the same numbers, and what is computed with them is
@@ -153,3 +153,23 @@ def make_requests(
         arrival = 0 if wave is None else index // wave * steps_between
         made.append(Request(prompt, tokens, arrival))
     return tuple(made)
+
+
+#: An engine that schedules asynchronously, and counts its steady steps.
+ASYNCHRONOUS = EngineSpec(
+    "",
+    "eagle3hid",
+    3,
+    make_requests(10, tokens=40, wave=3, steps_between=6),
+    block_size=32,
+    engine=QUICKEST,
+    env={"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
+    async_scheduling=True,
+    pre=("tests.engine.steady_hooks:schedule_asynchronously",),
+    post_load=("tests.engine.steady_hooks:watch",),
+    finish=(
+        "tests.engine.steady_hooks:steps",
+        "tests.engine.steady_hooks:bookkeeping",
+        "tests.engine.steady_hooks:scheduling",
+    ),
+)

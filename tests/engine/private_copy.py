@@ -61,7 +61,7 @@ def make_private_copy(environment: Path, folder: Path) -> PrivateCopy:
 
 def copy_or_link(source: str, target: str) -> None:
     """Copy a file with its times, or link a compiled library, where the file system can."""
-    if source.endswith(".so"):
+    if source.endswith((".so", ".pyc")):
         with contextlib.suppress(OSError):
             os.link(source, target)
             return

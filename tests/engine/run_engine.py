@@ -32,6 +32,7 @@ from overlay.proof import engine_compat, oracle, verify_engine
 from tests.engine.engine_facts import (
     base_environment,
     describe_engine,
+    inspect_in_forks,
     read_metrics,
     with_draft_attention,
 )
@@ -146,6 +147,7 @@ def run(spec: EngineSpec) -> dict[str, Any]:
     import torch
     import vllm
 
+    inspect_in_forks()
     imported = time.monotonic()
     steps: Steps = defaultdict(list)
     engine_compat.watch_drafts(

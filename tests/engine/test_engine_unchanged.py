@@ -2,7 +2,7 @@
 
 Before, patched (in its default mode and with the mode off) and reverted, the tokens and the
 accepted counts of every draft position equal the oracle, and reverted it is byte for byte what it
-was.
+was. Patched, it takes steady steps, verifies greedily and does its bookkeeping together.
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ from typing import Any
 import pytest
 
 from tests.engine.engine_fixtures import overlay, private_vllm
-from tests.engine.engine_spec import QUICKEST, EngineSpec, Request, make_requests
+from tests.engine.engine_spec import (
+    ASYNCHRONOUS,
+    QUICKEST,
+    EngineSpec,
+    Request,
+    make_requests,
+)
 from tests.engine.forked_engines import launch_forked
 from tests.engine.private_copy import PrivateCopy, hash_files, orphaned_bytecode, site_packages
 
@@ -63,6 +69,24 @@ one_case_always = pytest.mark.parametrize(
 BROKEN = {"forget_hidden_states": WIDEST, "stand_still": "eagle3-k3"}
 FEW = 3
 SWITCHED_OFF = "switched off"
+#: An engine whose steps are steady, by the switch of the features that it shows.  Off, vLLM's own
+#: code runs, as it does where the patch is reverted.
+STEADY = {
+    switch: replace(
+        ASYNCHRONOUS,
+        env=ASYNCHRONOUS.env
+        | dict.fromkeys(
+            (
+                "OVERLAY_STEADY_INPUTS",
+                "OVERLAY_GREEDY_VERIFICATION",
+                "OVERLAY_BATCHED_BOOKKEEPING",
+                "OVERLAY_STEADY_SCHEDULER",
+            ),
+            switch,
+        ),
+    )
+    for switch in ("on", "off")
+}
 
 Results = dict[str, dict[str, Any]]
 
@@ -114,7 +138,9 @@ def life(
     tmp_path_factory: pytest.TempPathFactory,
     pytestconfig: pytest.Config,
 ) -> Iterator[Life]:
-    specs = CASES | {SWITCHED_OFF: replace(CASES[WIDEST], env=OFF)}
+    specs = CASES | {SWITCHED_OFF: replace(CASES[WIDEST], env=OFF), "on": STEADY["on"]}
+    if pytestconfig.getoption("--thorough"):
+        specs |= STEADY
     for copy in private_vllm(engine_python, tmp_path_factory.mktemp("life")):
         before = hash_files(copy.site)
         overlay("apply", copy.site)
@@ -206,3 +232,71 @@ def test_drafts_read_a_tensor_that_no_norm_writes(tiny_models: Path, draft: str)
     config = json.loads((tiny_models / draft / "config.json").read_text(encoding="utf-8"))
     for layers in (config, config["eagle_config"]):
         assert min(layers["eagle_aux_hidden_state_layer_ids"]) > 0
+
+
+@pytest.fixture(params=["on", pytest.param("off", marks=pytest.mark.thorough)])
+def steady(request: pytest.FixtureRequest, life: Life) -> tuple[str, dict[str, Any]]:
+    """The features' switch, and what an engine of steady steps gave with it."""
+    return request.param, life.patched[request.param]
+
+
+def test_steady_drafts_are_those_of_the_oracle(steady: tuple[str, dict[str, Any]]) -> None:
+    assert steady[1]["ok"]
+
+
+def test_many_steps_are_steady_where_it_is_on(steady: tuple[str, dict[str, Any]]) -> None:
+    switch, result = steady
+    counts = result["hooks"]["steady_hooks:steps"]
+    if switch == "off":
+        assert "steady" not in counts
+    else:
+        assert counts["all"] / 3 < counts["steady"] < counts["all"]
+
+
+def test_drafts_are_verified_greedily_where_it_is_on(steady: tuple[str, dict[str, Any]]) -> None:
+    switch, result = steady
+    counts = result["hooks"]["steady_hooks:steps"]
+    way, other = "verified greedily", "verified upstream's way"
+    if switch == "off":
+        way, other = other, way
+    assert counts[way] > counts["all"] / 3
+    assert other not in counts
+
+
+def test_the_bookkeeping_is_done_together_where_it_is_on(
+    steady: tuple[str, dict[str, Any]],
+) -> None:
+    switch, result = steady
+    told = result["hooks"]["steady_hooks:bookkeeping"]
+    if switch == "off":
+        assert told["state"] == "idle"
+        assert not told["counts"]
+    else:
+        assert told["state"] == "active"
+        steps = result["hooks"]["steady_hooks:steps"]["all"]
+        assert told["counts"]["steps whose placeholders were written together"] > steps / 3
+        assert told["counts"]["outputs listed together"] > steps / 3
+        assert told["counts"]["steps whose requests went on together"] > steps / 3
+        assert told["counts"]["steps whose rejected drafts were taken off together"] > steps / 3
+        assert told["counts"]["steps whose last tokens were listed together"] > steps / 3
+        assert told["counts"]["steps whose drafts were counted together"] > 3
+        # Those of steady steps are copied as they are; the others are filled here.
+        assert told["counts"]["steps whose input ids were filled together"] > 3
+
+
+def test_steps_are_taken_as_one_where_it_is_on(steady: tuple[str, dict[str, Any]]) -> None:
+    switch, result = steady
+    report = result["hooks"]["steady_hooks:scheduling"]
+    if switch == "off":
+        assert report["state"] == "idle"
+        way = "schedulers that allocate upstream's way: OVERLAY_STEADY_SCHEDULER=off"
+        assert report["counts"] == {way: 1}
+    else:
+        assert report["state"] == "active"
+        counts = report["counts"]
+        assert counts["schedulers that ask which requests hold their slots"] == 1
+        steps = result["hooks"]["steady_hooks:steps"]["all"]
+        names = ("steps scheduled together", "steps scheduled in part")
+        assert sum(counts.get(name, 0) for name in names) > steps / 3
+        names = ("outputs noted together", "outputs noted in part")
+        assert sum(counts.get(name, 0) for name in names) > steps / 3

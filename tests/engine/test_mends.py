@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.engine.engine_fixtures import overlay, private_vllm
-from tests.engine.engine_spec import EngineSpec
+from tests.engine.engine_spec import QUICKEST, EngineSpec
 from tests.engine.forked_engines import TESTS, launch_forked
 from tests.engine.mend_hooks import LENGTH
 from tests.engine.mend_judging import JUDGES
@@ -18,7 +18,9 @@ from tests.engine.mend_judging import JUDGES
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 HOOKS = "tests.engine."
-PLAIN = EngineSpec("", "eagle3hid", 3, max_model_len=LENGTH, packages=(str(TESTS),))
+PLAIN = EngineSpec(
+    "", "eagle3hid", 3, max_model_len=LENGTH, engine=QUICKEST, packages=(str(TESTS),)
+)
 #: What is prepared before an engine, and what is done with it; the last load may end a stock one.
 ENGINES = (
     (

@@ -25,17 +25,19 @@ from tests.support.forks import run_beside
 
 #: What imports vLLM, and nothing that the overlay patches.
 EARLY = ("vllm.plugins", "vllm.model_executor.models.registry")
-#: Runs the engine of a spec, and writes its result if it runs to its end.
+#: Runs the engine of a spec, and writes its result if it runs to its end.  What it spawns finds
+#: its way by the program's own name, as where that is run alone.
 _ENGINE = """
 import sys
 from tests.engine import run_engine
+sys.modules["__main__"].__spec__ = run_engine.__spec__
 sys.argv[1:] = [{!r}, "--out", {!r}]
 run_engine.main()
 """
 
 
 def engine(spec: EngineSpec, folder: Path, name: str) -> str:
-    """The program of a case: an engine that is in one process, whose spec is put in a folder."""
+    """The program of a case: an engine, whose spec is put in a folder."""
     file = folder / f"{name}.spec"
     file.write_text(spec.to_json(), encoding="utf-8")
     return _ENGINE.format(str(file), str(folder / f"{name}.result"))

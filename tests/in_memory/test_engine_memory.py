@@ -18,15 +18,13 @@ import pytest
 
 from tests.engine.engine_fixtures import private_vllm
 from tests.engine.engine_launch import (
-    EngineFailed,
     append_path,
     foreign_environment,
     launch,
     link_packages,
 )
-from tests.engine.engine_spec import QUICKEST, EngineSpec, make_requests
+from tests.engine.engine_spec import ASYNCHRONOUS, QUICKEST, EngineSpec, make_requests
 from tests.engine.private_copy import PrivateCopy, hash_files
-from tests.engine.test_steady_engine import SPEC as ASYNCHRONOUS
 from tests.in_memory.forked_plugins import engine, engine_result, printed, run_groups
 from tests.in_memory.installed import read_only
 from tests.support.patches import hunk, patch_text
@@ -57,7 +55,7 @@ SPEC = EngineSpec(
     post_load=("tests.in_memory.engine_hooks:live",),
 )
 #: Its scheduler is the asynchronous one, which vLLM imports only when it makes it.
-ONE = replace(ASYNCHRONOUS, engine=QUICKEST, post_load=(*ASYNCHRONOUS.post_load, *SPEC.post_load))
+ONE = replace(ASYNCHRONOUS, post_load=(*ASYNCHRONOUS.post_load, *SPEC.post_load))
 #: name -> the spec, and the roles of the engine's processes.
 CASES = {
     # On CPU vLLM gives each worker a process of its own as soon as there is more than one.
@@ -153,11 +151,9 @@ def test_one_process_drafts_as_it_should_with_patched_code(box: Box, ended: Ende
     ],
 )
 def test_every_process_drafts_as_it_should_with_patched_code(
-    box: Box, tiny_models: Path, case: str
+    box: Box, ended: Ended, case: str
 ) -> None:
-    spec, roles = CASES[case]
-    result = launch(box.copy.python, replace(spec, models=str(tiny_models)), env=box.environment)
-    expect_patched_processes(box, result, roles, {})
+    expect_patched_processes(box, ended.engine(case), CASES[case][1], {})
 
 
 def expect_patched_processes(
@@ -260,10 +256,13 @@ class Ended:
         return {**result, "log": log}
 
 
-#: By name, an engine in one process, and the variables that steer the overlay.
+REQUIRED = {"OVERLAY_REQUIRED": "draft-graphs"}
+#: By name, an engine, and the variables that steer the overlay.
 ENGINES: dict[str, tuple[EngineSpec, dict[str, str]]] = {
     "one process": (ONE, {}),
-    "required": (SPEC, {"OVERLAY_REQUIRED": "draft-graphs"}),
+    "required": (SPEC, REQUIRED),
+    "required in several processes": (replace(SPEC, env=SEVERAL), REQUIRED),
+    **{name: (spec, {}) for name, (spec, _) in CASES.items()},
 }
 
 
@@ -283,6 +282,8 @@ def ended(
         for number, mode in enumerate(inspections(pytestconfig))
     }
     for name, (spec, variables) in ENGINES.items():
+        if name == "several processes" and not pytestconfig.getoption("--thorough"):
+            continue
         patches = {"OVERLAY_PATCHES": str(team)} if name == "one process" else {}
         code = engine(replace(spec, models=str(tiny_models)), folder, name)
         programs[name] = (code, {**variables, **patches})
@@ -378,24 +379,12 @@ def expect_told_effects(record: dict[str, Any], log: str) -> None:
     assert f"draft-graphs is idle: {NO_GRAPHS}" in log
 
 
-def test_a_required_feature_that_is_idle_refuses_to_serve(ended: Ended) -> None:
-    assert engine_result(ended.folder, "required") is None
-    assert ended.programs["required"].returncode != 0
-    expect_refusal(printed(ended.programs["required"]))
-
-
-def test_in_several_processes_a_required_feature_that_is_idle_refuses_to_serve(
-    box: Box, tiny_models: Path
-) -> None:
-    spec = replace(SPEC, models=str(tiny_models), env=SEVERAL)
-    environment = box.environment | {"OVERLAY_REQUIRED": "draft-graphs"}
-    with pytest.raises(EngineFailed) as refused:
-        launch(box.copy.python, spec, env=environment)
-    expect_refusal(refused.value.output)
-
-
-def expect_refusal(output: str) -> None:
+@pytest.mark.parametrize("name", ["required", "required in several processes"])
+def test_a_required_feature_that_is_idle_refuses_to_serve(ended: Ended, name: str) -> None:
+    assert engine_result(ended.folder, name) is None
+    assert ended.programs[name].returncode != 0
     # All that it printed: two processes end with tracebacks, in an order that differs.
+    output = printed(ended.programs[name])
     assert "OVERLAY_REQUIRED names features that have no effect" in output
     assert f"draft-graphs is idle: {NO_GRAPHS}" in output
 

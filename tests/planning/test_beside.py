@@ -13,7 +13,7 @@ import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
-from overlay._features.model import Feature
+from overlay._features.model import FILE_SCOPE, Feature
 from overlay.authoring.composing import NotComposable, compose
 from overlay.planning.scopes import UnparsableError
 from overlay.planning.text import Edit, SourceText
@@ -382,3 +382,21 @@ def merged(ours: bytes, base: bytes, theirs: bytes) -> bytes | None:
             ["git", "merge-file", "-p", *map(str, names)], capture_output=True, check=False
         )
     return answer.stdout if answer.returncode == 0 else None
+
+
+def test_a_hunk_that_lands_beside_another_says_its_line_in_the_text_with_both() -> None:
+    text = "import a\n\n\ndef f(x):\n" + "".join(f"    v{n} = 0\n" for n in range(4))
+    into = [" import a", "+import b", " "]
+    above = hunk([" def f(x):", "+    a = 0", "     v0 = 0"], "f")
+    one = feature((A, [hunk(into, FILE_SCOPE), above]), id="one")
+    context = [" def f(x):", "     v0 = 0", "     v1 = 0"]
+    other = feature((A, [hunk([*context, "+    b = 0", "     v2 = 0"], "f")]), id="other")
+    plan = planned(one, other, files={A: text.encode()})
+    assert plan.state is State.PRISTINE
+    (file,) = plan.features[1].files
+    assert [each.line for each in file.hunks] == [5]
+    changed = plan.changes[0].after or b""
+    assert changed.splitlines()[4:] == [
+        *(b"def f(x):", b"    a = 0", b"    v0 = 0", b"    v1 = 0", b"    b = 0"),
+        *(b"    v2 = 0", b"    v3 = 0"),
+    ]

@@ -150,12 +150,6 @@ def test_who_has_to_go_for_an_image_to_stand(
     assert stacked().sets_without_which(image.split(), own) == expected
 
 
-def test_the_smallest_sets_come_first() -> None:
-    weave = Weave(["a", "x", "b"])
-    weave.add(0, [Edit(1, 1, ("a",))])
-    assert weave.sets_without_which(["a", "x"], 9) == [set(), {0}]
-
-
 def test_a_search_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of lines that thirty features add at one place any half may stay."""
     monkeypatch.setattr(module, "MOST_STEPS", 1000)
@@ -163,3 +157,36 @@ def test_a_search_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     for owner in range(30):
         weave.add(owner, [Edit(1, 1, ("same",))])
     assert len(weave.sets_without_which(["begin", *["same"] * 15, "end"], 99)) <= module.MOST_SETS
+
+
+def woven(lines: str, *edits: Edit) -> Weave:
+    """Lines of a letter each, with an edit of each owner in turn."""
+    weave = Weave(tuple(lines))
+    for owner, edit in enumerate(edits):
+        weave.add(owner, [edit])
+    return weave
+
+
+@pytest.mark.parametrize(
+    ("weave", "image", "sets"),
+    [
+        # Both lines between are in the way at the first place, one is at the second.
+        (
+            woven("acbacb", Edit(1, 1, ("x",)), Edit(3, 3, ("y",)), Edit(6, 6, ("z",))),
+            "acb",
+            [{2}, {0, 1}],
+        ),
+        (woven("abab", Edit(1, 1, ("x",)), Edit(4, 4, ("y",))), "ab", [{0}, {1}]),
+        # The line that a feature brought is one of the image, or in its way.
+        (woven("ab", Edit(1, 1, ("b",))), "ab", [set(), {0}]),
+        (woven("abc", Edit(1, 1, ("b",))), "abc", [{0}]),
+        (woven("abc", Edit(1, 2, ("x",))), "abc", [{0}]),
+        (woven("abc", Edit(1, 2, ("x",))), "axc", [set()]),
+        (woven("abc", Edit(1, 2, ("x",))), "acb", []),
+        (woven("abc"), "", []),
+    ],
+)
+def test_the_smallest_sets_without_which_an_image_stands_come_first(
+    weave: Weave, image: str, sets: list[set[int]]
+) -> None:
+    assert weave.sets_without_which(tuple(image), own=9) == sets

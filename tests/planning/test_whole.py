@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from packaging.version import Version
 
 from overlay._features.binary_patch import BinaryPatchError, literal, read_binary
-from overlay._features.model import FILE_SCOPE, Feature, Hunk, WholeFile
+from overlay._features.model import FILE_SCOPE, Feature, Hunk, WholeFile, blob_id
 from overlay.planning.planner import plan
+from overlay.planning.whole import match_whole
 from overlay.results import FeatureResult, State
 from overlay.targets.target import left_out
 from tests.support.patches import MemoryTree, feature, hunk
@@ -58,12 +59,20 @@ def test_a_change_of_a_whole_file_is_for_one_text(
     (judged,) = result.files[0].hunks
     assert judged.scope == FILE_SCOPE
     assert (judged.reason is not None) is (state is State.DRIFTED)
+    if judged.reason is not None:
+        way = "remove" if after is None else "replace"
+        assert f"id {blob_id(FILES[MODULE])[:12]}, the only text that it may {way}, found" in str(
+            judged.reason
+        )
 
 
 def test_a_file_that_somebody_took_away_is_missing() -> None:
     files = {INIT: b""}
     assert state_of(whole(MODULE, None), files, {MODULE: "0" * 64}).state is State.MISSING
     assert state_of(whole(CONFIG, b"{}\n"), files).state is State.MISSING
+    judged = match_whole(WholeFile.of(FILES[CONFIG], b"{}\n"), None)
+    assert judged.state is State.MISSING
+    assert f"git's id {blob_id(FILES[CONFIG])[:12]}, found none" in str(judged.reason)
 
 
 def test_data_files_need_not_compile_nor_be_python() -> None:

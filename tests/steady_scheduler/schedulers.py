@@ -454,29 +454,34 @@ class Side:
         ]
 
 
+#: What is equal to itself alone; most values are one of these.
+ATOMS = (type(None), bool, int, float, str, bytes)
+
+
 def plain(value: Any, depth: int = 0) -> Any:
     """A value of which `==` compares all fields; times are left out."""
-    if value is None or isinstance(value, bool | int | float | str | bytes):
+    if isinstance(value, ATOMS):
         return value
     if depth > 8:
         return "deep"
+    kind = type(value)
     if isinstance(value, dict):
         return [(plain(key, depth), plain(each, depth + 1)) for key, each in value.items()]
-    if isinstance(value, set | frozenset):
+    if isinstance(value, (set, frozenset)):
         return sorted(str(plain(each, depth + 1)) for each in value)
-    if isinstance(value, list | tuple) or type(value).__name__ in ("deque", "ConstantList"):
-        return [plain(each, depth + 1) for each in value]
+    if isinstance(value, (list, tuple)) or kind.__name__ in ("deque", "ConstantList"):
+        return [each if type(each) in ATOMS else plain(each, depth + 1) for each in value]
+    if kind.__name__ == "KVCacheBlock":
+        return "block", value.block_id
     names = getattr(value, "__struct_fields__", None) or getattr(value, "__dict__", None)
     if names is None:
         names = getattr(value, "__slots__", None)
-    if type(value).__name__ == "KVCacheBlock":
-        return "block", value.block_id
     if names is None or callable(value):
-        return type(value).__name__
+        return kind.__name__
     if hasattr(value, "value") and hasattr(value, "name"):  # an enumeration
         return value.name
     left_out = ("timestamp", "sampling_params", "_block_hasher", "arrival_time", "interval_start")
-    return type(value).__name__, [
+    return kind.__name__, [
         (name, plain(getattr(value, name, None), depth + 1))
         for name in names
         if name not in left_out

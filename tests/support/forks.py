@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NoReturn
+from tempfile import TemporaryDirectory
+from typing import Any, NoReturn
 
 
 def run_and_exit(
@@ -56,3 +58,20 @@ def run_beside(works: Iterable[tuple[Callable[[], None], Path, Path]]) -> list[i
             run_and_exit(work, output, error)
         children.append(child)
     return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
+def returned(work: Callable[[], Any]) -> Any:
+    """What a function returns in a fork, which keeps from this process whatever else it does.
+
+    :raises RuntimeError: if it fails there; holds what was printed.
+    """
+    with TemporaryDirectory() as folder:
+        answer, output, error = (Path(folder, name) for name in ("answer", "output", "error"))
+
+        def keep() -> None:
+            answer.write_bytes(pickle.dumps(work()))
+
+        (status,) = run_beside([(keep, output, error)])
+        if status != 0:
+            raise RuntimeError(error.read_text(encoding="utf-8", errors="replace"))
+        return pickle.loads(answer.read_bytes())

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from overlay.proof.serving import held_port
 
 SAMPLE = re.compile(r"^(vllm[:_]\w+)\{(.*)\} (\S+)$", re.MULTILINE)
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -48,12 +49,6 @@ def arguments(models: Path, *options: str) -> tuple[str, ...]:
     )
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @contextmanager
 def running(
     python: Path, given: Sequence[str], variables: Mapping[str, str], folder: Path
@@ -63,7 +58,8 @@ def running(
     :param given: what ``arguments`` returned.
     :param folder: where it runs, and writes its log.
     """
-    port, log = free_port(), folder / "log"
+    held, log = held_port(None), folder / "log"
+    port = held.getsockname()[1]
     command = [str(python), "-m", *given, "--port", str(port)]
     with log.open("wb") as stream:
         server = subprocess.Popen(
@@ -78,6 +74,7 @@ def running(
         try:
             server.wait(60)
         finally:
+            held.close()
             if server.poll() is None:
                 os.killpg(server.pid, signal.SIGKILL)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.forks import run_and_exit
+from tests.support.forks import returned, run_and_exit
 
 
 def _says() -> None:
@@ -55,3 +55,12 @@ def test_status_and_output_of_the_work(
             assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == status
             assert (tmp_path / "output").read_text().startswith(output)
             assert (name or tmp_path / "output").read_text().endswith(error)
+
+
+def test_what_a_fork_returns_comes_home_and_its_failure_is_told(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with capfd.disabled():
+        assert returned(os.getppid) == os.getpid()
+        with pytest.raises(RuntimeError, match="ValueError: broken"):
+            returned(_fails)
