@@ -34,7 +34,6 @@ from overlay.authoring.landing import (
     taken_back,
 )
 from overlay.authoring.locating import Base, ReleaseTexts, ReleaseTree
-from overlay.authoring.scoped import scopes_in
 from overlay.authoring.triage import FileFate, added_problem, uncompilable
 from overlay.authoring.variants import base_has
 from overlay.authoring.writing import (
@@ -46,9 +45,10 @@ from overlay.authoring.writing import (
 )
 from overlay.package import VLLM, Package, ReleaseRange, is_module
 from overlay.planning.matching import edits
+from overlay.planning.parsing import UnparsableError
 from overlay.planning.patched_tree import PatchedTree
 from overlay.planning.planner import Stack, lay
-from overlay.planning.scopes import Syntax, UnparsableError
+from overlay.planning.scopes import Syntax, find
 from overlay.planning.telling import SHARE, new_lines
 from overlay.planning.text import Edit, SourceText, TextError
 from overlay.planning.whole import removed_by
@@ -515,7 +515,7 @@ def derived_tests(
         if not is_module(path) or any(hunk.whole is not None for hunk in hunks):
             continue  # their lines are told by the hunks themselves, and a whole file by its id
         source = SourceText.from_bytes(before)
-        scopes = scopes_in(source.lines)
+        scopes = find(source.lines)
         for hunk in hunks:
             places = scopes.get(hunk.scope, ())
             base_lines = [

@@ -14,8 +14,8 @@ from overlay._features.model import Hunk
 from overlay.package import is_module
 from overlay.planning.attempt import Judged
 from overlay.planning.matching import edits, final_newline_after
+from overlay.planning.parsing import UnparsableError
 from overlay.planning.patched_tree import PatchedTree
-from overlay.planning.scopes import UnparsableError
 from overlay.planning.telling import present
 from overlay.planning.text import Edit, TextError
 from overlay.planning.weave import Carriage
@@ -89,7 +89,7 @@ def _landing(
         source = texts.source(place.data)
         after = texts.keep(source.splice(place.own, final_newline_after(hunk)))
         if is_module(path):
-            texts.scopes_after(after, place.data, place.own)
+            texts.scopes(after)
     except (TextError, UnparsableError):
         return None
     at = (place.result.line or 1) - 1

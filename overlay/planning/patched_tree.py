@@ -11,7 +11,8 @@ from typing import NamedTuple
 from overlay._features.model import Feature
 from overlay.package import ReadOnce, Tree, is_module
 from overlay.planning.attempt import Texts
-from overlay.planning.scopes import Syntax, UnparsableError
+from overlay.planning.parsing import UnparsableError
+from overlay.planning.scopes import Syntax
 from overlay.planning.telling import Place
 from overlay.planning.text import Edit, TextError
 from overlay.planning.weave import Weave
@@ -119,7 +120,7 @@ class PatchedTree:
             before = after
         data = self.texts.keep(source.splice(edits, finished))
         if is_module(path):
-            self.texts.scopes_after(data, origin, edits)
+            self.texts.scopes(data)
         return data
 
     def untouched(self, path: str, lines: range) -> bool:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from overlay.planning import scopes as module
-from overlay.planning.scopes import Syntax, UnparsableError, describe, find
+from overlay.planning.parsing import UnparsableError, describe
+from overlay.planning.scopes import Syntax, find
 from overlay.planning.text import SourceText
 
 

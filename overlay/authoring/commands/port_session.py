@@ -63,7 +63,8 @@ from overlay.authoring.session import (
 from overlay.commands.request import Request
 from overlay.errors import UsageError
 from overlay.planning.attempt import Texts, attempt
-from overlay.planning.scopes import Syntax, UnparsableError
+from overlay.planning.parsing import UnparsableError
+from overlay.planning.scopes import Syntax
 from overlay.planning.text import TextError
 from overlay.results import Outcome
 
