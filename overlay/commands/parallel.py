@@ -65,7 +65,12 @@ def in_threads(
 
 
 def in_processes(
-    work: Callable[[A], B], things: Sequence[A], workers: int, step: Step = no_step
+    work: Callable[[A], B],
+    things: Sequence[A],
+    workers: int,
+    step: Step = no_step,
+    *,
+    alike: bool = False,
 ) -> list[B]:
     """``work`` on each thing, in their order; for work that computes.
 
@@ -73,20 +78,24 @@ def in_processes(
     archive cannot be); only the results are.
 
     :param step: called after each result.
+    :param alike: the things have much in common: the first is worked on here, so that the
+        processes begin with what this one has learnt.
     :raises OverlayError: if a process dies under its work.
     """
+    first = stepped(map(work, things[:1] if alike else ()), step)
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
 
     global _inherited  # noqa: PLW0603 - the one thing that a fork can hand over unpickled
+    things = things[len(first) :]
     _inherited = (work, things)
     executor = ProcessPoolExecutor(
         workers, get_context("fork"), initializer=_become_worker, initargs=(os.getpid(),)
     )
     try:
         with _unless_interrupted(executor) as pool:
-            return stepped(pool.map(_work_on, range(len(things))), step)
+            return [*first, *stepped(pool.map(_work_on, range(len(things))), step)]
     except BrokenProcessPool as error:
         raise OverlayError(
             f"one of {workers} worker processes was killed, perhaps for want of memory: expected "

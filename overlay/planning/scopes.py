@@ -11,6 +11,7 @@ from __future__ import annotations
 import __future__
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -25,11 +26,12 @@ Scopes = Mapping[str, Sequence[range]]
 #: So many chunks are remembered: those of some hundred files.
 _MOST = 1 << 14
 
-_AT_MARGIN = re.compile(r"^(?:@|def |class |async def )", re.MULTILINE)
-_IN_CLASS = re.compile(r"^    (?:@|def |class |async def )", re.MULTILINE)
+# Both begin with what can be looked for as it is, which is ten times as fast.
+_AT_MARGIN = re.compile(r"\n(?:@|def |class |async def )")
+_IN_CLASS = re.compile(r"\n    (?:@|def |class |async def )")
 _CLASS = re.compile(r"(?:@[^\n'\"\\]*\n)*class ")
-#: What makes line ends or indentation ambiguous, or goes on behind a chunk.
-_ODD = re.compile(r"[\r\f\0]|\\\n(?:\Z|(?:    )?(?:@|def |class |async def ))")
+#: A line that goes on behind a chunk.
+_GOING_ON = re.compile(r"\\\n(?:\Z|(?:    )?(?:@|def |class |async def ))")
 #: What says something of all of a scope, wherever it stands in it.
 _DECLARED = re.compile(r"(?:^[ \t]*|[;:][ \t]*)(?:global|nonlocal)\b", re.MULTILINE)
 _FUTURE = "from __future__ import annotations\n"
@@ -90,9 +92,8 @@ class Syntax:
 
 def compiles_in_chunks(data: bytes) -> bool:
     """Whether it is certain, by the chunks of a module, that it compiles."""
-    if data.startswith(b"\xef\xbb\xbf") or any(
-        b"coding" in line for line in data.split(b"\n", 2)[:2]
-    ):
+    first_lines = data.split(b"\n", 2)[:2]
+    if data.startswith(BOM_UTF8) or any(b"coding" in line for line in first_lines):
         return False
     try:
         text = data.decode()
@@ -120,15 +121,17 @@ def _in_chunks(text: str) -> list[Definition]:
 
 def _chunks(text: str) -> list[str]:
     """The text cut before each definition at the margin; none where that is of no use."""
-    starts = _beginnings(_AT_MARGIN, text)
-    return [] if len(starts) < 2 or _ODD.search(text) else _cut(text, starts)
+    # A carriage return or form feed makes line ends or indentation ambiguous.
+    odd = any(each in text for each in "\r\f\0") or ("\\\n" in text and _GOING_ON.search(text))
+    starts = [] if odd else _beginnings(_AT_MARGIN, text)
+    return [] if len(starts) < 2 else _cut(text, starts)
 
 
 def _beginnings(pattern: re.Pattern[str], text: str) -> list[int]:
     """Where definitions begin, each with its decorators."""
     starts: list[int] = []
     decorated = False
-    for match in pattern.finditer(text):
+    for match in pattern.finditer(f"\n{text}"):
         if not decorated:
             starts.append(match.start())
         decorated = match[0].endswith("@")
@@ -192,11 +195,13 @@ def _put_together(parts: Sequence[str]) -> Iterator[Definition]:
 @lru_cache(_MOST)
 def _compiles(chunk: str, flags: int) -> bool:
     """Whether a chunk compiles, and declares nothing of the module around it."""
-    declared = [chunk.count("\n", 0, match.end()) for match in _DECLARED.finditer(chunk)]
+    names = "global" in chunk or "nonlocal" in chunk  # nearly always neither
+    declared = [match.end() for match in _DECLARED.finditer(chunk)] if names else []
     if not declared:
         return all(_part_compiles(part, flags) for part in _parts(chunk))
     first = next(iter(_of_chunk(chunk)), Definition("", 0, 0))
-    return first.start == 0 and declared[-1] < first.stop and _part_compiles(chunk, flags)
+    last = chunk.count("\n", 0, declared[-1])
+    return first.start == 0 and last < first.stop and _part_compiles(chunk, flags)
 
 
 @lru_cache(_MOST)
