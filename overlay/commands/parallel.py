@@ -6,6 +6,7 @@ standard streams, so that whoever reads them sees their end.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -78,30 +79,34 @@ def in_processes(
     archive cannot be); only the results are.
 
     :param step: called after each result.
-    :param alike: the things have much in common: the first is worked on here, so that the
-        processes begin with what this one has learnt.
+    :param alike: the things have much in common, neighbours most: the one in the middle is worked
+        on here, so that the processes begin with what this one has learnt.
     :raises OverlayError: if a process dies under its work.
     """
-    first = stepped(map(work, things[:1] if alike else ()), step)
+    number, middle = len(things), len(things) // 2
+    learnt = stepped(map(work, things[middle : middle + alike]), step)
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
 
     global _inherited  # noqa: PLW0603 - the one thing that a fork can hand over unpickled
-    things = things[len(first) :]
+    things = [*things[:middle], *things[middle + len(learnt) :]]
+    gc.freeze()  # so that the processes share what this one has, and do not look it through
     _inherited = (work, things)
     executor = ProcessPoolExecutor(
         workers, get_context("fork"), initializer=_become_worker, initargs=(os.getpid(),)
     )
     try:
         with _unless_interrupted(executor) as pool:
-            return [*first, *stepped(pool.map(_work_on, range(len(things))), step)]
+            rest = stepped(pool.map(_work_on, range(len(things))), step)
+            return [*rest[:middle], *learnt, *rest[middle:]]
     except BrokenProcessPool as error:
         raise OverlayError(
             f"one of {workers} worker processes was killed, perhaps for want of memory: expected "
-            f"an answer for each of {len(things)} targets. Name fewer targets at a time"
+            f"an answer for each of {number} targets. Name fewer targets at a time"
         ) from error
     finally:
+        gc.unfreeze()
         _inherited = None
 
 

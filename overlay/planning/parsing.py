@@ -7,7 +7,6 @@ import gc
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
 
 #: What CPython's compiler raises for a text that it refuses.
 _COMPILER_ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
@@ -17,15 +16,8 @@ class UnparsableError(ValueError):
     """The text is not Python to the Python that runs this."""
 
 
-class Definition(NamedTuple):
-    """A class or function.
-
-    :ivar name: its qualified name; :ivar start: its first line, 0-based; :ivar stop: behind it.
-    """
-
-    name: str
-    start: int
-    stop: int
+#: The qualified name of a class or function, its first line, 0-based, and the one behind it.
+Definition = tuple[str, int, int]
 
 
 def definitions(lines: Sequence[str]) -> list[Definition]:
@@ -58,7 +50,7 @@ def _placed(tree: ast.Module, lines: Sequence[str], to_ours: Sequence[int]) -> I
         assert node.end_lineno is not None  # the parser sets it, only hand-made trees lack it
         header = lines[to_ours[node.lineno - 1]]
         stop = _reach(lines, to_ours[node.end_lineno - 1] + 1, _indent(header))
-        yield Definition(name, start, stop)
+        yield name, start, stop
 
 
 def compile_error(source: str | bytes, path: str, flags: int = 0) -> str | None:

@@ -12,7 +12,7 @@ import __future__
 
 import re
 from codecs import BOM_UTF8
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
@@ -33,7 +33,7 @@ _CLASS = re.compile(r"(?:@[^\n'\"\\]*\n)*class ")
 #: A line that goes on behind a chunk.
 _GOING_ON = re.compile(r"\\\n(?:\Z|(?:    )?(?:@|def |class |async def ))")
 #: What says something of all of a scope, wherever it stands in it.
-_DECLARED = re.compile(r"(?:^[ \t]*|[;:][ \t]*)(?:global|nonlocal)\b", re.MULTILINE)
+_DECLARED = tuple(word + end for word in ("global", "nonlocal") for end in " \t\\")
 _FUTURE = "from __future__ import annotations\n"
 
 
@@ -112,7 +112,7 @@ def _in_chunks(text: str) -> list[Definition]:
     at = 0
     try:
         for chunk in _chunks(text):
-            placed += (_moved(each, at) for each in _of_chunk(chunk))
+            placed += [(name, at + start, at + stop) for name, start, stop in _of_chunk(chunk)]
             at += chunk.count("\n")
     except UnparsableError:
         return []  # the whole text gives the better error
@@ -142,11 +142,6 @@ def _cut(text: str, starts: Sequence[int]) -> list[str]:
     return [text[start:stop] for start, stop in pairwise([0, *starts, len(text)]) if start < stop]
 
 
-def _moved(definition: Definition, lines: int) -> Definition:
-    name, start, stop = definition
-    return Definition(name, start + lines, stop + lines)
-
-
 @lru_cache(_MOST)
 def _of_chunk(chunk: str) -> tuple[Definition, ...]:
     """The definitions of a chunk.
@@ -154,7 +149,7 @@ def _of_chunk(chunk: str) -> tuple[Definition, ...]:
     :raises UnparsableError: if it is not Python.
     """
     parts = _parts(chunk)
-    return _outline(chunk) if len(parts) == 1 else tuple(_put_together(parts))
+    return _outline(chunk) if len(parts) == 1 else _put_together(parts)
 
 
 @lru_cache(_MOST)
@@ -171,7 +166,7 @@ def _parts(chunk: str) -> tuple[str, ...]:
     head, *methods = _cut(chunk, starts)
     head += "    pass\n"  # so it has a body, indented as the methods are
     try:
-        header = f"class {_outline(head)[0].name}:\n"
+        header = f"class {_outline(head)[0][0]}:\n"
         parts = (head, *(header + method for method in methods))
         alone = all(_outline(part)[0][1:] == (0, part.count("\n")) for part in parts[:-1])
         return parts if alone and _outline(parts[-1]) else (chunk,)
@@ -179,29 +174,27 @@ def _parts(chunk: str) -> tuple[str, ...]:
         return (chunk,)
 
 
-def _put_together(parts: Sequence[str]) -> Iterator[Definition]:
+def _put_together(parts: Sequence[str]) -> tuple[Definition, ...]:
     """The definitions of a class that is cut into parts, and of what stands behind it."""
-    whole, *inside = _outline(parts[0])
+    (name, first, stop), *inside = _outline(parts[0])
     at = parts[0].count("\n") - 2  # the last line of the first part and the header are not its own
     for part in parts[1:]:
-        own, *others = (_moved(each, at) for each in _outline(part))
-        inside += others
-        whole = whole._replace(stop=own.stop)
+        (_, _, end), *others = _outline(part)
+        inside += [(each, at + start, at + stop) for each, start, stop in others]
+        stop = at + end
         at += part.count("\n") - 1
-    yield whole
-    yield from inside
+    return (name, first, stop), *inside
 
 
 @lru_cache(_MOST)
 def _compiles(chunk: str, flags: int) -> bool:
     """Whether a chunk compiles, and declares nothing of the module around it."""
-    names = "global" in chunk or "nonlocal" in chunk  # nearly always neither
-    declared = [match.end() for match in _DECLARED.finditer(chunk)] if names else []
-    if not declared:
+    declared = max(map(chunk.rfind, _DECLARED))
+    if declared < 0:
         return all(_part_compiles(part, flags) for part in _parts(chunk))
-    first = next(iter(_of_chunk(chunk)), Definition("", 0, 0))
-    last = chunk.count("\n", 0, declared[-1])
-    return first.start == 0 and last < first.stop and _part_compiles(chunk, flags)
+    _, start, stop = next(iter(_of_chunk(chunk)), ("", 0, 0))
+    inside = start == 0 and chunk.count("\n", 0, declared) < stop
+    return inside and _part_compiles(chunk, flags)
 
 
 @lru_cache(_MOST)
