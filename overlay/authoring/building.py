@@ -24,7 +24,7 @@ from overlay.authoring.composing import (
     whole_file,
 )
 from overlay.authoring.context import FittedHunks, needed
-from overlay.authoring.following import Moved, follow
+from overlay.authoring.following import Moved, follow, follow_each
 from overlay.authoring.landing import (
     Summary,
     modules_on,
@@ -423,7 +423,9 @@ def _followed(
     moved = Moved(base.path, base.release, base.before, topic.hunks)
     place = follow(moved, release, texts, syntax)
     if place is None:
-        return carried
+        parts = follow_each(moved, release, texts, syntax)
+        there = ", ".join(f"{path} ({scope})" for scope, path in parts.items())
+        return replace(carried, moved_to=there or None)
     if place.carried.outcome is Outcome.UPSTREAM:
         return replace(place.carried, after=None)
     return replace(carried, moved_to=place.path)

@@ -60,7 +60,8 @@ class Carried:
 
     :ivar after: the text with every hunk that could be carried; ``None`` where there is no file.
     :ivar problem: why the result cannot be used although each hunk was carried.
-    :ivar moved_to: the file that has what is missing in this one.
+    :ivar moved_to: the file that has what is missing in this one, or the files, each with the scope
+        that it has.
     """
 
     hunks: tuple[CarriedHunk, ...]
