@@ -17,7 +17,7 @@ from bench.real_changes import RealChange
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.git import Checkout
 from overlay.authoring.locating import ReleaseTexts
-from overlay.planning.parsing import UnparsableError
+from overlay.planning.scopes import UnparsableError
 from overlay.planning.text import TextError
 
 #: The most modules that a drawn commit changes, and the most hunks and new lines in one of them.

@@ -37,10 +37,9 @@ from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.variants import base_has
 from overlay.package import VLLM, ReleaseRange
-from overlay.planning.parsing import UnparsableError
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
-from overlay.planning.scopes import Syntax
+from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
 from overlay.results import Clash, Plan, State
 

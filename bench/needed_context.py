@@ -36,8 +36,8 @@ from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.scoped import ScopedText
 from overlay.authoring.variants import base_has
 from overlay.planning.attempt import Texts, attempt
-from overlay.planning.parsing import UnparsableError
 from overlay.planning.scope_cache import Memo
+from overlay.planning.scopes import UnparsableError
 from overlay.planning.text import Edit, TextError
 from overlay.results import State
 

@@ -18,7 +18,7 @@ from overlay._features.model import Hunk, blob_id
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.locating import ReleaseTexts
 from overlay.package import KNOWN_RELEASES
-from overlay.planning.parsing import UnparsableError
+from overlay.planning.scopes import UnparsableError
 from overlay.planning.text import TextError
 from overlay.targets.releases import CachedRelease
 from overlay.targets.resolution import resolve

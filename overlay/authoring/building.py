@@ -45,10 +45,9 @@ from overlay.authoring.writing import (
 )
 from overlay.package import VLLM, Package, ReleaseRange, is_module
 from overlay.planning.matching import edits
-from overlay.planning.parsing import UnparsableError
 from overlay.planning.patched_tree import PatchedTree
 from overlay.planning.planner import Stack, lay
-from overlay.planning.scopes import Syntax, find
+from overlay.planning.scopes import Syntax, UnparsableError, find
 from overlay.planning.telling import SHARE, new_lines
 from overlay.planning.text import Edit, SourceText, TextError
 from overlay.planning.whole import removed_by

@@ -20,8 +20,7 @@ from overlay.authoring.scoped import ScopedText, with_base
 from overlay.authoring.statements import merge_statements
 from overlay.authoring.touching import place_touching
 from overlay.planning.matching import edits, final_newline_after
-from overlay.planning.parsing import UnparsableError
-from overlay.planning.scopes import Scopes, Syntax
+from overlay.planning.scopes import Scopes, Syntax, UnparsableError
 from overlay.planning.text import Edit, SourceText, TextError
 from overlay.planning.upstream import hunk_is_upstream
 from overlay.planning.whole import match_whole

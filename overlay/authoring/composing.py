@@ -16,7 +16,7 @@ from overlay.authoring.merge import matches
 from overlay.authoring.scoped import ScopedText
 from overlay.package import is_module
 from overlay.planning.matching import holding_scopes
-from overlay.planning.parsing import UnparsableError
+from overlay.planning.scopes import UnparsableError
 from overlay.planning.text import TextError
 from overlay.results import State
 

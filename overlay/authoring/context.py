@@ -20,8 +20,7 @@ from overlay.authoring.scoped import ScopedText, with_base
 from overlay.planning.attempt import Texts
 from overlay.planning.context import anchored, context_of, narrowed
 from overlay.planning.matching import edits, final_newline_after
-from overlay.planning.parsing import UnparsableError
-from overlay.planning.scopes import Scopes, Syntax
+from overlay.planning.scopes import Scopes, Syntax, UnparsableError
 from overlay.planning.telling import new_lines, says_much
 from overlay.planning.text import SourceText, TextError
 from overlay.planning.upstream import hunk_is_upstream

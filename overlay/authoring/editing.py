@@ -28,9 +28,8 @@ from overlay.authoring.writing import DerivedTest, check_files, render_patch, wi
 from overlay.errors import UsageError
 from overlay.package import ReleaseRange, file_problem, is_module
 from overlay.planning.attempt import Texts, attempt
-from overlay.planning.parsing import UnparsableError
 from overlay.planning.planner import plan
-from overlay.planning.scopes import Syntax
+from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
 from overlay.results import State
 

@@ -21,8 +21,7 @@ from overlay.authoring.locating import ReleaseTexts
 from overlay.errors import OverlayError
 from overlay.package import paths_in
 from overlay.planning.moved import likely
-from overlay.planning.parsing import UnparsableError
-from overlay.planning.scopes import Syntax
+from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import SourceText, TextError
 from overlay.results import Outcome
 

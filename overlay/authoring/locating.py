@@ -26,7 +26,7 @@ from overlay.authoring.merge import matches
 from overlay.authoring.scoped import ScopedText
 from overlay.errors import UsageError
 from overlay.package import Package, Tree, is_module, parse_version
-from overlay.planning.parsing import UnparsableError
+from overlay.planning.scopes import UnparsableError
 from overlay.planning.telling import new_lines, share_of, stands_together
 from overlay.planning.text import Edit, SourceText, TextError
 from overlay.planning.upstream import hunk_is_upstream

@@ -13,8 +13,7 @@ from overlay.authoring.ports import TopicPort, base_name
 from overlay.package import package_named
 from overlay.planning.attempt import Texts
 from overlay.planning.matching import edits, final_newline_after
-from overlay.planning.parsing import UnparsableError
-from overlay.planning.scopes import Syntax
+from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import Edit, SourceText, TextError
 from overlay.results import Outcome, State
 

@@ -15,8 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from overlay._features.model import MODULE_SCOPE, Hunk
 from overlay.authoring.carry import CarriedHunk
 from overlay.planning.attempt import Texts
-from overlay.planning.parsing import UnparsableError
-from overlay.planning.scopes import Scopes
+from overlay.planning.scopes import Scopes, UnparsableError
 from overlay.planning.text import TextError
 from overlay.results import Outcome
 

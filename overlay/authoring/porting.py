@@ -25,9 +25,8 @@ from overlay.package import is_module
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.context import context_of
 from overlay.planning.obsolete import obsolete_by
-from overlay.planning.parsing import UnparsableError
 from overlay.planning.planner import Stack, lay, plan
-from overlay.planning.scopes import Syntax
+from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
 from overlay.planning.upstream import evidence, module_outcome
 from overlay.report.words import enumeration

@@ -191,9 +191,8 @@ def _rebuild(request: Request, target: Target) -> Callable[[], Rebuilt]:
     def reconstruct() -> Rebuilt:
         features = of_package(request.at_hand(), target.package)
         features = tuple(feature for feature in features if not feature.malformed)
-        kept = None if target.root is None else ledgers.copies(target.root, target.package)
         about = target.release, target.record, target.package
-        return rebuild(features, target, *about, kept=kept)
+        return rebuild(features, target, *about, root=target.root)
 
     return reconstruct
 

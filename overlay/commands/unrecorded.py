@@ -46,14 +46,12 @@ def prove(features: Sequence[Feature], target: Target) -> Unrecorded:
     :param features: those at hand, in their order.
     :raises LedgerError: naming every file of which it cannot be proven what it was.
     """
-    from overlay.on_disk import ledger as ledgers
     from overlay.on_disk.rebuild import Overlaid, rebuild
 
     package, root = target.package, target.root
     lost = root is not None and os.path.lexists(root / package.state_folder)
-    kept = None if root is None else ledgers.copies(root, package)
     about = target.release, target.record, package
-    rebuilt = rebuild(features, target, *about, lost=lost, kept=kept)
+    rebuilt = rebuild(features, target, *about, lost=lost, root=root)
     entries = {entry.path: entry for entry in rebuilt.ledger.entries}
     befores = {
         path: None if entry.before is None else rebuilt.pristine[entry.before]

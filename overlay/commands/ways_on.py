@@ -53,8 +53,8 @@ def ways_on(
     def goes_on(left_out: frozenset[str]) -> bool:
         remaining = [feature for feature in features if feature.id not in left_out]
         # What shares no file with those left out stays as it is, and is not planned again.
-        gone = set().union(*(paths[id_] for id_ in left_out))
-        changed = {feature.id for feature in remaining if not gone.isdisjoint(paths[feature.id])}
+        apart = set().union(*(paths[id_] for id_ in left_out))
+        changed = {feature.id for feature in remaining if not apart.isdisjoint(paths[feature.id])}
         beside = set().union(*(paths[id_] for id_ in changed))
         group = [each for each in remaining if not beside.isdisjoint(paths[each.id])]
         again = try_on(group).features if changed else ()

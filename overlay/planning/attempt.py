@@ -11,8 +11,7 @@ from overlay._features.model import FILE_SCOPE, Hunk, Patch, WholeFile
 from overlay.package import is_module
 from overlay.planning.context import anchored, context_of, narrowed
 from overlay.planning.matching import edits, final_newline_after, match, misplaced, places_of
-from overlay.planning.parsing import UnparsableError
-from overlay.planning.scopes import Scopes, Syntax
+from overlay.planning.scopes import Scopes, Syntax, UnparsableError
 from overlay.planning.telling import Place
 from overlay.planning.text import Edit, SourceText, TextError
 from overlay.planning.whole import match_whole, removed_by

@@ -14,8 +14,8 @@ from overlay._features.model import Hunk
 from overlay.package import is_module
 from overlay.planning.attempt import Judged
 from overlay.planning.matching import edits, final_newline_after
-from overlay.planning.parsing import UnparsableError
 from overlay.planning.patched_tree import PatchedTree
+from overlay.planning.scopes import UnparsableError
 from overlay.planning.telling import present
 from overlay.planning.text import Edit, TextError
 from overlay.planning.weave import Carriage

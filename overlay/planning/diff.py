@@ -10,8 +10,7 @@ from overlay._features.binary_patch import literal
 from overlay._features.model import FILE_SCOPE, blob_id
 from overlay.package import is_module
 from overlay.planning.matching import holding_scopes
-from overlay.planning.parsing import UnparsableError
-from overlay.planning.scopes import Scopes, find
+from overlay.planning.scopes import Scopes, UnparsableError, find
 from overlay.planning.text import SourceText, TextError
 from overlay.results import Change
 

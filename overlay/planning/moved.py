@@ -14,7 +14,7 @@ from overlay.errors import TargetError
 from overlay.package import ReadOnce
 from overlay.planning.attempt import Attempt, Texts
 from overlay.planning.matching import innermost_scope
-from overlay.planning.parsing import UnparsableError
+from overlay.planning.scopes import UnparsableError
 from overlay.planning.telling import SHARE, new_lines, share_of
 from overlay.planning.text import TextError
 from overlay.results import Reason, State

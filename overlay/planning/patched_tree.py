@@ -11,8 +11,7 @@ from typing import NamedTuple
 from overlay._features.model import Feature
 from overlay.package import ReadOnce, Tree, is_module
 from overlay.planning.attempt import Texts
-from overlay.planning.parsing import UnparsableError
-from overlay.planning.scopes import Syntax
+from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.telling import Place
 from overlay.planning.text import Edit, TextError
 from overlay.planning.weave import Weave

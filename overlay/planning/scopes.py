@@ -20,6 +20,8 @@ from overlay._features.model import MODULE_SCOPE
 from overlay.planning import parsing
 from overlay.planning.parsing import Definition, UnparsableError
 
+__all__ = ("Scopes", "Syntax", "UnparsableError", "compiles_in_chunks", "find")
+
 #: Qualified name to the places of that name, each a range of 0-based line numbers.
 Scopes = Mapping[str, Sequence[range]]
 
@@ -179,8 +181,8 @@ def _put_together(parts: Sequence[str]) -> tuple[Definition, ...]:
     (name, first, stop), *inside = _outline(parts[0])
     at = parts[0].count("\n") - 2  # the last line of the first part and the header are not its own
     for part in parts[1:]:
-        (_, _, end), *others = _outline(part)
-        inside += [(each, at + start, at + stop) for each, start, stop in others]
+        (_, _, end), *members = _outline(part)
+        inside += [(each, at + start, at + stop) for each, start, stop in members]
         stop = at + end
         at += part.count("\n") - 1
     return (name, first, stop), *inside

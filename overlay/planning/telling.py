@@ -196,12 +196,12 @@ def share_of(expected: Sequence[str], lines: Iterable[str]) -> float:
 def missing_of(expected: Sequence[str], lines: Iterable[str]) -> list[str]:
     """The code of ``expected`` that is not among ``lines``, each as often as it is missing."""
     there = place_of(tuple(lines)).counts
-    wanted: Counter[str] = Counter()
+    demand: Counter[str] = Counter()
     missing = []
     for line in expected:
         key = key_of(line)
-        wanted[key] += 1
-        if key and wanted[key] > there[key]:
+        demand[key] += 1
+        if key and demand[key] > there[key]:
             missing.append(line.strip())
     return missing
 

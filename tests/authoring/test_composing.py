@@ -10,8 +10,7 @@ from overlay._features.model import MODULE_SCOPE, Hunk
 from overlay.authoring.carry import carry
 from overlay.authoring.composing import NotComposable, compose
 from overlay.planning.matching import edits, final_newline_after, match
-from overlay.planning.parsing import UnparsableError
-from overlay.planning.scopes import find
+from overlay.planning.scopes import UnparsableError, find
 from overlay.planning.text import SourceText
 from overlay.results import Outcome, State
 from tests.support.generated import modules

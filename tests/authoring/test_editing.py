@@ -19,8 +19,8 @@ from overlay.authoring.layout import lay_out
 from overlay.authoring.writing import DerivedTest, check_files, render_patch, with_tests
 from overlay.errors import PatchFormatErrors, UsageError
 from overlay.package import ReleaseRange
-from overlay.planning.parsing import UnparsableError
 from overlay.planning.planner import plan
+from overlay.planning.scopes import UnparsableError
 from tests.authoring.test_composing import changes
 from tests.support.patches import MemoryTree
 

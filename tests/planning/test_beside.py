@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from overlay._features.model import Feature
 from overlay.authoring.composing import NotComposable, compose
-from overlay.planning.parsing import UnparsableError
+from overlay.planning.scopes import UnparsableError
 from overlay.planning.text import Edit, SourceText
 from overlay.results import Clash, FeatureResult, Plan, State
 from tests.support.patches import feature, hunk

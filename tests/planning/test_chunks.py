@@ -9,8 +9,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from overlay.planning import parsing, scopes
-from overlay.planning.parsing import UnparsableError
-from overlay.planning.scopes import _in_chunks, compiles_in_chunks
+from overlay.planning.scopes import UnparsableError, _in_chunks, compiles_in_chunks
 
 #: Lines that suit where they stand, and those that end, open or bend something.
 PLAIN = ["x = 1", "pass", "# c", "", "  # deeper", "if x: pass", "def g(): pass", "return 1"]

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from overlay._features.model import MODULE_SCOPE, Hunk
 from overlay._features.patch_file import parse_patch
 from overlay.planning.matching import edits, match, new_lines
-from overlay.planning.parsing import UnparsableError
-from overlay.planning.scopes import find
+from overlay.planning.scopes import UnparsableError, find
 from overlay.planning.text import SourceText
 from overlay.results import State
 from tests.support.generated import Case, cases

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from overlay.cache import PrivateFolder
 from overlay.planning import scope_cache as memo
 from overlay.planning import scopes
-from overlay.planning.parsing import UnparsableError
 from overlay.planning.scope_cache import Memo
-from overlay.planning.scopes import Syntax
+from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.untrusted import NotPrivate
 
 TEXT = "class A:\n    def b(self):\n        pass\n\n\ndef c():\n    def d():\n        pass\n"

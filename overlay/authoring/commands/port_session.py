@@ -64,8 +64,7 @@ from overlay.authoring.session import (
 from overlay.commands.request import Request
 from overlay.errors import UsageError
 from overlay.planning.attempt import Texts, attempt
-from overlay.planning.parsing import UnparsableError
-from overlay.planning.scopes import Syntax
+from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
 from overlay.results import Outcome
 from overlay.results.invocation import absolute
@@ -108,8 +107,8 @@ class Resolving:
         self.session: Session = read(find(folder), SessionKind.PORT)
         # The folder of an import may not be there yet: its session's end writes it.
         later = [each for each in self.session.places_import if not os.path.lexists(each)]
-        named = dict.fromkeys((*request.patches, *map(str, self.session.patches)))
-        folders = tuple(folder for folder in named if absolute(folder) not in later)
+        places = dict.fromkeys((*request.patches, *map(str, self.session.patches)))
+        folders = tuple(folder for folder in places if absolute(folder) not in later)
         self.request = request._replace(patches=folders)
         change = change_in(self.session)
         self.features: tuple[Feature, ...] = self.request.authored(self.session.package)
