@@ -122,6 +122,7 @@ def measure(words: Sequence[str], cache: Path, code: Path) -> dict[str, Any]:
     """
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     environment = {**os.environ, "OVERLAY_CACHE": str(cache)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed overlay has its bytecode
     answer = subprocess.run(
         [sys.executable, "-m", "overlay", *words],
         env=environment,
@@ -209,7 +210,8 @@ def _measured(
             if options.only is None or options.only in name:
                 cache = fresh_cache(temporary / f"cache-{size}-{len(results)}")
                 label = f"{name}, {size} features and those shipped"
-                results[label] = {turn: measure(words, cache, code) for turn in ("first", "again")}
+                turns = TURNS[: options.turns]
+                results[label] = {turn: measure(words, cache, code) for turn in turns}
     name = f"import of {change.read_bytes().count(b'diff --git ')} files"
     if options.only is None or options.only in name:
         cache = fresh_cache(temporary / "cache-import")

@@ -24,7 +24,7 @@ from overlay.authoring.composing import (
     whole_file,
 )
 from overlay.authoring.context import FittedHunks, needed
-from overlay.authoring.following import Moved, follow
+from overlay.authoring.following import Moved, follow, follow_each
 from overlay.authoring.landing import (
     Summary,
     modules_on,
@@ -34,7 +34,6 @@ from overlay.authoring.landing import (
     taken_back,
 )
 from overlay.authoring.locating import Base, ReleaseTexts, ReleaseTree
-from overlay.authoring.scoped import scopes_in
 from overlay.authoring.triage import FileFate, added_problem, uncompilable
 from overlay.authoring.variants import base_has
 from overlay.authoring.writing import (
@@ -48,7 +47,7 @@ from overlay.package import VLLM, Package, ReleaseRange, is_module
 from overlay.planning.matching import edits
 from overlay.planning.patched_tree import PatchedTree
 from overlay.planning.planner import Stack, lay
-from overlay.planning.scopes import Syntax, UnparsableError
+from overlay.planning.scopes import Syntax, UnparsableError, find
 from overlay.planning.telling import SHARE, new_lines
 from overlay.planning.text import Edit, SourceText, TextError
 from overlay.planning.whole import removed_by
@@ -423,7 +422,9 @@ def _followed(
     moved = Moved(base.path, base.release, base.before, topic.hunks)
     place = follow(moved, release, texts, syntax)
     if place is None:
-        return carried
+        parts = follow_each(moved, release, texts, syntax)
+        there = ", ".join(f"{path} ({scope})" for scope, path in parts.items())
+        return replace(carried, moved_to=there or None)
     if place.carried.outcome is Outcome.UPSTREAM:
         return replace(place.carried, after=None)
     return replace(carried, moved_to=place.path)
@@ -515,7 +516,7 @@ def derived_tests(
         if not is_module(path) or any(hunk.whole is not None for hunk in hunks):
             continue  # their lines are told by the hunks themselves, and a whole file by its id
         source = SourceText.from_bytes(before)
-        scopes = scopes_in(source.lines)
+        scopes = find(source.lines)
         for hunk in hunks:
             places = scopes.get(hunk.scope, ())
             base_lines = [

@@ -9,20 +9,17 @@ whoever calls has it reviewed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
-from functools import partial
 
 from overlay._features.model import FILE_SCOPE, MODULE_SCOPE, Hunk, WholeFile
 from overlay.authoring.context import Forms
 from overlay.authoring.merge import Merge, merge
-from overlay.authoring.scoped import ScopedText, scopes_in, with_base
+from overlay.authoring.scoped import ScopedText, with_base
 from overlay.authoring.statements import merge_statements
 from overlay.authoring.touching import place_touching
-from overlay.planning.diff import common_ends
 from overlay.planning.matching import edits, final_newline_after
-from overlay.planning.rescope import rescope
 from overlay.planning.scopes import Scopes, Syntax, UnparsableError
 from overlay.planning.text import Edit, SourceText, TextError
 from overlay.planning.upstream import hunk_is_upstream
@@ -62,7 +59,8 @@ class Carried:
 
     :ivar after: the text with every hunk that could be carried; ``None`` where there is no file.
     :ivar problem: why the result cannot be used although each hunk was carried.
-    :ivar moved_to: the file that has what is missing in this one.
+    :ivar moved_to: the file that has what is missing in this one, or the files, each with the scope
+        that it has.
     """
 
     hunks: tuple[CarriedHunk, ...]
@@ -116,10 +114,8 @@ def carry(
     try:
         if landed:
             endings = (final_newline_after(h) for h, each in zip(hunks, exact, strict=True) if each)
-            before = text
             text = text.splice(landed, next((end for end in endings if end is not None), None))
-            derive = partial(rescope, before.lines, now, landed, text.lines)
-            now = syntax.scopes(text.to_bytes(), text.lines, derive)
+            now = syntax.scopes(text.to_bytes(), text.lines)
     except (TextError, UnparsableError):  # they exclude each other: none of them lands
         exact = [answer if answer is not None and not answer.edits else None for answer in exact]
     forms = Forms(base, hunks, syntax) if less and None in exact else None
@@ -136,24 +132,12 @@ def carry(
             result, changed = less_here or (result, changed)
         if changed is not None:
             try:
-                now, text = _scopes_after(text.lines, now, changed.lines), changed
+                now, text = syntax.scopes(changed.to_bytes(), changed.lines), changed
             except UnparsableError:
                 result = replace(result, outcome=Outcome.CONFLICT)
         results.append(result)
     after = text.to_bytes()
     return Carried(tuple(results), after, syntax.compile_error(after, "<carried>"))
-
-
-def _scopes_after(before: Sequence[str], scopes: Scopes, after: tuple[str, ...]) -> Scopes:
-    """The scopes of a text after one merge; only what the merge changed is parsed, where it can be.
-
-    :raises UnparsableError: if the text is not Python, and no data file.
-    """
-    if FILE_SCOPE in scopes:
-        return {FILE_SCOPE: [range(len(after))]}
-    head, tail = common_ends(before, after)
-    edit = Edit(head, len(before) - tail, after[head : len(after) - tail])
-    return rescope(before, scopes, [edit], after) or scopes_in(after)
 
 
 class _OfData(Syntax):
@@ -163,7 +147,6 @@ class _OfData(Syntax):
         self,
         data: bytes,  # noqa: ARG002 - as the base
         lines: Sequence[str],
-        derive: Callable[[], Scopes | None] | None = None,  # noqa: ARG002
     ) -> Scopes:
         """The one scope of a file."""
         return {FILE_SCOPE: [range(len(lines))]}

@@ -81,6 +81,26 @@ def follow(
     return places[0][1]
 
 
+def follow_each(
+    moved: Moved, release: str, texts: ReleaseTexts, syntax: Syntax, *, everywhere: bool = False
+) -> dict[str, str]:
+    """The file to which upstream moved each scope of which that is known: they may be several.
+
+    :param everywhere: as for ``follow``.
+    :raises OverlayError: if the release cannot be read.
+    """
+    by_scope: dict[str, list[Hunk]] = {}
+    for hunk in moved.hunks:
+        by_scope.setdefault(hunk.scope, []).append(hunk)
+    places = {
+        scope: follow(
+            moved._replace(hunks=tuple(own)), release, texts, syntax, everywhere=everywhere
+        )
+        for scope, own in (by_scope.items() if len(by_scope) > 1 else ())
+    }
+    return {scope: place.path for scope, place in places.items() if place is not None}
+
+
 def _for_review(carried: Carried) -> Carried:
     """What was carried to another file: nothing of it lands there unseen."""
     return replace(

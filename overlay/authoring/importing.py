@@ -123,7 +123,8 @@ def _topic(
         if following is None:
             return refused(
                 f"expected {path} as the change before left it, found hunks that do not fit "
-                "there: two changes of the same lines, or not in their order",
+                "there: two changes of the same lines, or not in their order (--each makes a "
+                "feature of each change)",
                 part,
             )
         after = following

@@ -191,7 +191,8 @@ def moved_lines(moved: Mapping[str, Mapping[str, str]], id_: str) -> Iterator[Li
             names = [name for name, each in releases.items() if each == place]
             span = names[0] if len(names) == 1 else f"{names[0]}..{names[-1]}"
             port = command("port", id_, "--releases", names[0]) if id_ else None
-            step = f"; {port} carries it there" if port else ""
+            verb = "says how" if place.endswith(")") else "carries it there"  # a part of it
+            step = f"; {port} {verb}" if port else ""
             yield labelled(0, "moved     ", f"{path}  to {place} in {span}{step}")
 
 

@@ -17,7 +17,7 @@ from packaging.version import Version
 from overlay._features.model import Feature, Hunk, Topic, Variant
 from overlay.authoring.carry import Carried, CarriedHunk, carry
 from overlay.authoring.composing import CONTEXT, NotComposable, compose, contexts_from
-from overlay.authoring.following import Moved, follow
+from overlay.authoring.following import Moved, follow, follow_each
 from overlay.authoring.locating import OWN_BASE, ReleaseTexts, ReleaseTree
 from overlay.authoring.port_warnings import port_warnings
 from overlay.authoring.ports import FeaturePort, TopicPort
@@ -29,7 +29,9 @@ from overlay.planning.planner import Stack, lay, plan
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
 from overlay.planning.upstream import evidence, module_outcome
+from overlay.report.words import enumeration
 from overlay.results import Outcome, State
+from overlay.results.invocation import command
 from overlay.settings import in_home
 from overlay.untrusted import read_below
 
@@ -265,19 +267,33 @@ class Porter:
         lost = [hunk for hunk in port.hunks if hunk.outcome is Outcome.MISSING]
         if len(lost) != len(port.hunks) or stacked:
             return port
-        return self._followed(topic, variant, base, origin, release) or port
+        return self._followed(feature, topic, port, origin, release)
 
     def _followed(
-        self, topic: Topic, variant: Variant, base: str, origin: bytes, release: str
-    ) -> TopicPort | None:
-        """A topic carried to the file to which upstream moved what it changes, if that is found."""
+        self, feature: Feature, topic: Topic, lost: TopicPort, origin: bytes, release: str
+    ) -> TopicPort:
+        """A topic carried to the file to which upstream moved what it changes, if that is found.
+
+        :param lost: what became of it in its own file, which has none of it.
+        """
+        variant, base = lost.variant, lost.base
         patch = variant.patch
         moved = Moved(patch.path, base, origin, patch.hunks)
         place = follow(moved, release, self.texts, self.syntax, everywhere=True)
         if place is None:
-            return None
-        there = variant._replace(patch=patch._replace(path=place.path))
-        port = self._written(topic, there, base, origin, place.before, place.carried)
+            files = follow_each(moved, release, self.texts, self.syntax, everywhere=True)
+            if not files:
+                return lost
+            options = [word for path in dict.fromkeys(files.values()) for word in ("--file", path)]
+            step = command("edit", feature.id, "--release", release, *options)
+            there = enumeration([f"{scope} to {path}" for scope, path in files.items()])
+            warning = (
+                f"{patch.path}: upstream moved {there}, and a patch is of one file: make the "
+                f"change there with {step}, and leave the release's text in this one"
+            )
+            return replace(lost, warnings=(warning, *lost.warnings))
+        there_too = variant._replace(patch=patch._replace(path=place.path))
+        port = self._written(topic, there_too, base, origin, place.before, place.carried)
         warning = f"{patch.path}: upstream moved what it changes to {place.path}"
         return replace(port, warnings=(warning, *port.warnings))
 

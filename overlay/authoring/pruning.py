@@ -28,6 +28,7 @@ from overlay.planning.planner import below, plan
 from overlay.planning.scopes import Syntax
 from overlay.report.base import by_fields
 from overlay.results import Change, Plan, State
+from overlay.results.invocation import command
 
 #: Path below a feature's folder -> its bytes; ``None``: the file goes.
 Files = Mapping[str, bytes | None]
@@ -265,7 +266,15 @@ class Pruner:
             for variant in topic.variants
             if variant.releases.last < oldest
         ]
-        if not old or files is None or feature.releases.last < oldest:
+        if not old or files is None:
+            return
+        if feature.releases.last < oldest:
+            if all(state.needs_attention for state in self._states(feature).values()):
+                step = command("port", feature.id, "--releases", self.names[0])
+                self.holds[feature.id] = (
+                    f"its range, {feature.releases}, ends before {oldest}, and no later release "
+                    f"takes it: {step} carries it there; or remove its folder"
+                )
             return
         span = ReleaseRange(max(feature.releases.first, oldest), feature.releases.last)
         clipped = clip(feature, files, span, self._rebased)

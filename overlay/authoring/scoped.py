@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from overlay._features.model import FILE_SCOPE, Hunk
 from overlay.planning.matching import match, places_of
@@ -14,17 +14,6 @@ from overlay.planning.text import SourceText
 from overlay.results import HunkResult
 
 Scopes = Mapping[str, Sequence[range]]
-
-
-@lru_cache(maxsize=64)
-def scopes_in(lines: tuple[str, ...]) -> Scopes:
-    """The places of every class and function, as ``scopes.find`` gives them.
-
-    Kept, since one change asks for the same few texts again and again, and each is parsed whole.
-
-    :raises UnparsableError: if the text is not Python.
-    """
-    return find(lines)
 
 
 @dataclass(frozen=True)
@@ -44,7 +33,7 @@ class ScopedText:
         source = SourceText.from_bytes(data)
         if is_data:
             return cls(source, {FILE_SCOPE: [range(len(source.lines))]})
-        return cls(source, scopes_in(source.lines))
+        return cls(source, find(source.lines))
 
     @property
     def lines(self) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from unicodedata import normalize
 
 from overlay._features.model import MODULE_SCOPE, Hunk
 from overlay._features.sources import unread
@@ -57,6 +58,14 @@ _CARRIED = (
     ChangeKind.RENAMED,
     ChangeKind.BINARY,
 )
+
+#: What has no text that a feature could carry, and what becomes of it where a part is enough.
+_NO_TEXT = {
+    ChangeKind.MODE: Fate.MODE,
+    ChangeKind.LINK: Fate.TEXTLESS,
+    ChangeKind.SUBMODULE: Fate.TEXTLESS,
+    ChangeKind.EMPTY: Fate.TEXTLESS,
+}
 
 
 @dataclass(frozen=True)
@@ -131,23 +140,11 @@ class _Sorted:
                 if other is not None and other != package:
                     self._refuse(file, _two_packages(file, package, other))
                     return
-                self._refuse(
-                    file,
-                    f"it {file.kind.value} {path}, which is no module or data file of "
-                    f"{package.name}/: the rest is half a change (--partial takes it)",
-                )
-        elif file.kind is ChangeKind.MODE and partial:
-            self.fates.append(FileFate(path, Fate.MODE))
+                self._refuse(file, _half(file, package))
+        elif file.kind in _NO_TEXT and partial:
+            self.fates.append(FileFate(path, _NO_TEXT[file.kind]))
         elif (problem := _unsaid(file, package)) is not None:
             self._refuse(file, problem)
-        elif file.kind not in _CARRIED:
-            word = "from" if file.kind is ChangeKind.COPIED else "it was"
-            was = f" ({word} {file.old_path})" if file.old_path not in (None, path) else ""
-            self._refuse(
-                file,
-                f"it {file.kind.value} {path}{was}; a feature edits files in place, adds new ones "
-                "and removes them",
-            )
         else:
             if file.mode is not None:
                 self.fates.append(FileFate(path, Fate.MODE))
@@ -197,12 +194,13 @@ class _Sorted:
             above = {"/".join(parts[:depth]) for depth in range(1, len(parts))}
             if modules := sorted(above & {*self.added, *self.edits}):
                 self._refuse(file, f"it adds {path}, and {modules[0]} is a module")
-            spelling = spellings.setdefault(path.casefold(), path)
+            # Some systems tell neither case nor how an accent is written.
+            spelling = spellings.setdefault(normalize("NFC", path.casefold()), path)
             if spelling != path:
                 self._refuse(
                     file,
-                    f"it adds {path} beside {spelling}: where file names have no case, "
-                    "both are one file",
+                    f"it adds {path} beside {spelling}: where file names have no case, or one "
+                    "form of each letter, both are one file; give one of them another name",
                 )
 
 
@@ -234,6 +232,16 @@ def _two_packages(file: IncomingFile, package: Package, other: Package) -> str:
     )
 
 
+def _half(file: IncomingFile, package: Package) -> str:
+    """Why the rest of a change is half of it without a file outside the package."""
+    why = f"which is no module or data file of {package.name}/"
+    if file.path.startswith(f"{package.name}/") and not file.path.isprintable():
+        why = f"and {file_problem(file.path, package)}"
+    return (
+        f"it {file.kind.value} {file.path}, {why}: the rest is half a change (--partial takes it)"
+    )
+
+
 def _releases(package: Package) -> tuple[str, ...]:
     """The option by which ``import`` is told the package."""
     span = "all" if package.releases else "VERSION"
@@ -259,7 +267,15 @@ def _leaves(path: str) -> bool:
 
 
 def _unsaid(file: IncomingFile, package: Package) -> str | None:
-    """Why a change of a file cannot be carried although its kind can; ``None`` where it can."""
+    """Why a change of a file cannot be carried, and what helps; ``None`` where it can."""
+    if file.kind not in _CARRIED:
+        was, step = "", "--partial leaves that out"
+        if file.kind is ChangeKind.COPIED:
+            was, step = f" (from {file.old_path})", "`git diff --no-renames` has the new file whole"
+        return (
+            f"it {file.kind.value} {file.path}{was}; a feature edits files in place, adds new "
+            f"ones and removes them: {step}"
+        )
     if file.kind is ChangeKind.BINARY and file.binary is None:
         return (
             f"it replaces the bytes of {file.path} and does not hold them: make the diff with git "

@@ -87,7 +87,7 @@ def every_target(
         with counting(request.progress, "read", len(names), "target") as step:
             scenes = in_threads(survey_name, names, _FETCHES, step)
         with counting(request.progress, "checked", len(names), "target") as step:
-            answers = in_processes(_answer, scenes, workers, step)
+            answers = in_processes(_answer, scenes, workers, step, alike=True)
     return [answer for each in answers for answer in each]
 
 

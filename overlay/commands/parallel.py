@@ -6,6 +6,7 @@ standard streams, so that whoever reads them sees their end.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -65,7 +66,12 @@ def in_threads(
 
 
 def in_processes(
-    work: Callable[[A], B], things: Sequence[A], workers: int, step: Step = no_step
+    work: Callable[[A], B],
+    things: Sequence[A],
+    workers: int,
+    step: Step = no_step,
+    *,
+    alike: bool = False,
 ) -> list[B]:
     """``work`` on each thing, in their order; for work that computes.
 
@@ -73,26 +79,34 @@ def in_processes(
     archive cannot be); only the results are.
 
     :param step: called after each result.
+    :param alike: the things have much in common, neighbours most: the one in the middle is worked
+        on here, so that the processes begin with what this one has learnt.
     :raises OverlayError: if a process dies under its work.
     """
+    number, middle = len(things), len(things) // 2
+    learnt = stepped(map(work, things[middle : middle + alike]), step)
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
 
     global _inherited  # noqa: PLW0603 - the one thing that a fork can hand over unpickled
+    things = [*things[:middle], *things[middle + len(learnt) :]]
+    gc.freeze()  # so that the processes share what this one has, and do not look it through
     _inherited = (work, things)
     executor = ProcessPoolExecutor(
         workers, get_context("fork"), initializer=_become_worker, initargs=(os.getpid(),)
     )
     try:
         with _unless_interrupted(executor) as pool:
-            return stepped(pool.map(_work_on, range(len(things))), step)
+            rest = stepped(pool.map(_work_on, range(len(things))), step)
+            return [*rest[:middle], *learnt, *rest[middle:]]
     except BrokenProcessPool as error:
         raise OverlayError(
             f"one of {workers} worker processes was killed, perhaps for want of memory: expected "
-            f"an answer for each of {len(things)} targets. Name fewer targets at a time"
+            f"an answer for each of {number} targets. Name fewer targets at a time"
         ) from error
     finally:
+        gc.unfreeze()
         _inherited = None
 
 

@@ -191,7 +191,8 @@ def _rebuild(request: Request, target: Target) -> Callable[[], Rebuilt]:
     def reconstruct() -> Rebuilt:
         features = of_package(request.at_hand(), target.package)
         features = tuple(feature for feature in features if not feature.malformed)
-        return rebuild(features, target, target.release, target.record, target.package)
+        about = target.release, target.record, target.package
+        return rebuild(features, target, *about, root=target.root)
 
     return reconstruct
 

@@ -50,7 +50,8 @@ def prove(features: Sequence[Feature], target: Target) -> Unrecorded:
 
     package, root = target.package, target.root
     lost = root is not None and os.path.lexists(root / package.state_folder)
-    rebuilt = rebuild(features, target, target.release, target.record, package, lost=lost)
+    about = target.release, target.record, package
+    rebuilt = rebuild(features, target, *about, lost=lost, root=root)
     entries = {entry.path: entry for entry in rebuilt.ledger.entries}
     befores = {
         path: None if entry.before is None else rebuilt.pristine[entry.before]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+from overlay._features.model import paths_of
 from overlay.report.problems import CLASH, word
 from overlay.results import Clash, Plan, State
 from overlay.results.invocation import NOTHING_NAMED, current
@@ -46,11 +47,20 @@ def ways_on(
     if not needy or drifted & bound:
         return ()
 
+    paths = {feature.id: {*paths_of([feature])} for feature in features}
+    states = {entry.feature: entry.state for entry in plan.features}
+
     def goes_on(left_out: frozenset[str]) -> bool:
         remaining = [feature for feature in features if feature.id not in left_out]
-        again = try_on(remaining) if remaining else Plan(())
-        fits = any(entry.state is State.PRISTINE for entry in again.features)
-        return fits and not any(entry.state.needs_attention for entry in again.features)
+        # What shares no file with those left out stays as it is, and is not planned again.
+        apart = set().union(*(paths[id_] for id_ in left_out))
+        changed = {feature.id for feature in remaining if not apart.isdisjoint(paths[feature.id])}
+        beside = set().union(*(paths[id_] for id_ in changed))
+        group = [each for each in remaining if not beside.isdisjoint(paths[each.id])]
+        again = try_on(group).features if changed else ()
+        now = states | {each.feature: each.state for each in again if each.feature in changed}
+        outlook = [now[feature.id] for feature in remaining]
+        return State.PRISTINE in outlook and not any(state.needs_attention for state in outlook)
 
     ways: list[frozenset[str]] = []
     for way in _candidates(drifted, sorted(clashing - bound), all_of=needy - bound):

@@ -6,8 +6,10 @@ lists, the overlay patched that file and nothing else changed it.  Nothing is gu
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 
 from packaging.version import Version
 
@@ -15,7 +17,7 @@ import overlay
 from overlay._features.model import Feature, Hunk, Patch, Topic, Variant
 from overlay.errors import LedgerError
 from overlay.on_disk.changes import Rebuilt
-from overlay.on_disk.ledger import Entry, Ledger, reinstall
+from overlay.on_disk.ledger import Entry, Ledger, copies, reinstall
 from overlay.package import VLLM, Package, Tree
 from overlay.planning.planner import plan
 from overlay.planning.whole import removed_by
@@ -37,6 +39,7 @@ def rebuild(
     package: Package = VLLM,
     *,
     lost: bool = True,
+    root: Path | None = None,
 ) -> Rebuilt:
     """Reconstruct the ledger that the target in ``tree`` should have.
 
@@ -44,6 +47,7 @@ def rebuild(
     :param record: sha256 (hex) of the release's own files by path.
     :param package: the one that the target is.
     :param lost: whether there was a ledger, of which something is left.
+    :param root: where pristine copies may be left: no patch tells the bytes of a removed file.
     :raises LedgerError: naming every file whose pristine bytes cannot be proven.
     """
     if record is None:
@@ -63,6 +67,11 @@ def rebuild(
     befores, unproven = _proven(undone.changes, changed, own)
     if unproven:
         befores, unproven = _proven(_undone_in_turn(suspects, tree, release), changed, own)
+    for path in sorted(unproven):
+        if root is not None and tree.read(path) is None:
+            with suppress(LedgerError):
+                befores[path] = copies(root, package)(record[path])
+                unproven.discard(path)
     if unproven | foreign:
         raise LedgerError(_refusal(sorted(unproven | foreign), undone, release, package, lost))
     befores = {path: data for path, data in befores.items() if path not in edited}
@@ -242,8 +251,8 @@ def _reversed_hunk(hunk: Hunk) -> Hunk:
 
 
 def _entry(path: str, before: str | None, tree: Tree) -> Entry:
-    data = tree.read(path) or b""
-    return Entry(path, before, sha256(data), 0o644, len(data))
+    data = tree.read(path)
+    return Entry(path, before, None if data is None else sha256(data), 0o644, len(data or b""))
 
 
 def _folders(added: Sequence[str], record: Mapping[str, str]) -> tuple[str, ...]:

@@ -11,7 +11,6 @@ from overlay._features.model import FILE_SCOPE, Hunk, Patch, WholeFile
 from overlay.package import is_module
 from overlay.planning.context import anchored, context_of, narrowed
 from overlay.planning.matching import edits, final_newline_after, match, misplaced, places_of
-from overlay.planning.rescope import rescope
 from overlay.planning.scopes import Scopes, Syntax, UnparsableError
 from overlay.planning.telling import Place
 from overlay.planning.text import Edit, SourceText, TextError
@@ -93,18 +92,6 @@ class Texts:
         if scope == FILE_SCOPE:
             return {FILE_SCOPE: [range(len(self.source(data).lines))]}
         return self.scopes(data)
-
-    def scopes_after(self, after: bytes, before: bytes, edits: Sequence[Edit]) -> Scopes:
-        """The scopes of what edits make of a file whose scopes are known.
-
-        :raises TextError, UnparsableError: if it is not source text, or not Python.
-        """
-        lines = self.source(after).lines
-
-        def derive() -> Scopes | None:
-            return rescope(self.source(before).lines, self.scopes(before), edits, lines)
-
-        return self.syntax.scopes(after, lines, derive)
 
     def match(self, hunk: Hunk, data: bytes | None) -> HunkResult:
         """The state of a hunk in these bytes; ``drifted`` where they cannot be read."""
@@ -246,7 +233,7 @@ def _apply(
     try:
         after = texts.keep(texts.source(data).splice(changes, ending))
         if is_module(patch.path):
-            texts.scopes_after(after, data, changes)
+            texts.scopes(after)
     except TextError as error:
         return None, Reason(f"the patched file cannot be written: {error}")
     except UnparsableError as error:

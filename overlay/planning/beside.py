@@ -89,7 +89,7 @@ def _landing(
         source = texts.source(place.data)
         after = texts.keep(source.splice(place.own, final_newline_after(hunk)))
         if is_module(path):
-            texts.scopes_after(after, place.data, place.own)
+            texts.scopes(after)
     except (TextError, UnparsableError):
         return None
     at = (place.result.line or 1) - 1

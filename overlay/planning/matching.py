@@ -14,6 +14,7 @@ from overlay.planning.telling import (
     Place,
     new_lines,
     partly,
+    place_of,
     present,
     share_of,
 )
@@ -102,7 +103,7 @@ def match(
 
 def places_of(scope: str, lines: Sequence[str], scopes: Scopes) -> list[Place]:
     """The lines of each place of a scope, as evidence."""
-    return [Place(lines[place.start : place.stop]) for place in scopes.get(scope, ())]
+    return [place_of(tuple(lines[place.start : place.stop])) for place in scopes.get(scope, ())]
 
 
 def _already_merged(hunk: Hunk) -> Reason:

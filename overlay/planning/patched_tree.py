@@ -119,7 +119,7 @@ class PatchedTree:
             before = after
         data = self.texts.keep(source.splice(edits, finished))
         if is_module(path):
-            self.texts.scopes_after(data, origin, edits)
+            self.texts.scopes(data)
         return data
 
     def untouched(self, path: str, lines: range) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from overlay import __version__
@@ -38,21 +38,16 @@ class Memo(Syntax):
         self._usable = True
         self._prepared = False
 
-    def scopes(
-        self,
-        data: bytes,
-        lines: Sequence[str],
-        derive: Callable[[], Scopes | None] | None = None,
-    ) -> Scopes:
+    def scopes(self, data: bytes, lines: Sequence[str]) -> Scopes:
         """The scopes of a file; see ``Syntax``."""
         if data in self._scopes:
-            return super().scopes(data, lines, derive)
+            return super().scopes(data, lines)
         name = f"{self._key(data)}.scopes"
         recalled = _decoded(self._recall(name), len(lines))
         if recalled is not None:
             self._scopes[data] = recalled
             return recalled
-        scopes = super().scopes(data, lines, derive)
+        scopes = super().scopes(data, lines)
         self._remember(name, _encoded(scopes, len(lines)))
         return scopes
 

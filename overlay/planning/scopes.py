@@ -1,24 +1,42 @@
-"""Qualified names of classes and functions, and the lines that they take up."""
+"""Qualified names of classes and functions, and the lines that they take up.
+
+vLLM's model runner has seven thousand lines, a hunk changes ten of them and a release a few
+hundred.  So a module is read in chunks, each of them once a process: one begins with a definition
+at the margin, or with a method of a class there.  Where every chunk parses alone, the tokenizer is
+between two statements at each seam, in no text, no bracket and no line that goes on, and the only
+indentation that a line is compared with is its own chunk's: all of them together parse as each
+does.  Where any of that is uncertain, the whole text is asked about."""
 
 from __future__ import annotations
+import __future__
 
-import ast
-import gc
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import re
+from codecs import BOM_UTF8
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import pairwise
 
 from overlay._features.model import MODULE_SCOPE
+from overlay.planning import parsing
+from overlay.planning.parsing import Definition, UnparsableError
+
+__all__ = ("Scopes", "Syntax", "UnparsableError", "compiles_in_chunks", "find")
 
 #: Qualified name to the places of that name, each a range of 0-based line numbers.
 Scopes = Mapping[str, Sequence[range]]
 
-#: What CPython's compiler raises for a text that it refuses.
-_COMPILER_ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
+#: So many chunks are remembered: those of some hundred files.
+_MOST = 1 << 14
 
-
-class UnparsableError(ValueError):
-    """The text is not Python to the Python that runs this."""
+# Both begin with what can be looked for as it is, which is ten times as fast.
+_AT_MARGIN = re.compile(r"\n(?:@|def |class |async def )")
+_IN_CLASS = re.compile(r"\n    (?:@|def |class |async def )")
+_CLASS = re.compile(r"(?:@[^\n'\"\\]*\n)*class ")
+#: A line that goes on behind a chunk.
+_GOING_ON = re.compile(r"\\\n(?:\Z|(?:    )?(?:@|def |class |async def ))")
+#: What says something of all of a scope, wherever it stands in it.
+_DECLARED = tuple(word + end for word in ("global", "nonlocal") for end in " \t\\")
+_FUTURE = "from __future__ import annotations\n"
 
 
 def find(lines: Sequence[str]) -> dict[str, list[range]]:
@@ -32,22 +50,8 @@ def find(lines: Sequence[str]) -> dict[str, list[range]]:
     :param lines: the lines without their ends.
     :raises UnparsableError: if the text is not Python.
     """
-    # Python ends a line at a lone carriage return too; these lines do not.
-    python_lines = [line.replace("\r", "\n") for line in lines]
-    tree = _parse("\n".join(python_lines) + "\n", "<text>")
-    to_ours = [
-        index for index, line in enumerate(python_lines) for _ in range(line.count("\n") + 1)
-    ]
     places: dict[str, list[range]] = {MODULE_SCOPE: [range(len(lines))]}
-    for name, node in _definitions(tree, ""):
-        start = to_ours[node.lineno - 1]
-        if node.decorator_list:
-            start = to_ours[node.decorator_list[0].lineno - 1]
-            while start and not lines[start].lstrip().startswith("@"):
-                start -= 1
-        assert node.end_lineno is not None  # the parser sets it, only hand-made trees lack it
-        header = lines[to_ours[node.lineno - 1]]
-        stop = _reach(lines, to_ours[node.end_lineno - 1] + 1, _indent(header))
+    for name, start, stop in _in_chunks("\n".join(lines) + "\n") or parsing.definitions(lines):
         places.setdefault(name, []).append(range(start, stop))
     return places
 
@@ -62,24 +66,16 @@ class Syntax:
         self._scopes: dict[bytes, Scopes | UnparsableError] = {}
         self._errors: dict[tuple[bytes, str], str | None] = {}
 
-    def scopes(
-        self,
-        data: bytes,
-        lines: Sequence[str],
-        derive: Callable[[], Scopes | None] | None = None,
-    ) -> Scopes:
+    def scopes(self, data: bytes, lines: Sequence[str]) -> Scopes:
         """The scopes of a file.
 
         :param data: its bytes; :param lines: its lines, as ``SourceText`` reads them.
-        :param derive: gives what ``find`` would, faster, or ``None`` where it cannot.
         :raises UnparsableError: if it is not Python.
         """
         answer = self._scopes.get(data)
         if answer is None:
             try:
-                answer = derive() if derive is not None else None
-                if answer is None:
-                    answer = find(lines)
+                answer = find(lines)
             except UnparsableError as error:
                 answer = error
             self._scopes[data] = answer
@@ -91,100 +87,118 @@ class Syntax:
         """Why the bytes do not compile, or ``None``; nothing of them is run."""
         key = (data, path)
         if key not in self._errors:
-            self._errors[key] = _compile_error(data, path)
+            certain = compiles_in_chunks(data)
+            self._errors[key] = None if certain else parsing.compile_error(data, path)
         return self._errors[key]
 
 
-def _compile_error(data: bytes, path: str) -> str | None:
+def compiles_in_chunks(data: bytes) -> bool:
+    """Whether it is certain, by the chunks of a module, that it compiles."""
+    first_lines = data.split(b"\n", 2)[:2]
+    if data.startswith(BOM_UTF8) or any(b"coding" in line for line in first_lines):
+        return False
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            compile(data, path, "exec", dont_inherit=True)
-    except _COMPILER_ERRORS as error:
-        return describe(error)
-    return None
+        text = data.decode()
+        chunks = _chunks(text if text.endswith("\n") else f"{text}\n")
+        flags = __future__.annotations.compiler_flag if _FUTURE in chunks[0] else 0
+        if text.count("__future__") > bool(flags):
+            return False
+        return all(_compiles(chunk, flags) for chunk in chunks)
+    except (UnicodeDecodeError, UnparsableError, IndexError):
+        return False
 
 
-def _parse(text: str, path: str) -> ast.Module:
+def _in_chunks(text: str) -> list[Definition]:
+    """Every definition of a text that ends with a line feed; none where that is uncertain."""
+    placed: list[Definition] = []
+    at = 0
     try:
-        with warnings.catch_warnings(), _no_collection():
-            warnings.simplefilter("ignore")
-            return ast.parse(text, path)
-    except _COMPILER_ERRORS as error:
-        raise UnparsableError(describe(error)) from error
+        for chunk in _chunks(text):
+            placed += [(name, at + start, at + stop) for name, start, stop in _of_chunk(chunk)]
+            at += chunk.count("\n")
+    except UnparsableError:
+        return []  # the whole text gives the better error
+    return placed
 
 
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Pause the garbage collector: parsing allocates 100,000 nodes that all stay in use."""
-    running = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if running:
-            gc.enable()
+def _chunks(text: str) -> list[str]:
+    """The text cut before each definition at the margin; none where that is of no use."""
+    # A carriage return or form feed makes line ends or indentation ambiguous.
+    odd = any(each in text for each in "\r\f\0") or ("\\\n" in text and _GOING_ON.search(text))
+    starts = [] if odd else _beginnings(_AT_MARGIN, text)
+    return [] if len(starts) < 2 else _cut(text, starts)
 
 
-def describe(error: BaseException) -> str:
-    """A compiler's error in one line, with the line of the source where it has one."""
-    if isinstance(error, SyntaxError) and error.lineno is not None:
-        quote = f" ({error.text.strip()})" if error.text and error.text.strip() else ""
-        return f"line {error.lineno}: {error.msg}{quote}"
-    return str(error) or type(error).__name__
+def _beginnings(pattern: re.Pattern[str], text: str) -> list[int]:
+    """Where definitions begin, each with its decorators."""
+    starts: list[int] = []
+    decorated = False
+    for match in pattern.finditer(f"\n{text}"):
+        if not decorated:
+            starts.append(match.start())
+        decorated = match[0].endswith("@")
+    return starts
 
 
-_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+def _cut(text: str, starts: Sequence[int]) -> list[str]:
+    return [text[start:stop] for start, stop in pairwise([0, *starts, len(text)]) if start < stop]
 
 
-def _definitions(node: ast.AST, prefix: str) -> Iterator[tuple[str, _Definition]]:
-    """Every class and function below ``node``, in the order of the text."""
-    stack = [(child, prefix) for child in _blocks(node)]
-    while stack:
-        child, outer = stack.pop()
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            outer += child.name
-            yield outer, child
-            outer += "."
-        stack += [(grandchild, outer) for grandchild in _blocks(child)]
+@lru_cache(_MOST)
+def _of_chunk(chunk: str) -> tuple[Definition, ...]:
+    """The definitions of a chunk.
 
-
-_BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")
-
-_FIELDS: dict[type[ast.AST], tuple[str, ...]] = {}
-
-
-def _blocks(node: ast.AST) -> list[ast.AST]:
-    """The statements (and the handlers and cases that hold some) of a node, the last one first.
-
-    Expressions hold no definitions; leaving them out is what makes the walk cheap.
+    :raises UnparsableError: if it is not Python.
     """
-    nodes: list[ast.AST] = []
-    kind = type(node)
-    if kind not in _FIELDS:
-        _FIELDS[kind] = _fields(kind)
-    for field in _FIELDS[kind]:
-        nodes += getattr(node, field)
-    nodes.reverse()
-    return nodes
+    parts = _parts(chunk)
+    return _outline(chunk) if len(parts) == 1 else _put_together(parts)
 
 
-def _fields(kind: type[ast.AST]) -> tuple[str, ...]:
-    """The fields of a kind of node that hold blocks."""
-    if not issubclass(kind, ast.Module | ast.stmt | ast.excepthandler | ast.match_case):
-        return ()
-    return tuple(name for name in _BLOCKS if name in kind._fields)
+@lru_cache(_MOST)
+def _outline(text: str) -> tuple[Definition, ...]:
+    return tuple(parsing.definitions(text.split("\n")[:-1]))
 
 
-def _reach(lines: Sequence[str], stop: int, indent: int) -> int:
-    """The end of a scope: behind its blank lines and deeper comments."""
-    while stop < len(lines):
-        line = lines[stop].strip()
-        if line and not (line.startswith("#") and _indent(lines[stop]) > indent):
-            break
-        stop += 1
-    return stop
+@lru_cache(_MOST)
+def _parts(chunk: str) -> tuple[str, ...]:
+    """A class cut before its methods, each part a class of its own; another chunk as it is."""
+    starts = _beginnings(_IN_CLASS, chunk) if _CLASS.match(chunk) else []
+    if len(starts) < 2:
+        return (chunk,)
+    head, *methods = _cut(chunk, starts)
+    head += "    pass\n"  # so it has a body, indented as the methods are
+    try:
+        header = f"class {_outline(head)[0][0]}:\n"
+        parts = (head, *(header + method for method in methods))
+        alone = all(_outline(part)[0][1:] == (0, part.count("\n")) for part in parts[:-1])
+        return parts if alone and _outline(parts[-1]) else (chunk,)
+    except UnparsableError:
+        return (chunk,)
 
 
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())
+def _put_together(parts: Sequence[str]) -> tuple[Definition, ...]:
+    """The definitions of a class that is cut into parts, and of what stands behind it."""
+    (name, first, stop), *inside = _outline(parts[0])
+    at = parts[0].count("\n") - 2  # the last line of the first part and the header are not its own
+    for part in parts[1:]:
+        (_, _, end), *members = _outline(part)
+        inside += [(each, at + start, at + stop) for each, start, stop in members]
+        stop = at + end
+        at += part.count("\n") - 1
+    return (name, first, stop), *inside
+
+
+@lru_cache(_MOST)
+def _compiles(chunk: str, flags: int) -> bool:
+    """Whether a chunk compiles, and declares nothing of the module around it."""
+    declared = max(map(chunk.rfind, _DECLARED))
+    if declared < 0:
+        return all(_part_compiles(part, flags) for part in _parts(chunk))
+    _, start, stop = next(iter(_of_chunk(chunk)), ("", 0, 0))
+    inside = start == 0 and chunk.count("\n", 0, declared) < stop
+    return inside and _part_compiles(chunk, flags)
+
+
+@lru_cache(_MOST)
+def _part_compiles(part: str, flags: int) -> bool:
+    return parsing.compile_error(part, "<part>", flags) is None

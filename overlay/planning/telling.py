@@ -153,6 +153,12 @@ class Place:
         return tuple(filter(None, map(written_of, self._lines)))
 
 
+@lru_cache(maxsize=2048)
+def place_of(lines: tuple[str, ...]) -> Place:
+    """The lines of a scope, as evidence; worked out once for all texts that have them."""
+    return Place(lines)
+
+
 def _tells(key: str, text: str) -> bool:
     """Whether a line says more than the words of Python do."""
     return len(key) >= MIN_DISTINCTIVE and any(word not in _COMMON for word in _WORD.findall(text))
@@ -189,13 +195,14 @@ def share_of(expected: Sequence[str], lines: Iterable[str]) -> float:
 
 def missing_of(expected: Sequence[str], lines: Iterable[str]) -> list[str]:
     """The code of ``expected`` that is not among ``lines``, each as often as it is missing."""
-    there = Counter(key_of(line) for line in lines)
+    there = place_of(tuple(lines)).counts
+    demand: Counter[str] = Counter()
     missing = []
     for line in expected:
         key = key_of(line)
-        if key and not there[key]:
+        demand[key] += 1
+        if key and demand[key] > there[key]:
             missing.append(line.strip())
-        there[key] -= 1
     return missing
 
 
@@ -292,7 +299,7 @@ def stands_together(hunk: Hunk, places: Iterable[Sequence[str]]) -> bool:
     if len(longest) < _ALONE:
         return False
     for lines in places:
-        keys = Place(lines).code
+        keys = place_of(tuple(lines)).code
         if longest in zip(*(keys[at:] for at in range(len(longest))), strict=False):
             return True
     return False

@@ -22,6 +22,7 @@ from overlay.planning.telling import (
     Place,
     missing_of,
     partly,
+    place_of,
     present,
     quoted,
 )
@@ -85,7 +86,7 @@ def _nothing_denies(feature: Feature, release: Version | None, scope_lines: Scop
         for hunk in patch.hunks if not patch.retired else ():
             if hunk.whole is not None:
                 return False
-            places = [Place(lines) for lines in scope_lines(patch.path, hunk.scope)]
+            places = [place_of(tuple(lines)) for lines in scope_lines(patch.path, hunk.scope)]
             presence = present(hunk, places, patch.hunks)
             if presence.leftover or (presence.added_count and not presence.whole):
                 return False

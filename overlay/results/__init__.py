@@ -218,6 +218,8 @@ class Fate(str, Enum):
     OUTSIDE = "outside the package"
     #: The mode of a file whose text is carried.
     MODE = "modes of files"
+    #: What has no text: a symbolic link, a submodule, an entry that shows no change.
+    TEXTLESS = "entries without a text"
 
 
 class Outcome(Enum):

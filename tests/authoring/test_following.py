@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from overlay.authoring.composing import compose
-from overlay.authoring.following import Moved, NewPlace, follow
+from overlay.authoring.following import Moved, NewPlace, follow, follow_each
 from overlay.authoring.locating import ReleaseTexts
 from overlay.planning.scopes import Syntax
 from overlay.results import Outcome
@@ -102,3 +102,17 @@ def test_imports_alone_are_not_followed_to_another_file() -> None:
     """Lines at a module's level say too little about a file that still has its old name."""
     after = BASE.replace(b"import sys\n", b"import sys\nimport time\n")
     assert place({OLD: OTHER, FAR: BASE}, after=after) is None
+
+
+def test_scopes_that_went_to_several_files_are_each_named() -> None:
+    after = AFTER.replace(b"value + 1", b"value + 2")
+    release = {OLD: b"import os\n", FAR: b"import net\n" + FUNCTION, NEW: b"import os\n" + OTHER}
+    assert place(release, after=after) is None
+    trees = {"0.28.0": Listed({OLD: BASE}), "0.29.0": Listed(release)}
+    texts = ReleaseTexts(tuple(trees), trees.__getitem__)
+    moved = Moved(OLD, "0.28.0", BASE, compose(BASE, after))
+    both = follow_each(moved, "0.29.0", texts, Syntax(), everywhere=True)
+    assert both == {"serve": FAR, "other": NEW}
+    assert follow_each(moved, "0.29.0", texts, Syntax()) == {"other": NEW}
+    alone = moved._replace(hunks=moved.hunks[:1])
+    assert follow_each(alone, "0.29.0", texts, Syntax(), everywhere=True) == {}

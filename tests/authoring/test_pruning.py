@@ -248,3 +248,15 @@ def test_the_variant_is_named_that_keeps_what_no_release_needs(tmp_path: Path) -
         "f0": "10-a/0.21.0..0.24.0.patch is made on 0.21.0, and its hunks do not land by "
         "themselves on a release of 0.22.0..0.24.0"
     }
+
+
+def test_a_feature_that_no_served_release_takes_is_named(tmp_path: Path) -> None:
+    """Its range ends before them, and it lands by content on none."""
+    world = World(((0, 0, 1, 1, 1, 1),), (None,), ((((0, 1, True),), False),), 2)
+    world.write(tmp_path)
+    texts = ReleaseTexts(NAMES, lambda name: Tree(world, name))
+    served = [ServedFeature(feature, files(tmp_path, feature)) for feature in load([tmp_path])]
+    pruner = Pruner(texts, NAMES[2:])
+    assert pruner.propose(served) == ()
+    assert "ends before 0.22.0, and no later release takes it" in pruner.holds["f0"]
+    assert "overlay port f0 --releases 0.22.0" in pruner.holds["f0"]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import pytest
 
 from overlay._features.model import Hunk, Patch
 from overlay.planning.attempt import Attempt, Texts, attempt
-from overlay.planning.scopes import Scopes, Syntax, find
+from overlay.planning.scopes import Syntax
 from overlay.planning.text import Edit, SourceText
 from overlay.results import FileResult, HunkResult, Reason, State
 from tests.support.patches import hunk
@@ -100,30 +98,6 @@ def test_what_cannot_be_read_holds_no_pre_image(data: bytes) -> None:
     texts = Texts(Syntax())
     assert texts.match(HUNK, data).state is State.DRIFTED
     assert texts.misplaced(HUNK, data) is False
-
-
-def test_the_scopes_of_an_edited_text_may_be_derived() -> None:
-    """What ``rescope`` gives is used: parsing the whole text costs most of a plan."""
-
-    class Watched(Syntax):
-        derived: Scopes | None = None
-
-        def scopes(
-            self,
-            data: bytes,
-            lines: Sequence[str],
-            derive: Callable[[], Scopes | None] | None = None,
-        ) -> Scopes:
-            if derive is not None:
-                self.derived = derive()
-            return super().scopes(data, lines, derive)
-
-    syntax = Watched()
-    texts = Texts(syntax)
-    edit = Edit(5, 6, ("    z = 1", "    z = y"))
-    spliced = texts.source(TEXT).splice([edit])
-    scopes = texts.scopes_after(texts.keep(spliced), TEXT, [edit])
-    assert syntax.derived == scopes == find(spliced.lines)
 
 
 @pytest.mark.parametrize("new", ["    z = 1", "    z = 1\r"])

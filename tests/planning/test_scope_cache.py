@@ -46,7 +46,7 @@ def deaf(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("Python was asked")
 
     monkeypatch.setattr(scopes, "find", refuse)
-    monkeypatch.setattr(scopes, "_compile_error", refuse)
+    monkeypatch.setattr(scopes, "compiles_in_chunks", refuse)
 
 
 sources = st.lists(
@@ -138,12 +138,6 @@ def test_the_newest_half_is_kept_where_there_is_no_more_room(
     assert len(remembered(tmp_path)) == 7
     ask(Memo(tmp_path), "b = 2\n")
     assert len(remembered(tmp_path)) == 6 // 2 + 1
-
-
-def test_derived_scopes_are_remembered(tmp_path: Path) -> None:
-    derived = {"derived": [range(1)]}
-    assert Memo(tmp_path).scopes(b"x", ["x"], lambda: derived) == derived
-    assert Memo(tmp_path).scopes(b"x", ["x"]) == derived
 
 
 def test_a_cache_that_cannot_be_used_is_asked_once(

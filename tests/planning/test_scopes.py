@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from overlay.planning import scopes as module
-from overlay.planning.scopes import Syntax, UnparsableError, describe, find
+from overlay.planning import parsing as module
+from overlay.planning.parsing import UnparsableError, describe
+from overlay.planning.scopes import Syntax, find
 from overlay.planning.text import SourceText
 
 
@@ -186,24 +187,6 @@ def test_comments_deeper_than_a_header_are_its_own_whatever_is_above() -> None:
 
 def test_a_decorator_is_looked_for_upwards_line_by_line() -> None:
     assert scopes("x = 1\ny = 2\nz = 3\n@(\n    # d\n    d\n)\ndef f(): pass\n")["f"] == [(4, 8)]
-
-
-def test_derived_scopes_are_taken_as_they_are_and_once() -> None:
-    asked = []
-
-    def derive() -> dict[str, list[range]]:
-        asked.append(1)
-        return {"derived": [range(1)]}
-
-    syntax = Syntax()
-    for _ in range(2):
-        assert syntax.scopes(b"x", ["x"], derive) == {"derived": [range(1)]}
-    assert asked == [1]
-
-    def give_up() -> None:
-        return None
-
-    assert Syntax().scopes(b"x", ["x"], give_up) == {"<module>": [range(1)]}
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,14 @@ from overlay.authoring.triage import FileFate
 from overlay.authoring.writing import check_folder, write_folder
 from overlay.commands.request import FURTHER, Request
 from overlay.errors import PackageIndexError, UsageError, did_you_mean
-from overlay.package import VLLM, Package, file_problem, package_named, package_problem
+from overlay.package import (
+    VLLM,
+    Package,
+    file_problem,
+    id_problem,
+    package_named,
+    package_problem,
+)
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
 from overlay.planning.upstream import remembers
@@ -185,8 +192,8 @@ def find_feature(features: Sequence[Feature], id_: str) -> Feature:
         ids = [feature.id for feature in features]
         raise UsageError(
             f"{id_}: expected one of {', '.join(ids) or 'none'}"
-            f"{did_you_mean([id_], ids, FURTHER)}, "
-            f"or begin a new one with {command('new', id_, '--file', 'vllm/...')}"
+            f"{did_you_mean([id_], ids, FURTHER)}, or begin a new one with "
+            f"{command('new', 'ID' if id_problem(id_) else id_, '--file', 'vllm/...')}"
         )
     return feature
 
@@ -216,7 +223,7 @@ def _expect_paths(paths: Sequence[str], package: Package) -> None:
     """
     for path in paths:
         if (problem := file_problem(path, package)) is not None:
-            raise UsageError(f"--file: {problem}")
+            raise UsageError(f"--file: {problem}; name a file such as {package.name}/NAME.py")
 
 
 def _release(text: str | None, package: Package, feature: Feature | None = None) -> str:

@@ -15,7 +15,7 @@ from overlay.authoring.commands.new import (
     survey,
     written,
 )
-from overlay.authoring.free_ids import require_free
+from overlay.authoring.free_ids import expect_id, require_free
 from overlay.authoring.reports.authored import NewReport
 from overlay.commands.request import Request
 from overlay.commands.revert import Keep, Kept
@@ -37,9 +37,11 @@ def keep(request: Request, targets: Sequence[Target], keep_as: Keep) -> Kept:
     at hand that hold their edits.
 
     :param targets: the packages, at least one.
-    :raises UsageError: if several packages have edits that no feature holds, or the id is taken.
+    :raises UsageError: if several packages have edits that no feature holds, or the id is taken or
+        cannot be one.
     :raises OverlayError: if a file, its pristine text or the features cannot be read.
     """
+    expect_id(keep_as.id, "--keep-as")
     workshops, notes = _surveyed(request, targets)
     edited = [workshop for workshop in workshops if workshop.edits]
     with_others = [workshop for workshop in workshops if workshop.beside]

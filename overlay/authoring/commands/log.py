@@ -22,7 +22,7 @@ from overlay.commands.check import every_target
 from overlay.commands.request import Request
 from overlay.commands.since import upkeep
 from overlay.errors import OverlayError, UsageError
-from overlay.package import VLLM, Package, path_problem
+from overlay.package import VLLM, Package, parse_version, path_problem
 from overlay.report.base import Report, by_fields
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, MARK, Line, Span, aligned, causes, labelled
@@ -113,8 +113,9 @@ def _beside(feature: Feature) -> Iterator[VariantView]:
     for topic in feature.topics:
         ordered = sorted(topic.variants, key=lambda each: each.releases)
         for older, variant in pairwise(ordered):
-            base = variant.patch.headers.get("Ported-From", "").partition(" ")[0]
-            origins = [each for each in ordered if base and Version(base) in each.releases]
+            # It may be a release, or a checkout.
+            base = parse_version(variant.patch.headers.get("Ported-From", "").partition(" ")[0])
+            origins = [each for each in ordered if base is not None and base in each.releases]
             origin = next((each for each in origins if each != variant), older)
             old, new = (
                 [

@@ -101,7 +101,7 @@ def _each(
     with counting(request.progress, verb, len(things), noun) as step:
         if workers < 2 or not hasattr(os, "fork"):
             return stepped(map(work, things), step)
-        return in_processes(work, things, workers, step)
+        return in_processes(work, things, workers, step, alike=True)
 
 
 def _states(features: tuple[Feature, ...], release: str) -> list[State]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
@@ -66,6 +67,7 @@ from overlay.planning.attempt import Texts, attempt
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
 from overlay.results import Outcome
+from overlay.results.invocation import absolute
 
 
 class Key(str, Enum):
@@ -103,7 +105,10 @@ class Resolving:
         trusting: bool = False,
     ) -> None:
         self.session: Session = read(find(folder), SessionKind.PORT)
-        folders = tuple(dict.fromkeys((*request.patches, *map(str, self.session.patches))))
+        # The folder of an import may not be there yet: its session's end writes it.
+        later = [each for each in self.session.places_import if not os.path.lexists(each)]
+        places = dict.fromkeys((*request.patches, *map(str, self.session.patches)))
+        folders = tuple(folder for folder in places if absolute(folder) not in later)
         self.request = request._replace(patches=folders)
         change = change_in(self.session)
         self.features: tuple[Feature, ...] = self.request.authored(self.session.package)

@@ -113,8 +113,9 @@ def _first(oldest: str, package: Package) -> tuple[Package, Version]:
 
     :raises UsageError: if it is not a release.
     """
-    pair = release_named(oldest.partition("..")[0], package)
-    if pair is None:
+    first, _, last = oldest.partition("..")
+    pair, end = (release_named(name, package) for name in (first, last or first))
+    if pair is None or end is None or end[0] < pair[0]:
         raise UsageError(
             f"--releases {oldest}: expected a range such as 0.26.0..0.33.0, or its first release, "
             "such as 0.26.0"

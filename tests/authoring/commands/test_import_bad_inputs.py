@@ -84,7 +84,22 @@ CASES = {
         1,
         "vllm/v1/other.py is not in 0.20.0..0.24.0: if the change adds it",
     ),
-    "copy": (CHANGE + RENAME, BEHIND, r"copies vllm/b\.py \(from vllm/a\.py\)"),
+    "copy": (CHANGE + RENAME, BEHIND, r"copies vllm/b\.py \(from vllm/a\.py\).*--no-renames"),
+    "a link": (
+        CHANGE + added("vllm/a.py").replace(b"100644", b"120000"),
+        BEHIND,
+        r"makes a symbolic link of vllm/a\.py.*--partial leaves that out",
+    ),
+    "a name that turns the writing round": (
+        CHANGE + added("vllm/a\u202eb.py"),
+        BEHIND,
+        "control character.*--partial",
+    ),
+    "one name in two forms of a letter": (
+        NEW + added("vllm/v1/\u00e9.py") + added("vllm/v1/e\u0301.py"),
+        NEW.count(b"\n") + added("vllm/v1/\u00e9.py").count(b"\n") + 1,
+        "both are one file; give one of them another name",
+    ),
     "mode": (CHANGE + MODE, BEHIND, "changes the mode of"),
     "binary": (CHANGE + BINARY, BEHIND, r"vllm/a\.bin"),
     "binary patch": (

@@ -55,7 +55,9 @@ def test_what_lands_nowhere_is_placed_by_hand(cli: Cli, change: Path) -> None:
     assert f"import {change} --id ID --release" in told.err
     ours = opened(cli, change)
     assert not ours.exists()
+    named = cli("port", "--show", f"port-{RELEASE}", "--patches", ours)  # as it was told to
     shown = cli("port", "--show")
+    assert named.exit == 1, named.err
     assert "the change's own text" in shown.out
     assert "0.0.0" not in shown.out
     refused = cli("port", "--continue")

@@ -194,3 +194,59 @@ def test_the_shipped_features_apply_to_every_known_release(
     matrix = json.loads(capsys.readouterr().out)["matrix"]
     assert matrix["releases"] == list(KNOWN_RELEASES)
     assert {row["letters"] for row in matrix["features"]} <= {"P" * 19, "U" * 19}
+
+
+def variants_of(world: Path, texts: dict[str, str]) -> None:
+    """A feature with a topic of several variants, by range."""
+    write_feature(world, {f"10-capture/{span}.patch": text for span, text in texts.items()}, id="v")
+
+
+WIDER = CAPTURE.replace("(1, 2, 4, 8):", "(1, 2, 4, 8, 16):")
+
+
+def test_a_variant_stands_beside_the_one_that_it_came_from(cli: Cli, world: Path) -> None:
+    ported = WIDER.replace("Last-Update:", "Ported-From: 0.20.0 merged\nLast-Update:", 1)
+    variants_of(
+        world,
+        {"0.20.0..0.21.0": CAPTURE, "0.22.0..0.22.0": WIDER, "0.23.0..0.33.0": ported},
+    )
+    plain = cli("log", "v", "--patches", world)
+    result = cli("log", "v", "--variants", "--patches", world)
+    assert result.out.startswith(plain.out.partition("\n\nv:")[0])
+    views = result.out[result.out.index("10-capture 0.22.0..0.22.0") :].splitlines()
+    assert views[0].strip() == "10-capture 0.22.0..0.22.0  beside 0.20.0..0.21.0"
+    second = views.index("10-capture 0.23.0..0.33.0  beside 0.20.0..0.21.0  ".rstrip())
+    for view in (views[1:second], views[second:]):
+        assert "  -+        for size in (1, 2, 4, 8):" in view
+        assert "  ++        for size in (1, 2, 4, 8, 16):" in view
+        assert "   -        for size in (1, 2, 4):" in view  # what both take out
+    answer = cli("log", "v", "--variants", "--json", "--patches", world).json
+    jsonschema.validate(answer, SCHEMA)
+    assert [(each["releases"], each["origin"]) for each in answer["log"]["variants"]] == [
+        ("0.22.0..0.22.0", "0.20.0..0.21.0"),
+        ("0.23.0..0.33.0", "0.20.0..0.21.0"),
+    ]
+    assert "variants" not in cli("log", "v", "--json", "--patches", world).json["log"]
+
+
+def test_variants_that_are_the_same_say_so(cli: Cli, world: Path) -> None:
+    variants_of(world, {"0.20.0..0.21.0": CAPTURE, "0.22.0..0.33.0": CAPTURE})
+    result = cli("log", "v", "--variants", "--patches", world)
+    assert "10-capture 0.22.0..0.33.0  beside 0.20.0..0.21.0  the same hunks" in result.out
+
+
+@pytest.mark.parametrize("base", ["a checkout", "nonsense", "0.99.0"])
+def test_a_variant_of_no_known_origin_stands_beside_the_one_before(
+    cli: Cli, world: Path, base: str
+) -> None:
+    ported = WIDER.replace("Last-Update:", f"Ported-From: {base} merged\nLast-Update:", 1)
+    variants_of(world, {"0.20.0..0.21.0": CAPTURE, "0.22.0..0.33.0": ported})
+    result = cli("log", "v", "--variants", "--patches", world)
+    assert "10-capture 0.22.0..0.33.0  beside 0.20.0..0.21.0" in result.out, result.err
+
+
+def test_variants_are_of_one_feature(cli: Cli, world: Path) -> None:
+    result = cli("log", "--matrix", "--variants", "--patches", world)
+    assert (result.exit, "--variants speaks of one feature" in result.err) == (2, True)
+    variants_of(world, {"0.20.0..0.33.0": CAPTURE})
+    assert "beside" not in cli("log", "v", "--variants", "--patches", world).out

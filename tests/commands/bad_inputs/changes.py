@@ -170,6 +170,32 @@ for _name, (_old, _new) in _PORTS.items():
     )
 
 
+simple(
+    "H revert --keep-as a path, where nothing was edited",
+    2,
+    "as ids of features are",
+    lambda w: ["revert", "--keep-as", "../x", "--patches", w.tmp / "mine", w.site(applied=True)],
+)
+simple(
+    "H new of a file that is nobody's",
+    2,
+    "name a file such as vllm/NAME.py",
+    lambda w: ["new", "x", "--file", "/etc/passwd", "--patches", w.tmp / "mine"],
+)
+simple(
+    "H prune of a range from its end",
+    2,
+    "expected a range such as",
+    lambda w: ["prune", "--dry-run", "--releases", "0.26.0..0.20.0", *_feature(w)[1:3]],
+)
+simple(
+    "H edit of what cannot be an id",
+    2,
+    "overlay new ID --file",
+    lambda w: ["edit", "gr\u00f6\u00dfe", *_feature(w)[1:3]],
+)
+
+
 def _session(w: World, text: str, old: str, new: str, words: list[str]) -> Arguments:
     assert old in text
     w.file("session/session.toml", text.replace(old, new, 1).encode())
