@@ -94,6 +94,47 @@ def context_limit(llm: Any) -> dict[str, Any]:
     return serve(llm, [(0, "a", [7] * 10, plain), (20, "b", [9] * 4, penalised)])
 
 
+#: Requests that fit into the short draft's context, by name: prompts and numbers of tokens.
+SHORT = {"a": (8, 24), "b": (5, 12), "c": (13, 30)}
+SHORT_DRAFT = {"max_model_len": LENGTH // 2}
+
+
+def long_request(llm: Any) -> dict[str, Any]:
+    """Requests without and with one beyond the drafter's context, and one that grows beyond it."""
+
+    def asked(name: str, length: int, tokens: int) -> tuple[int, str, list[int], dict[str, Any]]:
+        prompt = [FIRST_TOKEN + (7 * length + number) % 180 for number in range(length)]
+        return 0, name, prompt, {"temperature": 0.0, "max_tokens": tokens}
+
+    short = [asked(name, *each) for name, each in SHORT.items()]
+    alone = serve(llm, short)
+    beside = [asked("long", LENGTH - 20, 18), *short, asked("grows", 30, 40)]
+    return {"alone": alone, "beside": serve(llm, beside)}
+
+
+def graphs() -> None:
+    """Before the engine is made, on a CPU: draft graphs of a double, of mixed batches, too."""
+    asynchronous()
+    from tests.draft_graphs import cpu_engine
+
+    cpu_engine.prepare()
+    if importlib.util.find_spec("vllm.v1.spec_decode.draft_graphs"):
+        from tests.draft_graphs.recorded_backend import RecordedBackend
+
+        RecordedBackend(mixed=True).install()
+
+
+def long_request_in_graphs(llm: Any) -> dict[str, Any]:
+    """The same, and how often graphs were replayed."""
+    from tests.draft_graphs import cpu_engine
+
+    cpu_engine.capture_model(llm)
+    outcome = long_request(llm)
+    worker = llm.llm_engine.model_executor.driver_worker.worker
+    replayed = counts() and engine_compat.draft_graph_facts(worker)["replayed"]
+    return {**outcome, "replays": sum(replayed.values())} if replayed else outcome
+
+
 def overwritten_states(llm: Any) -> dict[str, Any]:
     """Log probabilities of prompts, without and with a drafter that writes over hidden states.
 

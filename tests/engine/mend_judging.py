@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tests.engine.mend_hooks import BIASED, LENGTH
+from tests.engine.mend_hooks import BIASED, LENGTH, SHORT
 from tests.engine.weight_hooks import WARNED
 
 FULL = "Sampled token IDs exceed the max model length"
@@ -90,7 +90,48 @@ def refused_parameters(stock: Outcome, mended: Outcome) -> list[str]:
     return problems
 
 
+def long_request(stock: Outcome, mended: Outcome) -> list[str]:
+    """Stock accepts no draft beside the long request; the mended engine the same as without it."""
+
+    def accepted(outcome: Outcome, name: str) -> list[int]:
+        return [step[-1] for step in outcome["steps"][name]]
+
+    problems = [
+        f"{which} {load}: {outcome[load]['error']}"
+        for which, outcome in (("stock", stock), ("mended", mended))
+        for load in ("alone", "beside")
+        if outcome[load]["error"]
+    ]
+    if problems:
+        return problems
+    for name in SHORT:
+        if accepted(stock["beside"], name) == accepted(stock["alone"], name):
+            problems.append(f"stock does not have the fault: {name}")
+        if not sum(accepted(mended["alone"], name)):
+            problems.append(f"nothing is accepted of {name}")
+        if mended["beside"]["steps"][name] != mended["alone"]["steps"][name]:
+            problems.append(
+                f"drafts of {name} are not those without the long request: "
+                f"{mended['beside']['steps'][name]}, not {mended['alone']['steps'][name]}"
+            )
+    if not sum(accepted(mended["beside"], "grows")) > sum(accepted(stock["beside"], "grows")):
+        problems.append("what grows beyond the drafter's context has no drafts before")
+    if mended["beside"]["tokens"] != stock["beside"]["tokens"]:
+        problems.append("other tokens than stock's")
+    if not mended["beside"]["counts"].get("steps that drafted for some of their requests"):
+        problems.append("the gate was never needed")
+    return problems
+
+
+def long_request_in_graphs(stock: Outcome, mended: Outcome) -> list[str]:
+    """The same, and graphs were replayed."""
+    problems = long_request(stock, mended)
+    return problems if mended.get("replays") else [*problems, "no graph was replayed"]
+
+
 JUDGES = {
+    "long_request": long_request,
+    "long_request_in_graphs": long_request_in_graphs,
     "refused_parameters": refused_parameters,
     "weights": weights,
     "context_limit": context_limit,
