@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from overlay.proof import engine_compat
-from overlay.proof.oracle import FIRST_TOKEN
+from overlay.proof.oracle import FIRST_TOKEN, continuation
 from tests.engine import engine_facts
 from tests.engine.tiny_eagle import read_rule
 
@@ -110,6 +110,33 @@ def long_request(llm: Any) -> dict[str, Any]:
     alone = serve(llm, short)
     beside = [asked("long", LENGTH - 20, 18), *short, asked("grows", 30, 40)]
     return {"alone": alone, "beside": serve(llm, beside)}
+
+
+def least_tokens(llm: Any) -> dict[str, Any]:
+    """Requests that could stop before they have min_tokens, and behind: without drafts and with."""
+    rule = read_rule(Path(llm.llm_engine.model_config.model).parent)
+    added: Added = []
+    for number, least in enumerate((2, 3, 4, 5, 6, 9, 12, 13)):
+        prompt = [FIRST_TOKEN + 5 * number + place for place in range(6 + number)]
+        coming = continuation(rule, prompt, 15)
+        asked = {"temperature": 0.0, "max_tokens": 24, "min_tokens": least}
+        for stop in sorted({1, 2, least - 1, least, least + 1}):
+            name = f"{least} {stop}"
+            added.append((number, name, prompt, {**asked, "stop_token_ids": [coming[stop]]}))
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    inner = scheduler._update_after_schedule
+
+    def without_drafts(output: Any) -> None:
+        inner(output)
+        for request in scheduler.requests.values():
+            request.spec_token_ids = []
+
+    scheduler._update_after_schedule = without_drafts
+    try:
+        right = serve(llm, added)
+    finally:
+        scheduler._update_after_schedule = inner
+    return {"right": right, "beside": serve(llm, added)}
 
 
 def graphs() -> None:

@@ -129,7 +129,37 @@ def long_request_in_graphs(stock: Outcome, mended: Outcome) -> list[str]:
     return problems if mended.get("replays") else [*problems, "no graph was replayed"]
 
 
+def least_tokens(stock: Outcome, mended: Outcome) -> list[str]:
+    """Stock's answers beside drafts are too short or too long; mended ones are those without."""
+    problems = [
+        f"{which} {load}: {outcome[load]['error']}"
+        for which, outcome in (("stock", stock), ("mended", mended))
+        for load in ("right", "beside")
+        if outcome[load]["error"]
+    ]
+    right = stock["right"]["tokens"]
+    if stock["right"]["steps"] or mended["right"]["steps"]:
+        problems.append("there were drafts where there should be none")
+    if mended["right"]["tokens"] != right:
+        problems.append("other tokens without drafts than stock's")
+    theirs, ours = stock["beside"]["tokens"], mended["beside"]["tokens"]
+    least = {name: int(name.split()[0]) for name in right}
+    early = [name for name, n in least.items() if theirs[name][:n] != right[name][:n]]
+    late = [name for name in right.keys() - {*early} if len(theirs[name]) > len(right[name])]
+    if not early or not late:
+        problems.append(f"stock does not have the faults: {early}, {late}")
+    problems += [
+        f"the answer of {name} is {ours.get(name)}, not {tokens}"
+        for name, tokens in right.items()
+        if ours.get(name) != tokens
+    ]
+    if not any(accepted for steps in mended["beside"]["steps"].values() for *_, accepted in steps):
+        problems.append("no draft was accepted")
+    return problems
+
+
 JUDGES = {
+    "least_tokens": least_tokens,
     "long_request": long_request,
     "long_request_in_graphs": long_request_in_graphs,
     "refused_parameters": refused_parameters,

@@ -38,7 +38,10 @@ ENGINES = (
         "mend_hooks:prepare",
         tuple(
             f"mend_hooks:{load}"
-            for load in ("overwritten_states", "refused_parameters", "context_limit")
+            for load in (
+                *("overwritten_states", "refused_parameters"),
+                *("least_tokens", "context_limit"),
+            )
         ),
     ),
     (PLAIN, "weight_hooks:plain_layers", ("weight_hooks:weights",)),
