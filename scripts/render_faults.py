@@ -70,10 +70,9 @@ def mended(feature: Feature) -> Iterator[str]:
     for item in (
         f"- **releases**: {package}{feature.releases}{until}",
         f"- **affects**: {fault.affects}",
-        f"- **reports**: {numbers(fault.reports)}",
+        *([f"- **reports**: {numbers(fault.reports)}"] if fault.reports else []),
         f"- **switch**: {', '.join(f'`{each.name}`' for each in feature.switches)}",
-        f"- **shown**: {fault.evidence}",
-        f"- **more**: [{page}]({page})",
+        f"- **how it was shown, and more**: [{page}]({page})",
     ):
         yield from indented(item)
 

@@ -135,9 +135,9 @@ BUGS = (
     ("DraftGate.positions", "positions.clamp(max=last - 1)", "torch.zeros_like(positions)"),
     ("DraftGate.positions", "torch.where(tokens.to(positions.device), inside, positions)", "inside"),
     ("DraftGate.positions", "torch.zeros_like(positions)", "positions.clamp(max=last - 1)"),
-    ("DraftGate.empty_drafts", "drafts.masked_fill(closed, 0)", "drafts"),
-    ("DraftGate.empty_drafts", "chances[:, :, 0].masked_fill_(closed, 1.0)", "pass"),
-    ("DraftGate.empty_drafts", "chances.masked_fill_(closed[:, :, None], 0.0)", "pass"),
+    ("DraftGate.drafts", "drafts.masked_fill(closed, 0)", "drafts"),
+    ("DraftGate.drafts", "chances[:, :, 0].masked_fill_(closed, 1.0)", "pass"),
+    ("DraftGate.drafts", "chances.masked_fill_(closed[:, :, None], 0.0)", "pass"),
     ("DraftGate.__init__", "runner.num_spec_tokens + (drafter.method == 'dflash')", "runner.num_spec_tokens"),
 )
 

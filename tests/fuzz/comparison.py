@@ -90,11 +90,16 @@ def figures(outcomes: Sequence[Outcome]) -> Counter[str]:
     return count
 
 
-def first_other_answer(stock: Sequence[Outcome], mended: Sequence[Outcome]) -> Difference | None:
+def first_other_answer(
+    stock: Sequence[Outcome], mended: Sequence[Outcome], least: Mapping[str, int]
+) -> Difference | None:
     """The first death of a mended engine, or request that both answered otherwise.
 
     Its steps may be others, since more drafts are accepted; so a request that is aborted at a step,
     or begins behind a reset of the running ones, may have said more or less by then.
+
+    :param least: the min_tokens of requests; stock's answers are wrong there, and a mended one must
+        not stop before.
     """
     for load, outcome in enumerate(mended):
         error, theirs = outcome["error"], stock[load]["error"] if load < len(stock) else None
@@ -104,6 +109,12 @@ def first_other_answer(stock: Sequence[Outcome], mended: Sequence[Outcome]) -> D
     for load, (one, other) in enumerate(zip(stock, mended, strict=False)):
         for name, answer in one["answers"].items():
             beside = other["answers"].get(name)
+            if beside is not None and name in least:
+                for tokens, finish in zip(beside["tokens"], beside["finish"], strict=True):
+                    if finish == "stop" and len(tokens) < least[name]:
+                        where = f"min_tokens of {name}"
+                        return Difference(load, None, where, least[name], len(tokens))
+                continue
             if beside is None or "abort" in (*answer["finish"], *beside["finish"]):
                 continue
             for key in ("tokens", "text", "finish", "stop"):

@@ -132,11 +132,18 @@ def loads(error: str | None, **answers: Any) -> list[dict[str, Any]]:
 def test_a_mended_engine_may_take_other_steps_and_must_not_die_or_answer_otherwise() -> None:
     full = f"AssertionError in _bookkeeping_sync: Sampled token IDs {CONTEXT_LIMIT}"
     stock = loads(full, a=answer([1, 2]), b=answer([3], "abort"))
-    assert first_other_answer(stock, loads(None, a=answer([1, 2]), b=answer([3, 4]))) is None
-    assert first_other_answer(loads("Other"), loads("Other")) is None  # not what is mended
+    assert first_other_answer(stock, loads(None, a=answer([1, 2]), b=answer([3, 4])), {}) is None
+    assert first_other_answer(loads("Other"), loads("Other"), {}) is None  # not what is mended
     for mended in (loads(full), loads("Other"), loads(None, a=answer([1, 3]))):
-        assert first_other_answer(stock, mended) is not None
-    assert first_other_answer(loads(None), loads("Other")) is not None
+        assert first_other_answer(stock, mended, {}) is not None
+    assert first_other_answer(loads(None), loads("Other"), {}) is not None
+
+
+def test_a_mended_engine_holds_min_tokens_whatever_stock_does() -> None:
+    stock, least = loads(None, a=answer([1], "stop")), {"a": 2}
+    assert first_other_answer(stock, loads(None, a=answer([2, 1], "stop")), least) is None
+    assert first_other_answer(stock, loads(None, a=answer([1])), least) is None  # max_tokens
+    assert first_other_answer(stock, stock, least) is not None
 
 
 @given(SEEDS)

@@ -93,17 +93,19 @@ class DraftGate:
         inside = torch.zeros_like(positions) if self._extends else positions.clamp(max=last - 1)
         return torch.where(tokens.to(positions.device), inside, positions)
 
-    def empty_drafts(self) -> None:
-        """Put zeros in the place of the drafts of closed rows, as if they had been sampled."""
-        drafts = self._runner._draft_token_ids
-        if self._closed is None or not isinstance(drafts, torch.Tensor):
-            return
+    def drafts(self, drafts: Any) -> Any:
+        """The step's drafts, with zeros for closed rows, as if these had been sampled.
+
+        drafts: [requests, K] of the drafters named above; anything of others.
+        """
+        if self._closed is None:
+            return drafts
         closed = self._closed[1][:, None]
-        self._runner._draft_token_ids = drafts.masked_fill(closed, 0)
         chances = getattr(self._runner, "_draft_probs", None)  # from 0.22 on
         if chances is not None:
             chances.masked_fill_(closed[:, :, None], 0.0)
             chances[:, :, 0].masked_fill_(closed, 1.0)
+        return drafts.masked_fill(closed, 0)
 
 
 def _reason_against(runner: Any) -> str | None:
