@@ -20,7 +20,7 @@ pytest.importorskip("vllm")  # in the environment of the engine
 
 # isort: split
 from tests.batched_bookkeeping.releases import torch
-from tests.draft_gate.world import K, LIMIT, Drafted, Step, draft, metadata_of, places
+from tests.draft_gate.world import LIMIT, Drafted, K, Step, draft, metadata_of, places
 from tests.support.beside_vllm import PATCHES
 from tests.support.code_edits import edited
 
@@ -133,12 +133,20 @@ BUGS = (
     ("DraftGate.positions", "metadata.max_seq_len = self._longest", "pass"),
     ("DraftGate.positions", "positions.clamp(max=last - 1)", "positions"),
     ("DraftGate.positions", "positions.clamp(max=last - 1)", "torch.zeros_like(positions)"),
-    ("DraftGate.positions", "torch.where(tokens.to(positions.device), inside, positions)", "inside"),
+    (
+        "DraftGate.positions",
+        "torch.where(tokens.to(positions.device), inside, positions)",
+        "inside",
+    ),
     ("DraftGate.positions", "torch.zeros_like(positions)", "positions.clamp(max=last - 1)"),
     ("DraftGate.drafts", "drafts.masked_fill(closed, 0)", "drafts"),
     ("DraftGate.drafts", "chances[:, :, 0].masked_fill_(closed, 1.0)", "pass"),
     ("DraftGate.drafts", "chances.masked_fill_(closed[:, :, None], 0.0)", "pass"),
-    ("DraftGate.__init__", "runner.num_spec_tokens + (drafter.method == 'dflash')", "runner.num_spec_tokens"),
+    (
+        "DraftGate.__init__",
+        "runner.num_spec_tokens + (drafter.method == 'dflash')",
+        "runner.num_spec_tokens",
+    ),
 )
 
 

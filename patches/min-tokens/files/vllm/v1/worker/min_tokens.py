@@ -53,14 +53,13 @@ def count_tokens(runner: Any, scheduled: Any) -> None:
     runner: GPUModelRunner, whose step is about to be sampled.
     scheduled: SchedulerOutput.
     """
-    if runner.speculative_config is None:
+    if runner.speculative_config is None or not is_on(VARIABLE):
         return
     from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
 
     for processor in runner.input_batch.logitsprocs.non_argmax_invariant:
         if isinstance(processor, MinTokensLogitsProcessor) and processor.min_toks:
-            if is_on(VARIABLE):
-                _count(processor, runner.input_batch, scheduled)
+            _count(processor, runner.input_batch, scheduled)
 
 
 def _count(processor: Any, batch: Any, scheduled: Any) -> None:
