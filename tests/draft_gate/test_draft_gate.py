@@ -60,7 +60,7 @@ def test_it_is_mended(release: str, features: tuple[str, ...]) -> None:
 def judge(release: str, features: tuple[str, ...], step: Step) -> Drafted:
     """Assert that each request is drafted for that fits, and the others are padding."""
     mended = draft(release, features, step)
-    if all(step.fits) or not any(step.fits) or _is_wide(step):
+    if all(step.fits) or not _has_work(step):
         stock = draft(release, (), step)
         assert mended.drafts == stock.drafts
         assert (mended.handed is None) is (stock.handed is None)
@@ -97,9 +97,14 @@ def judge(release: str, features: tuple[str, ...], step: Step) -> Drafted:
     return mended
 
 
-def _is_wide(step: Step) -> bool:
-    """Whether a row has more tokens than the drafter's context, which it would number itself."""
-    return step.drafter != "EagleProposer" and max(step.counts) > step.room
+def _has_work(step: Step) -> bool:
+    """Whether there is something to draft, or the beginning of a prompt that others may share.
+
+    Drafters that number the places of a row themselves must not be given one beyond their context.
+    """
+    if step.drafter != "EagleProposer":
+        return any(step.fits) and max(step.counts) <= step.room
+    return any(n - c <= step.room for n, c in zip(step.lengths, step.counts, strict=True))
 
 
 REQUESTS = st.lists(
@@ -128,7 +133,8 @@ BUGS = (
     ("DraftGate.close", "copy.copy(metadata)", "metadata"),
     ("DraftGate.close", "table.masked_fill(closed[:, None], NULL_BLOCK)", "table"),
     ("DraftGate.close", "table.masked_fill(closed[:, None], NULL_BLOCK)", "MATCH.zero_()"),
-    ("DraftGate.close", "bool(over.all())", "bool(over.any())"),
+    ("DraftGate.close", "(first > last).all()", "(first > last).any()"),
+    ("DraftGate.close", "(first > last).all()", "over.all()"),
     ("DraftGate.close", "self._extends and metadata.max_query_len > last", "False"),
     ("DraftGate.positions", "metadata.max_seq_len = self._longest", "pass"),
     ("DraftGate.positions", "positions.clamp(max=last - 1)", "positions"),
@@ -171,6 +177,7 @@ def test_a_mistake_is_noticed() -> None:
                 ([8, LIMIT + 9, 30, last], [4, 4, 1, 4]),
                 ([8, last + 1, last], [4, 4, 4]),
                 ([long, 8], [long, 4]),
+                ([long, LIMIT], [long, 1]),
             ):
                 judge("0.33.0", MEND, Step(lengths, counts, drafter))
 

@@ -118,7 +118,7 @@ def long_request(stock: Outcome, mended: Outcome) -> list[str]:
         problems.append("what grows beyond the drafter's context has no drafts before")
     if mended["beside"]["tokens"] != stock["beside"]["tokens"]:
         problems.append("other tokens than stock's")
-    if not mended["beside"]["counts"].get("steps that drafted for some of their requests"):
+    if not mended["beside"]["counts"].get("steps that did not draft for all of their requests"):
         problems.append("the gate was never needed")
     return problems
 

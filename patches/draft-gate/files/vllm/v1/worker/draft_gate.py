@@ -20,7 +20,7 @@ from vllm.v1.overlay_switches import is_on
 #: The feature's name in `vllm.v1.overlay_effects`.
 FEATURE = "draft-gate"
 VARIABLE = "OVERLAY_DRAFT_GATE"
-GATED = "steps that drafted for some of their requests"
+GATED = "steps that did not draft for all of their requests"
 #: Upstream's own drafters, which read a batch from what they are handed; others keep block tables.
 DRAFTERS = ("EagleProposer", "DraftModelProposer", "DFlashProposer")
 #: The block that the block pool gives to nobody.
@@ -67,13 +67,15 @@ class DraftGate:
             return metadata
         lengths = self._runner.optimistic_seq_lens_cpu[:requests]
         over = lengths > last
-        if bool(over.all()):
+        # The beginning of a long prompt may be another request's, whose drafts read it.
+        first = lengths if self._extends else lengths - metadata.query_start_loc_cpu.diff()
+        if bool((first > last).all()):
             return metadata
         closed = over.to(metadata.seq_lens.device)
         gated = copy.copy(metadata)
         table = metadata.block_table_tensor
         gated.block_table_tensor = table.masked_fill(closed[:, None], NULL_BLOCK)
-        gated.max_seq_len = int(lengths[~over].max())
+        gated.max_seq_len = int(lengths.masked_fill(over, 0).max())
         self._closed, self._longest = (over, closed), metadata.max_seq_len
         count(FEATURE, GATED)
         return gated
