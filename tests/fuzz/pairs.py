@@ -14,7 +14,14 @@ from typing import Any
 from tests.engine.engine_launch import foreign_environment, launch, write_models
 from tests.engine.engine_spec import EngineSpec
 from tests.engine.forked_engines import launch_forked
-from tests.fuzz.comparison import Difference, figures, first_difference, first_other_answer
+from tests.fuzz.comparison import (
+    Difference,
+    Least,
+    figures,
+    first_difference,
+    first_other_answer,
+    first_wrong_draft,
+)
 from tests.fuzz.loads import Shape, change_target, draw_load, draw_shape
 from tests.fuzz.watched import REPLAYS, asked
 
@@ -42,6 +49,11 @@ LEFT_OUT = ("OVERLAY_DRAFT_WEIGHTS",)
 #: The variant in which they are on: its engines may take other steps, but none may die, and what a
 #: request is answered is the same.
 MENDED = "mended"
+#: Parameters with which a request says what comes by itself, up to its end.
+PLAIN = {
+    *("max_tokens", "min_tokens", "temperature", "ignore_eos", "stop_token_ids", "stop"),
+    *("include_stop_str_in_output", "logprobs", "prompt_logprobs"),
+}
 GRAPHS = "OVERLAY_DRAFT_GRAPHS"
 #: What shows that a feature was at work: each of these counts.
 AT_WORK = {
@@ -161,19 +173,40 @@ class Pair:
         """What ``Place.spec`` is told of the loads."""
         return {"seeds": list(self.loads), "requests": self.requests}
 
-    def least(self) -> dict[str, int]:
-        """The min_tokens of the requests that have some; 0 where a grammar may end before them."""
+    def asked(self) -> dict[str, tuple[list[int], dict[str, Any]]]:
+        """The prompt and the parameters of each request, by its name in an outcome."""
         return {
-            f"{number}.{event['id']}": 0 if "grammar" in given else given["min_tokens"]
+            f"{number}.{event['id']}": (event["prompt"], event["parameters"])
             for number, seed in enumerate(self.loads, 1)
             for event in draw_load(seed, self.shape, self.requests)
-            if "min_tokens" in (given := event.get("parameters", {}))
+            if event["do"] == "add"
+        }
+
+    def least(self) -> dict[str, Least]:
+        """What requests with min_tokens promise; nothing where there may be no other token."""
+        return {
+            name: Least(0, frozenset())
+            if {"grammar", "allowed_token_ids"} & given.keys()
+            else Least(given["min_tokens"], frozenset(given.get("stop_token_ids", ())))
+            for name, (_, given) in self.asked().items()
+            if "min_tokens" in given
+        }
+
+    def plain(self) -> dict[str, list[int]]:
+        """The prompts of requests that get what the target says by itself."""
+        return {
+            name: prompt
+            for name, (prompt, given) in self.asked().items()
+            if len(prompt) > 1 and given.keys() <= PLAIN
         }
 
     def difference(self, variant: str, stock: Result, other: Result) -> Difference | None:
         """The first difference that must not be."""
         if variant == MENDED:
-            return first_other_answer(stock["outcomes"], other["outcomes"], self.least())
+            limit = self.shape.length // (2 if self.shape.short_draft else 1)
+            return first_other_answer(
+                stock["outcomes"], other["outcomes"], self.least()
+            ) or first_wrong_draft(other["outcomes"], self.plain(), self.shape.k, limit)
         return first_difference(stock["outcomes"], other["outcomes"])
 
 
