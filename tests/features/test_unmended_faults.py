@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.network
 
 UNMENDED = Path(__file__).resolve().parents[2] / "scripts/unmended_faults.toml"
 MANAGER = "vllm/v1/structured_output/__init__.py"
+DRAFTER = "vllm/v1/spec_decode/llm_base_proposer.py"
 END = 7
 
 
@@ -120,3 +122,16 @@ def test_a_grammar_is_not_told_what_follows_the_end_of_the_reasoning_in_a_step()
         if heard_by_grammar(release, [4, 5, END, 8, 9]) != [8, 9]
     ]
     assert deaf == releases_with("end of the reasoning")
+
+
+def test_nothing_of_v2_asks_whether_the_draft_is_to_run_eagerly() -> None:
+    ignoring = []
+    for release in KNOWN_RELEASES:
+        target = resolve(release)
+        v2 = [path for path in target.paths() if path.startswith("vllm/v1/worker/gpu/")]
+        texts = [target.read(path) or b"" for path in v2 if path.endswith(".py")]
+        assert len(texts) > 50
+        assert b"speculative_config.enforce_eager" in (target.read(DRAFTER) or b"")
+        if not any(re.search(rb"(speculative|draft)\w*\.enforce_eager", text) for text in texts):
+            ignoring.append(release)
+    assert ignoring == releases_with("enforce_eager of the draft")
