@@ -21,7 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 PATCHES = Path(__file__).resolve().parents[1] / "patches"
-MENDS = ("context-limit", "draft-sampling", "prompt-logprobs")
+MENDS = ("context-limit", "draft-gate", "draft-sampling", "min-tokens", "prompt-logprobs")
 REQUESTS, DRAFTS, VOCABULARY, LENGTH = 256, 3, 64, 8192
 PAIRS, CALLS = 60, 200
 
@@ -86,6 +86,44 @@ def draft_sampling() -> Callable[[], Any]:
     return step
 
 
+def draft_gate() -> Callable[[], Any]:
+    """A step whose requests all fit into the drafter's context."""
+    from vllm.v1.worker.draft_gate import DraftGate
+
+    drafter = type("EagleProposer", (), {"method": "eagle3", "needs_extra_input_slots": False})()
+    runner = SimpleNamespace(
+        drafter=drafter,
+        speculative_config=SimpleNamespace(disable_padded_drafter_batch=False),
+        parallel_config=SimpleNamespace(decode_context_parallel_size=1),
+        input_batch=SimpleNamespace(num_reqs=REQUESTS),
+        num_spec_tokens=DRAFTS,
+        effective_drafter_max_model_len=LENGTH,
+    )
+    gate = DraftGate(runner)
+    metadata = SimpleNamespace(max_seq_len=LENGTH // 2)
+
+    def step() -> None:
+        gate.close(metadata)
+        gate.positions(metadata, metadata)
+        gate.drafts(metadata)
+
+    return step
+
+
+def min_tokens() -> Callable[[], Any]:
+    """A step of requests without min_tokens."""
+    import torch
+    from vllm.v1.sample.logits_processor import LogitsProcessors
+    from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
+    from vllm.v1.worker.min_tokens import count_tokens
+
+    config: Any = None
+    processors = LogitsProcessors([MinTokensLogitsProcessor(config, torch.device("cpu"), False)])
+    batch = SimpleNamespace(logitsprocs=processors)
+    runner = SimpleNamespace(speculative_config=object(), input_batch=batch)
+    return lambda: count_tokens(runner, None)
+
+
 def thread_time(call: Callable[[], Any]) -> float:
     """Microseconds of this thread that a call takes."""
     begin = time.thread_time()
@@ -113,7 +151,9 @@ def main() -> None:
 
     steps = {
         "context-limit": context_limit(),
+        "draft-gate": draft_gate(),
         "draft-sampling": draft_sampling(),
+        "min-tokens": min_tokens(),
         "prompt-logprobs": prompt_logprobs(),
     }
     result = {

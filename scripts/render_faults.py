@@ -30,9 +30,9 @@ HEAD = """\
 What stock releases do wrong, by what you see: search this page for the words of your error.
 `overlay check` names those that a release has and that can be mended; `overlay show ID` tells
 all of one.
-In a step that does not need them, `context-limit`, `draft-sampling` and `prompt-logprobs` cost less
-than 4 microseconds of the host each in the median, with 256 requests, on one core of a busy CPU
-([result](../bench/results/cpu-mend-costs-0.32.0-2026-11-26.json)); `draft-weights` is in no step.
+In a step that does not need them, mends cost less than 2 microseconds of the host each in the
+median, with 256 requests, on one core of a busy CPU
+([result](../bench/results/cpu-mend-costs-0.32.0-2026-11-26-b.json)); `draft-weights` is in no step.
 This page is written by `scripts/render_faults.py`.
 """
 
@@ -70,10 +70,9 @@ def mended(feature: Feature) -> Iterator[str]:
     for item in (
         f"- **releases**: {package}{feature.releases}{until}",
         f"- **affects**: {fault.affects}",
-        f"- **reports**: {numbers(fault.reports)}",
+        *([f"- **reports**: {numbers(fault.reports)}"] if fault.reports else []),
         f"- **switch**: {', '.join(f'`{each.name}`' for each in feature.switches)}",
-        f"- **shown**: {fault.evidence}",
-        f"- **more**: [{page}]({page})",
+        f"- **how it was shown, and more**: [{page}]({page})",
     ):
         yield from indented(item)
 

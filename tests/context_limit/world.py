@@ -138,7 +138,7 @@ class World:
             req_id=seat.name,
             prompt_token_ids=[7] * seat.prompt,
             mm_features=[],
-            sampling_params=SamplingParams(temperature=0.0, frequency_penalty=seat.penalty),
+            sampling_params=self._parameters(seat),
             generator=None,
             block_ids=([len(self.seats)],),
             num_computed_tokens=0,
@@ -167,10 +167,17 @@ class World:
             if correct is not None:
                 correct()
             self.batch.update_async_output_token_ids()
+        self._sample(scheduled)
         for seat in going:
             seat.advance()
         self._keep(scheduled)
         return True
+
+    def _sample(self, scheduled: Any) -> None:
+        """See what the step is sampled with."""
+
+    def _parameters(self, seat: Seat) -> Any:
+        return SamplingParams(temperature=0.0, frequency_penalty=seat.penalty)
 
     def _keep(self, scheduled: Any) -> None:
         """Note what the step sampled."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from overlay.proof import engine_compat
-from overlay.proof.oracle import FIRST_TOKEN
+from overlay.proof.oracle import FIRST_TOKEN, continuation
 from tests.engine import engine_facts
 from tests.engine.tiny_eagle import read_rule
 
@@ -92,6 +92,74 @@ def context_limit(llm: Any) -> dict[str, Any]:
     # It takes as many steps for its tokens, so that it is still there when the other one ends.
     penalised = {**plain, "frequency_penalty": 0.1}
     return serve(llm, [(0, "a", [7] * 10, plain), (20, "b", [9] * 4, penalised)])
+
+
+#: Requests that fit into the short draft's context, by name: prompts and numbers of tokens.
+SHORT = {"a": (8, 24), "b": (5, 12), "c": (13, 30)}
+SHORT_DRAFT = {"max_model_len": LENGTH // 2}
+
+
+def long_request(llm: Any) -> dict[str, Any]:
+    """Requests without and with one beyond the drafter's context, and one that grows beyond it."""
+
+    def asked(name: str, length: int, tokens: int) -> tuple[int, str, list[int], dict[str, Any]]:
+        prompt = [FIRST_TOKEN + (7 * length + number) % 180 for number in range(length)]
+        return 0, name, prompt, {"temperature": 0.0, "max_tokens": tokens}
+
+    short = [asked(name, *each) for name, each in SHORT.items()]
+    alone = serve(llm, short)
+    beside = [asked("long", LENGTH - 20, 18), *short, asked("grows", 30, 40)]
+    return {"alone": alone, "beside": serve(llm, beside)}
+
+
+def least_tokens(llm: Any) -> dict[str, Any]:
+    """Requests that could stop before they have min_tokens, and behind: without drafts and with."""
+    rule = read_rule(Path(llm.llm_engine.model_config.model).parent)
+    added: Added = []
+    for number, least in enumerate((2, 3, 4, 5, 6, 9, 12, 13)):
+        prompt = [FIRST_TOKEN + 5 * number + place for place in range(6 + number)]
+        coming = continuation(rule, prompt, 15)
+        asked = {"temperature": 0.0, "max_tokens": 24, "min_tokens": least}
+        for stop in sorted({1, 2, least - 1, least, least + 1}):
+            name = f"{least} {stop}"
+            added.append((number, name, prompt, {**asked, "stop_token_ids": [coming[stop]]}))
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    inner = scheduler._update_after_schedule
+
+    def without_drafts(output: Any) -> None:
+        inner(output)
+        for request in scheduler.requests.values():
+            request.spec_token_ids = []
+
+    scheduler._update_after_schedule = without_drafts
+    try:
+        right = serve(llm, added)
+    finally:
+        scheduler._update_after_schedule = inner
+    return {"right": right, "beside": serve(llm, added)}
+
+
+def graphs() -> None:
+    """Before the engine is made, on a CPU: draft graphs of a double, of mixed batches, too."""
+    asynchronous()
+    from tests.draft_graphs import cpu_engine
+
+    cpu_engine.prepare()
+    if importlib.util.find_spec("vllm.v1.spec_decode.draft_graphs"):
+        from tests.draft_graphs.recorded_backend import RecordedBackend
+
+        RecordedBackend(mixed=True).install()
+
+
+def long_request_in_graphs(llm: Any) -> dict[str, Any]:
+    """The same, and how often graphs were replayed."""
+    from tests.draft_graphs import cpu_engine
+
+    cpu_engine.capture_model(llm)
+    outcome = long_request(llm)
+    worker = llm.llm_engine.model_executor.driver_worker.worker
+    replayed = counts() and engine_compat.draft_graph_facts(worker)["replayed"]
+    return {**outcome, "replays": sum(replayed.values())} if replayed else outcome
 
 
 def overwritten_states(llm: Any) -> dict[str, Any]:

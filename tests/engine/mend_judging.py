@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tests.engine.mend_hooks import BIASED, LENGTH
+from tests.engine.mend_hooks import BIASED, LENGTH, SHORT
 from tests.engine.weight_hooks import WARNED
 
 FULL = "Sampled token IDs exceed the max model length"
@@ -90,7 +90,78 @@ def refused_parameters(stock: Outcome, mended: Outcome) -> list[str]:
     return problems
 
 
+def long_request(stock: Outcome, mended: Outcome) -> list[str]:
+    """Stock accepts no draft beside the long request; the mended engine the same as without it."""
+
+    def accepted(outcome: Outcome, name: str) -> list[int]:
+        return [step[-1] for step in outcome["steps"][name]]
+
+    problems = [
+        f"{which} {load}: {outcome[load]['error']}"
+        for which, outcome in (("stock", stock), ("mended", mended))
+        for load in ("alone", "beside")
+        if outcome[load]["error"]
+    ]
+    if problems:
+        return problems
+    for name in SHORT:
+        if accepted(stock["beside"], name) == accepted(stock["alone"], name):
+            problems.append(f"stock does not have the fault: {name}")
+        if not sum(accepted(mended["alone"], name)):
+            problems.append(f"nothing is accepted of {name}")
+        if mended["beside"]["steps"][name] != mended["alone"]["steps"][name]:
+            problems.append(
+                f"drafts of {name} are not those without the long request: "
+                f"{mended['beside']['steps'][name]}, not {mended['alone']['steps'][name]}"
+            )
+    if not sum(accepted(mended["beside"], "grows")) > sum(accepted(stock["beside"], "grows")):
+        problems.append("what grows beyond the drafter's context has no drafts before")
+    if mended["beside"]["tokens"] != stock["beside"]["tokens"]:
+        problems.append("other tokens than stock's")
+    if not mended["beside"]["counts"].get("steps that did not draft for all of their requests"):
+        problems.append("the gate was never needed")
+    return problems
+
+
+def long_request_in_graphs(stock: Outcome, mended: Outcome) -> list[str]:
+    """The same, and graphs were replayed."""
+    problems = long_request(stock, mended)
+    return problems if mended.get("replays") else [*problems, "no graph was replayed"]
+
+
+def least_tokens(stock: Outcome, mended: Outcome) -> list[str]:
+    """Stock's answers beside drafts are too short or too long; mended ones are those without."""
+    problems = [
+        f"{which} {load}: {outcome[load]['error']}"
+        for which, outcome in (("stock", stock), ("mended", mended))
+        for load in ("right", "beside")
+        if outcome[load]["error"]
+    ]
+    right = stock["right"]["tokens"]
+    if stock["right"]["steps"] or mended["right"]["steps"]:
+        problems.append("there were drafts where there should be none")
+    if mended["right"]["tokens"] != right:
+        problems.append("other tokens without drafts than stock's")
+    theirs, ours = stock["beside"]["tokens"], mended["beside"]["tokens"]
+    least = {name: int(name.split()[0]) for name in right}
+    early = [name for name, n in least.items() if theirs[name][:n] != right[name][:n]]
+    late = [name for name in right.keys() - {*early} if len(theirs[name]) > len(right[name])]
+    if not early or not late:
+        problems.append(f"stock does not have the faults: {early}, {late}")
+    problems += [
+        f"the answer of {name} is {ours.get(name)}, not {tokens}"
+        for name, tokens in right.items()
+        if ours.get(name) != tokens
+    ]
+    if not any(accepted for steps in mended["beside"]["steps"].values() for *_, accepted in steps):
+        problems.append("no draft was accepted")
+    return problems
+
+
 JUDGES = {
+    "least_tokens": least_tokens,
+    "long_request": long_request,
+    "long_request_in_graphs": long_request_in_graphs,
     "refused_parameters": refused_parameters,
     "weights": weights,
     "context_limit": context_limit,

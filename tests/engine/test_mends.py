@@ -12,7 +12,7 @@ import pytest
 from tests.engine.engine_fixtures import overlay, private_vllm
 from tests.engine.engine_spec import QUICKEST, EngineSpec
 from tests.engine.forked_engines import TESTS, launch_forked
-from tests.engine.mend_hooks import LENGTH
+from tests.engine.mend_hooks import LENGTH, SHORT_DRAFT
 from tests.engine.mend_judging import JUDGES
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -21,18 +21,35 @@ HOOKS = "tests.engine."
 PLAIN = EngineSpec(
     "", "eagle3hid", 3, max_model_len=LENGTH, engine=QUICKEST, packages=(str(TESTS),)
 )
-#: What is prepared before an engine, and what is done with it; the last load may end a stock one.
+SHORT = replace(PLAIN, speculative=SHORT_DRAFT, prefix_caching=True)
+GRAPHED = replace(
+    SHORT,
+    enforce_eager=False,
+    compilation={
+        "mode": 0,
+        "cudagraph_mode": "FULL_DECODE_ONLY",
+        "cudagraph_capture_sizes": [4, 16, 32, 64],
+    },
+)
+#: An engine, what is prepared before it, and what is done with it; the last load may end a stock
+#: one.
 ENGINES = (
     (
+        PLAIN,
         "mend_hooks:prepare",
         tuple(
             f"mend_hooks:{load}"
-            for load in ("overwritten_states", "refused_parameters", "context_limit")
+            for load in (
+                *("overwritten_states", "refused_parameters"),
+                *("least_tokens", "context_limit"),
+            )
         ),
     ),
-    ("weight_hooks:plain_layers", ("weight_hooks:weights",)),
+    (PLAIN, "weight_hooks:plain_layers", ("weight_hooks:weights",)),
+    (SHORT, "mend_hooks:asynchronous", ("mend_hooks:long_request",)),
+    (GRAPHED, "mend_hooks:graphs", ("mend_hooks:long_request_in_graphs",)),
 )
-LOADS = tuple(load for _, loads in ENGINES for load in loads)
+LOADS = tuple(load for *_, loads in ENGINES for load in loads)
 
 
 @dataclass
@@ -47,12 +64,12 @@ def run(python: Path, models: Path) -> dict[str, Any]:
     """Run the engines; what each load gave."""
     specs = [
         replace(
-            PLAIN,
+            engine,
             models=str(models),
             pre=(HOOKS + pre,),
             post_load=tuple(HOOKS + load for load in loads),
         )
-        for pre, loads in ENGINES
+        for engine, pre, loads in ENGINES
     ]
     results = launch_forked(python, specs)
     return {load: outcome for each in results for load, outcome in each["hooks"].items()}

@@ -8,7 +8,16 @@ from packaging.version import Version
 from overlay.planning.planner import plan
 from overlay.results import State
 from overlay.targets.resolution import resolve
-from tests.support.shipped_features import LIMIT, MENDS, PROMPTS, SAMPLING, WEIGHTS, feature
+from tests.support.shipped_features import (
+    GATE,
+    LEAST,
+    LIMIT,
+    MENDS,
+    PROMPTS,
+    SAMPLING,
+    WEIGHTS,
+    feature,
+)
 
 pytestmark = pytest.mark.network
 
@@ -37,6 +46,18 @@ MERGED = {
         "vllm/v1/sample/logits_processor/__init__.py": (
             "        return LogitsProcessors(\n            [MinTokensLogitsProcessor",
             "        others = [LogitBiasLogitsProcessor(None, device, is_pin_memory)]\n",
+        )
+    },
+    GATE: {
+        RUNNER: (
+            "        # DFlash queries one extra token",
+            "        fits = self.optimistic_seq_lens_cpu < self.effective_drafter_max_model_len\n",
+        )
+    },
+    LEAST: {
+        "vllm/v1/sample/logits_processor/builtin.py": (
+            "            # Check for any requests that have attained their min tokens.\n",
+            "            # A placeholder is no token.\n",
         )
     },
 }

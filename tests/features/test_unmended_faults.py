@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.network
 
 UNMENDED = Path(__file__).resolve().parents[2] / "scripts/unmended_faults.toml"
 MANAGER = "vllm/v1/structured_output/__init__.py"
+DRAFTER = "vllm/v1/spec_decode/llm_base_proposer.py"
 END = 7
 
 
@@ -122,48 +124,14 @@ def test_a_grammar_is_not_told_what_follows_the_end_of_the_reasoning_in_a_step()
     assert deaf == releases_with("end of the reasoning")
 
 
-PROCESSORS = "vllm/v1/sample/logits_processor/builtin.py"
-RUNNER = "vllm/v1/worker/gpu_model_runner.py"
-#: With asynchronous scheduling a row's output has room for all drafts until they are verified.
-OPTIMISTIC = "req_state.output_token_ids.extend([-1] * optimistic_num_accepted)"
-
-
-def keeps_min_tokens(release: str) -> bool:
-    """Whether a request's stop tokens stay forbidden once drafts that would have been enough fail.
-
-    :raises AssertionError: if the runner does not make room for drafts as it is thought to.
-    """
-    texts = [resolve(release).read(path) for path in (PROCESSORS, RUNNER)]
-    processors, runner = (text.decode() for text in texts if text is not None)
-    assert runner.count(OPTIMISTIC) == 1
-    (kind,) = (
-        each
-        for each in ast.parse(processors).body
-        if isinstance(each, ast.ClassDef) and each.name == "MinTokensLogitsProcessor"
-    )
-    kind.bases = []
-    kind.body = [
-        each
-        for each in kind.body
-        if isinstance(each, ast.FunctionDef) and each.name in ("add_request", "update_state")
-    ]
-    future = ast.parse("from __future__ import annotations").body
-    names: dict[str, Any] = {
-        "process_dict_updates": lambda *_: False,
-        "torch": SimpleNamespace(int32="int32"),
-    }
-    exec(compile(ast.Module([*future, kind], []), release, "exec"), names)
-    processor, output = names["MinTokensLogitsProcessor"](), [4, 5]
-    processor._device_tensor = lambda data, *_: data
-    asked = SimpleNamespace(min_tokens=5, all_stop_token_ids={END}, structured_outputs=None)
-    processor.min_toks = {0: processor.add_request(asked, None, output)}
-    output.extend([-1] * 3)  # as the runner does
-    processor.update_state(None)
-    del output[2:]  # all three are rejected
-    processor.update_state(None)
-    return 0 in processor.min_toks
-
-
-def test_min_tokens_end_with_drafts_that_are_rejected() -> None:
-    ending = [release for release in KNOWN_RELEASES if not keeps_min_tokens(release)]
-    assert ending == releases_with("min_tokens")
+def test_nothing_of_v2_asks_whether_the_draft_is_to_run_eagerly() -> None:
+    ignoring = []
+    for release in KNOWN_RELEASES:
+        target = resolve(release)
+        v2 = [path for path in target.paths() if path.startswith("vllm/v1/worker/gpu/")]
+        texts = [target.read(path) or b"" for path in v2 if path.endswith(".py")]
+        assert len(texts) > 50
+        assert b"speculative_config.enforce_eager" in (target.read(DRAFTER) or b"")
+        if not any(re.search(rb"(speculative|draft)\w*\.enforce_eager", text) for text in texts):
+            ignoring.append(release)
+    assert ignoring == releases_with("enforce_eager of the draft")

@@ -6,6 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from overlay.proof.oracle import continuation, drafts
+from tests.fuzz.loads import RULE
+
 #: What is noted in a step, in the order in which it is compared: causes before effects.
 STEPS = (
     *("refused", "reset", "reset running", "scheduled", "computed", "blocks", "preempted"),
@@ -90,11 +93,27 @@ def figures(outcomes: Sequence[Outcome]) -> Counter[str]:
     return count
 
 
-def first_other_answer(stock: Sequence[Outcome], mended: Sequence[Outcome]) -> Difference | None:
+class Least(NamedTuple):
+    """How many tokens a request must have, and which ones it may not say before."""
+
+    tokens: int
+    stops: frozenset[int]
+
+    def broken(self, tokens: Sequence[int], finish: str) -> bool:
+        """Whether an answer is too short, or has such a token too early."""
+        early = not self.stops.isdisjoint(tokens[: self.tokens])
+        return early or (finish == "stop" and len(tokens) < self.tokens)
+
+
+def first_other_answer(
+    stock: Sequence[Outcome], mended: Sequence[Outcome], least: Mapping[str, Least]
+) -> Difference | None:
     """The first death of a mended engine, or request that both answered otherwise.
 
     Its steps may be others, since more drafts are accepted; so a request that is aborted at a step,
     or begins behind a reset of the running ones, may have said more or less by then.
+
+    :param least: of requests with min_tokens, where stock's answers are wrong.
     """
     for load, outcome in enumerate(mended):
         error, theirs = outcome["error"], stock[load]["error"] if load < len(stock) else None
@@ -104,9 +123,47 @@ def first_other_answer(stock: Sequence[Outcome], mended: Sequence[Outcome]) -> D
     for load, (one, other) in enumerate(zip(stock, mended, strict=False)):
         for name, answer in one["answers"].items():
             beside = other["answers"].get(name)
+            if beside is not None and name in least:
+                for tokens, finish in zip(beside["tokens"], beside["finish"], strict=True):
+                    if least[name].broken(tokens, finish):
+                        return Difference(load, None, f"min_tokens of {name}", least[name], tokens)
+                continue
             if beside is None or "abort" in (*answer["finish"], *beside["finish"]):
                 continue
             for key in ("tokens", "text", "finish", "stop"):
                 if answer[key] != beside[key]:
                     return Difference(load, None, f"{key} of {name}", answer[key], beside[key])
+    return None
+
+
+def first_wrong_draft(
+    outcomes: Sequence[Outcome], prompts: Mapping[str, Sequence[int]], k: int, limit: int
+) -> Difference | None:
+    """The first verification that accepts more or fewer drafts than the draft model has right.
+
+    :param prompts: of requests that get what the target says by itself.
+    :param k: most drafts of a step; :param limit: the drafter's context.  Who may come near to it
+        with drafts that are not verified yet is left out, and who was not in the step before, which
+        loses its drafts.
+    """
+    for load, outcome in enumerate(outcomes):
+        present = [
+            {name for batch in step.get("scheduled", ()) for name, *_ in batch}
+            for step in outcome["steps"]
+        ]
+        for number, step in enumerate(outcome["steps"]):
+            for name, known, drafted, accepted in step.get("verified", ()):
+                answer = outcome["answers"].get(name)
+                if name not in prompts or answer is None or known + 3 * (k + 1) > limit:
+                    continue
+                if not all(name in names for names in present[max(number - 2, 0) : number]):
+                    continue
+                tokens = [*prompts[name], *answer["tokens"][0]]
+                true = continuation(RULE, tokens[:known], drafted)
+                if tokens[known : known + drafted] != true[: len(tokens) - known]:
+                    continue  # it was stopped from saying so
+                pairs = zip(true, drafts(RULE, tokens[:known], drafted), strict=True)
+                right = next((at for at, (one, two) in enumerate(pairs) if one != two), drafted)
+                if known < len(tokens) and right != accepted:
+                    return Difference(load, number, f"accepted of {name}", right, accepted)
     return None

@@ -14,7 +14,14 @@ from typing import Any
 from tests.engine.engine_launch import foreign_environment, launch, write_models
 from tests.engine.engine_spec import EngineSpec
 from tests.engine.forked_engines import launch_forked
-from tests.fuzz.comparison import Difference, figures, first_difference, first_other_answer
+from tests.fuzz.comparison import (
+    Difference,
+    Least,
+    figures,
+    first_difference,
+    first_other_answer,
+    first_wrong_draft,
+)
 from tests.fuzz.loads import Shape, change_target, draw_load, draw_shape
 from tests.fuzz.watched import REPLAYS, asked
 
@@ -30,6 +37,8 @@ SWITCHES = {
 #: Those of features that mend what a stock vLLM does wrong, so that engines differ where they work.
 MENDS = {
     "context-limit": "OVERLAY_CONTEXT_LIMIT",
+    "draft-gate": "OVERLAY_DRAFT_GATE",
+    "min-tokens": "OVERLAY_MIN_TOKENS",
     "prompt-logprobs": "OVERLAY_PROMPT_LOGPROBS",
     # No load has such requests, which a stock engine refuses: nothing may differ with it.
     "draft-sampling": "OVERLAY_DRAFT_SAMPLING",
@@ -40,6 +49,11 @@ LEFT_OUT = ("OVERLAY_DRAFT_WEIGHTS",)
 #: The variant in which they are on: its engines may take other steps, but none may die, and what a
 #: request is answered is the same.
 MENDED = "mended"
+#: Parameters with which a request says what comes by itself, up to its end.
+PLAIN = {
+    *("max_tokens", "min_tokens", "temperature", "ignore_eos", "stop_token_ids", "stop"),
+    *("include_stop_str_in_output", "logprobs", "prompt_logprobs"),
+}
 GRAPHS = "OVERLAY_DRAFT_GRAPHS"
 #: What shows that a feature was at work: each of these counts.
 AT_WORK = {
@@ -159,6 +173,42 @@ class Pair:
         """What ``Place.spec`` is told of the loads."""
         return {"seeds": list(self.loads), "requests": self.requests}
 
+    def asked(self) -> dict[str, tuple[list[int], dict[str, Any]]]:
+        """The prompt and the parameters of each request, by its name in an outcome."""
+        return {
+            f"{number}.{event['id']}": (event["prompt"], event["parameters"])
+            for number, seed in enumerate(self.loads, 1)
+            for event in draw_load(seed, self.shape, self.requests)
+            if event["do"] == "add"
+        }
+
+    def least(self) -> dict[str, Least]:
+        """What requests with min_tokens promise; nothing where there may be no other token."""
+        return {
+            name: Least(0, frozenset())
+            if {"grammar", "allowed_token_ids"} & given.keys()
+            else Least(given["min_tokens"], frozenset(given.get("stop_token_ids", ())))
+            for name, (_, given) in self.asked().items()
+            if "min_tokens" in given
+        }
+
+    def plain(self) -> dict[str, list[int]]:
+        """The prompts of requests that get what the target says by itself."""
+        return {
+            name: prompt
+            for name, (prompt, given) in self.asked().items()
+            if len(prompt) > 1 and given.keys() <= PLAIN
+        }
+
+    def difference(self, variant: str, stock: Result, other: Result) -> Difference | None:
+        """The first difference that must not be."""
+        if variant == MENDED:
+            limit = self.shape.length // (2 if self.shape.short_draft else 1)
+            return first_other_answer(
+                stock["outcomes"], other["outcomes"], self.least()
+            ) or first_wrong_draft(other["outcomes"], self.plain(), self.shape.k, limit)
+        return first_difference(stock["outcomes"], other["outcomes"])
+
 
 def draw_pair(
     seed: int,
@@ -174,6 +224,9 @@ def draw_pair(
     """
     rng = random.Random(seed)
     shape = draw_shape(rng, given or {}, gpu=gpu)
+    if MENDED in variants:
+        # Beside drafts a stock vLLM ends the thoughts of one request in the answer of another.
+        shape = replace(shape, thinking=False)
     seeds = tuple(rng.randrange(1 << 30) for _ in range(loads))
     possible = [
         name
@@ -209,8 +262,7 @@ class Report:
             self.deaths.append(f"seed {pair.seed}: {stock['outcomes'][-1]['error']}")
         for variant, other in zip(pair.variants, others, strict=True):
             self.work.setdefault(variant, Counter()).update(other["work"])
-            compare = first_other_answer if variant == MENDED else first_difference
-            difference = compare(stock["outcomes"], other["outcomes"])
+            difference = pair.difference(variant, stock, other)
             if variant == MENDED and stock["outcomes"][-1]["error"] and difference is None:
                 self.figures["stock engines that died alone"] += 1
             if difference is None and not set(other["faults"]) <= set(stock["faults"]):
@@ -278,7 +330,7 @@ def reduce(place: Place, pair: Pair, variant: str, load: int, rounds: int = 5) -
         differing = [
             trial
             for trial, this, that in zip(trials, one, other, strict=True)
-            if first_difference(this["outcomes"], that["outcomes"])
+            if pair.difference(variant, this, that)
         ]
         if not differing:
             break

@@ -8,8 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fuzz.comparison import CONTEXT_LIMIT, STEPS, first_difference, first_other_answer
-from tests.fuzz.loads import draw_load, reduced, relied_on
+from overlay.proof.oracle import FIRST_TOKEN, continuation, drafts
+from tests.fuzz.comparison import (
+    CONTEXT_LIMIT,
+    STEPS,
+    Least,
+    first_difference,
+    first_other_answer,
+    first_wrong_draft,
+)
+from tests.fuzz.loads import RULE, VOCAB, draw_load, reduced, relied_on
 from tests.fuzz.pairs import MENDED, MENDS, VARIANTS, draw_pair, reduce, switches
 
 SEEDS = st.integers(0, 1 << 30)
@@ -132,11 +140,40 @@ def loads(error: str | None, **answers: Any) -> list[dict[str, Any]]:
 def test_a_mended_engine_may_take_other_steps_and_must_not_die_or_answer_otherwise() -> None:
     full = f"AssertionError in _bookkeeping_sync: Sampled token IDs {CONTEXT_LIMIT}"
     stock = loads(full, a=answer([1, 2]), b=answer([3], "abort"))
-    assert first_other_answer(stock, loads(None, a=answer([1, 2]), b=answer([3, 4]))) is None
-    assert first_other_answer(loads("Other"), loads("Other")) is None  # not what is mended
+    assert first_other_answer(stock, loads(None, a=answer([1, 2]), b=answer([3, 4])), {}) is None
+    assert first_other_answer(loads("Other"), loads("Other"), {}) is None  # not what is mended
     for mended in (loads(full), loads("Other"), loads(None, a=answer([1, 3]))):
-        assert first_other_answer(stock, mended) is not None
-    assert first_other_answer(loads(None), loads("Other")) is not None
+        assert first_other_answer(stock, mended, {}) is not None
+    assert first_other_answer(loads(None), loads("Other"), {}) is not None
+
+
+def test_a_mended_engine_holds_min_tokens_whatever_stock_does() -> None:
+    stock, least = loads(None, a=answer([3], "stop")), {"a": Least(2, frozenset({1}))}
+    assert first_other_answer(stock, loads(None, a=answer([2, 3, 1], "stop")), least) is None
+    assert first_other_answer(stock, loads(None, a=answer([2])), least) is None  # max_tokens
+    for wrong in ([3], [2, 1], [1, 3, 3]):
+        mended = loads(None, a=answer(wrong, "stop"))
+        assert first_other_answer(stock, mended, least) is not None
+
+
+@given(st.lists(st.integers(FIRST_TOKEN, VOCAB - 1), min_size=2, max_size=9), st.integers(0, 3))
+def test_drafts_are_accepted_as_far_as_they_are_right(prompt: list[int], other: int) -> None:
+    k, coming = 3, continuation(RULE, prompt, 9)
+    tokens = [*prompt, *coming]
+    drafted = drafts(RULE, tokens[: len(prompt) + 1], k)
+    right = [*coming[1:]]
+    accepted = next((at for at in range(k) if drafted[at] != right[at]), k)
+    scheduled = {"scheduled": [[["1.r", k + 1, k]]]}
+    step = {"verified": [["1.r", len(prompt) + 1, k, other]]}
+    outcomes = [
+        {"steps": [scheduled, scheduled, step], "answers": {"1.r": answer(coming)}, "error": None}
+    ]
+    wrong = first_wrong_draft(outcomes, {"1.r": prompt}, k, 99)
+    assert (wrong is None) is (other == accepted)
+    assert first_wrong_draft(outcomes, {"1.r": prompt}, k, len(prompt) + 12) is None
+    assert first_wrong_draft(outcomes, {}, k, 99) is None
+    outcomes[0]["steps"][0] = {}
+    assert first_wrong_draft(outcomes, {"1.r": prompt}, k, 99) is None
 
 
 @given(SEEDS)

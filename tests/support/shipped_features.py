@@ -21,10 +21,12 @@ LIMIT = "context-limit"
 PROMPTS = "prompt-logprobs"
 WEIGHTS = "draft-weights"
 SAMPLING = "draft-sampling"
+GATE = "draft-gate"
+LEAST = "min-tokens"
 SCHEDULER = "steady-scheduler"
 SIZES = "decode-graph-sizes"
 #: Those that mend a fault of a stock vLLM.
-MENDS = (LIMIT, PROMPTS, WEIGHTS, SAMPLING)
+MENDS = (LIMIT, PROMPTS, WEIGHTS, SAMPLING, GATE, LEAST)
 #: Those that patch what both model runners have.
 BOTH_RUNNERS = (SCHEDULER, SIZES, WEIGHTS, SAMPLING)
 #: The features that patch the known releases.
