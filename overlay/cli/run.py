@@ -43,7 +43,8 @@ def _run(arguments: Sequence[str]) -> int:
 
 def _note(view: View, message: Warning | str, *_: object) -> None:
     if not view.quiet:
-        sys.stderr.write(f"note: {message}\n")
+        with suppress(OSError):  # nobody reads it
+            sys.stderr.write(f"note: {message}\n")
 
 
 def _answer(arguments: list[str], view: View) -> Report | str | int:
@@ -53,6 +54,8 @@ def _answer(arguments: list[str], view: View) -> Report | str | int:
         )
     except click.Abort:
         raise
+    except SystemExit:  # click's, where the reader of its help went away early
+        return 0
     except Exception as error:  # the last resort: reported in full, never swallowed
         if _was_interrupted(error):
             raise KeyboardInterrupt from error

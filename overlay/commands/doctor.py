@@ -103,20 +103,22 @@ class DoctorReport(Report):
         }
 
 
-def doctor(request: Request) -> DoctorReport:
+def doctor(request: Request, *, needs_vllm: bool = True) -> DoctorReport:
     """Collect what there is to know; what cannot be told becomes a problem, never an error.
 
+    :param needs_vllm: whether it is a problem, and not a note, that there is no vLLM.
     :raises OverlayError: if what is named is not an environment.
     """
     elsewhere = diagnosis.environment_of(request.target, request.python)
     target, missing = diagnosis.installed(elsewhere)
     plugins = diagnosis.plugins(elsewhere)
     environment, cache = variables(request.folders, target), diagnosis.cache()
-    problems: list[str] = [missing] if missing is not None else []
+    lacks = [] if missing is None else [missing]
+    problems = [*lacks] if needs_vllm else []
     problems += diagnosis.plugin_problems(plugins)
     problems += environment.problems
     problems += [cache.problem] if cache.problem else []
-    notes = list(environment.notes)
+    notes = [*environment.notes, *([] if needs_vllm else lacks)]
     if elsewhere is not None:
         notes.append(
             f"{elsewhere.prefix} was read from its files and nothing of it was run; python is the "
