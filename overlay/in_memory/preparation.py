@@ -260,8 +260,7 @@ def _places() -> Iterable[Path]:
 
     The last one lasts as long as this process does.
     """
-    with contextlib.suppress(RuntimeError):  # no home folder
-        yield cache_folder() / "modules"
+    yield cache_folder() / "modules"
     for folder in records.usable():  # the user's own, and found again by the next process
         yield folder / "modules"
     with contextlib.suppress(OSError):
