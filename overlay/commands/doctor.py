@@ -90,8 +90,10 @@ class DoctorReport(Report):
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:
         """The processes, and at the end, where it is read first, what needs somebody."""
         yield from process_lines(self.processes, verbose=verbose)
+        table = {f"process {process.pid} {process.note}" for process in self.processes}
         for note in self.page.notes:
-            yield labelled(0, "note: ", note)
+            if note not in table:
+                yield labelled(0, "note: ", note)
         for problem in self.problems:
             yield labelled(0, f"{MARK} ", problem, "bad")
 

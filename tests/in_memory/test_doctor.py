@@ -366,6 +366,7 @@ def test_doctor_names_another_vllm_and_is_not_red_for_it(monkeypatch: pytest.Mon
     report = doctor(Request())
     assert report.problems == ()
     assert report.page.notes == ("process 7 is another vLLM, runs without the overlay's plugin",)
+    assert "\n".join(map(str, report.lines())).count("is another vLLM") == 1  # in the table
     peer = replace(process(8), engine=7)
     mine = replace(alien, engine=7)
     monkeypatch.setattr("overlay._processes.live.processes", lambda: (mine, peer))
