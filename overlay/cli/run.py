@@ -113,6 +113,12 @@ def _command(arguments: list[str]) -> str:
 
 def _usage(error: click.ClickException, command: str) -> str:
     name = command if command == "overlay" else f"overlay {command}"
+    if isinstance(error, click.NoSuchOption):  # click compares with the dashes: --yes with --pre
+        from overlay.errors import close_names
+
+        words = {each.lstrip("-"): each for each in error.possibilities or ()}
+        close = close_names(error.option_name.lstrip("-"), [*words])
+        error.possibilities = [words[each] for each in close]
     message = error.format_message().replace("\n\t", " ")  # click lists choices with tabs
     return f"{message}\n`{name} --help` shows what is possible, with examples"
 
