@@ -118,7 +118,7 @@ def _usage(error: click.ClickException, command: str) -> str:
 
         words = {each.lstrip("-"): each for each in error.possibilities or ()}
         close = close_names(error.option_name.lstrip("-"), [*words])
-        error.possibilities = [words[each] for each in close]
+        error = click.NoSuchOption(error.option_name, possibilities=[words[each] for each in close])
     message = error.format_message().replace("\n\t", " ")  # click lists choices with tabs
     return f"{message}\n`{name} --help` shows what is possible, with examples"
 
