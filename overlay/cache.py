@@ -35,11 +35,15 @@ def cache_folder() -> Path:
 def user_cache_folder() -> Path:
     """The user's cache of the overlay, wherever ``OVERLAY_CACHE`` may lead.
 
-    Used where all processes of a user must agree on the path, such as locks.
+    Used where all processes of a user must agree on the path, such as locks.  A user without a home
+    folder has a place that nothing can be written to, as a home that is read-only.
     """
     import platformdirs
 
-    return Path(platformdirs.user_cache_path("vllm-overlay", appauthor=False))
+    try:
+        return Path(platformdirs.user_cache_path("vllm-overlay", appauthor=False))
+    except RuntimeError:
+        return Path(os.devnull, "vllm-overlay")
 
 
 #: What ``flock`` answers where a file system has no such locks.

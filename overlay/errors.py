@@ -233,9 +233,20 @@ def says_nothing_of_files(error: OSError) -> bool:
     return error.errno in _OF_PROCESS
 
 
+def working_folder() -> str | None:
+    """The working folder; ``None`` where it was removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
+
+
 def described(error: OSError) -> str:
     """What the operating system refused, where, and what to do next."""
     names = [os.fsdecode(name) for name in (error.filename, error.filename2) if name is not None]
+    relative = isinstance(error, FileNotFoundError) and not any(map(os.path.isabs, names))
+    if relative and working_folder() is None:
+        return "the working folder is gone; cd to a folder that is there and run the command again"
     place = f"{' -> '.join(names)}: " if names else ""
     what = error.strerror or str(error) or type(error).__name__
     step = _STEPS.get(error.errno or 0, "remove the cause and run the command again")

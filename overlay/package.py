@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from packaging.version import InvalidVersion, Version
 
@@ -487,4 +487,14 @@ def require_text(value: object) -> str:
     """
     if not isinstance(value, str):
         raise TypeError(f"expected text, found {value!r}")
+    return value
+
+
+def require_list(value: object) -> list[Any]:
+    """``value`` itself, if it is a list; a text or an object would count as one without rows.
+
+    :raises TypeError: if it is something else.
+    """
+    if not isinstance(value, list):
+        raise TypeError(f"expected a list, found {value!r}")
     return value

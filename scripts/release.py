@@ -1,9 +1,10 @@
 """Make what is released in ``dist/``, and check it.
 
-``python3 scripts/release.py [--tag vX.Y.Z] [--untested]`` needs uv and a package index.  It builds
-the source distribution and the wheel twice, which must give the same bytes, looks at them as an
-index does, runs the fast tests out of the source distribution alone, and writes an SBOM (CycloneDX)
-of the wheel with what it depends on, and the version's part of CHANGELOG.md as the notes.
+``python3 scripts/release.py [--tag vX.Y.Z] [--untested]`` needs a package index and uv, on PATH or
+of the development environment (``python3 scripts/environment.py dev``).  It builds the source
+distribution and the wheel twice, which must give the same bytes, looks at them as an index does,
+runs the fast tests out of the source distribution alone, and writes an SBOM (CycloneDX) of the
+wheel with what it depends on, and the version's part of CHANGELOG.md as the notes.
 
 How a release is made: set ``__version__`` in ``overlay/__init__.py`` and the date in CHANGELOG.md,
 run this, and push the tag ``vX.Y.Z``: ``.github/workflows/release.yml`` does the rest.
@@ -25,6 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+TOOLS = ROOT / ".cache/dev/bin"
 TWINE = "twine==7.0.0"
 CYCLONEDX = "cyclonedx-bom==7.5.0"
 
@@ -40,7 +42,15 @@ def run(*command: str | Path, folder: Path = ROOT) -> None:
     """
     print("+", *command, flush=True)
     variables = {name: text for name, text in os.environ.items() if name != "SOURCE_DATE_EPOCH"}
-    if subprocess.run(command, cwd=folder, env=variables, check=False).returncode != 0:
+    variables["PATH"] = os.pathsep.join((os.environ.get("PATH", os.defpath), str(TOOLS)))
+    try:
+        done = subprocess.run(command, cwd=folder, env=variables, check=False)
+    except FileNotFoundError as error:
+        raise ReleaseFailed(
+            f"expected {error.filename} on PATH or in {TOOLS}, found none: "
+            "`python3 scripts/environment.py dev` brings it"
+        ) from error
+    if done.returncode != 0:
         raise ReleaseFailed(f"this command failed: {' '.join(map(str, command))}")
 
 

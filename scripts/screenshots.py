@@ -30,7 +30,10 @@ _PATIENCE = 60
 #: The browser reads commands here and writes answers there (``--remote-debugging-pipe``).
 _READS, _WRITES = 3, 4
 #: Without a sandbox of its own: in containers it has no right to make one, and the page is ours.
-_OPTIONS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
+_OPTIONS = (
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+    "--hide-scrollbars",  # a picture is as wide as the screen
+)
 
 
 class NoAnswer(Exception):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import string
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,6 +17,7 @@ from overlay.errors import (
     PatchFormatError,
     PatchFormatErrors,
     bounded,
+    described,
     without_secrets,
 )
 from overlay.untrusted import printable
@@ -82,3 +85,15 @@ def test_a_message_is_cut_in_the_middle_and_keeps_the_next_step() -> None:
     assert said.startswith("long/")
     assert said.endswith("; remove it")
     assert ": expected a file, found 9" in said
+
+
+def test_what_is_named_below_a_working_folder_that_is_gone_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    gone = FileNotFoundError(errno.ENOENT, "No such file or directory", "./x.new")
+    assert described(gone).startswith("./x.new: No such file")
+    (tmp_path / "here").rmdir()
+    assert described(gone).startswith("the working folder is gone; cd to")
+    assert described(FileNotFoundError(errno.ENOENT, "No such", "/x")).startswith("/x: No such")

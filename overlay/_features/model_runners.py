@@ -7,13 +7,14 @@ compares all with the sources of every release (``vllm/config/vllm.py``)."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
 from packaging.version import Version
 
-from overlay.results import RUNNER_FILES, FeatureResult, ModelRunner
+from overlay.results import RUNNER_FILES, ModelRunner
 
 #: By which the user chooses; vLLM reads a number, and 0 is V1.
 VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
@@ -194,19 +195,24 @@ V2_FOR_BOTH = frozenset(
 )
 
 
-def runner_of(feature: FeatureResult, release: Version | None) -> ModelRunner | None:
-    """The only model runner that runs what a feature patches in a release, told by its files.
+def runner_of(
+    places: Iterable[tuple[str, str]], release: Version | None, *, ascend: bool = False
+) -> ModelRunner | None:
+    """The only model runner that runs what a feature patches in a release, told by its places.
 
     Added modules say nothing: what is patched calls them.
 
+    :param places: the file and scope of each hunk.
+    :param ascend: whether vllm-ascend is there, whose runner is another.
     :returns: ``None`` where another runner may run some of it.
     """
-    runners = {
-        _runner_of_hunk(file.path, hunk.scope, release)
-        for file in feature.files
-        for hunk in file.hunks
-    }
-    return runners.pop() if len(runners) == 1 else None
+    runners = {_runner_of_hunk(path, scope, release) for path, scope in places}
+    return runners.pop() if len(runners) == 1 and not ascend else None
+
+
+def has_ascend(root: str | os.PathLike[str] | None) -> bool:
+    """Whether vllm-ascend lies beside vLLM, and chooses by a rule of its own."""
+    return root is not None and os.path.isdir(os.path.join(root, "vllm_ascend"))
 
 
 def _runner_of_hunk(path: str, scope: str, release: Version | None) -> ModelRunner | None:

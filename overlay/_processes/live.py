@@ -93,7 +93,8 @@ def strangers_noted(processes: Iterable[LiveProcess], root: Path | None) -> tupl
 
     def noted(process: LiveProcess) -> LiveProcess:
         theirs = None if process.root is None else os.path.realpath(process.root)
-        if process.problem is None or process.engine in engines or theirs == ours:
+        own = ours is not None and theirs == ours
+        if process.problem is None or process.engine in engines or own:
             return process
         return replace(process, note=f"is another vLLM, {process.problem}", problem=None)
 

@@ -43,7 +43,8 @@ def _run(arguments: Sequence[str]) -> int:
 
 def _note(view: View, message: Warning | str, *_: object) -> None:
     if not view.quiet:
-        sys.stderr.write(f"note: {message}\n")
+        with suppress(OSError):  # nobody reads it
+            sys.stderr.write(f"note: {message}\n")
 
 
 def _answer(arguments: list[str], view: View) -> Report | str | int:
@@ -53,6 +54,8 @@ def _answer(arguments: list[str], view: View) -> Report | str | int:
         )
     except click.Abort:
         raise
+    except SystemExit:  # click's, where the reader of its help went away early
+        return 0
     except Exception as error:  # the last resort: reported in full, never swallowed
         if _was_interrupted(error):
             raise KeyboardInterrupt from error
@@ -110,6 +113,12 @@ def _command(arguments: list[str]) -> str:
 
 def _usage(error: click.ClickException, command: str) -> str:
     name = command if command == "overlay" else f"overlay {command}"
+    if isinstance(error, click.NoSuchOption):  # click compares with the dashes: --yes with --pre
+        from overlay.errors import close_names
+
+        words = {each.lstrip("-"): each for each in error.possibilities or ()}
+        close = close_names(error.option_name.lstrip("-"), [*words])
+        error = click.NoSuchOption(error.option_name, possibilities=[words[each] for each in close])
     message = error.format_message().replace("\n\t", " ")  # click lists choices with tabs
     return f"{message}\n`{name} --help` shows what is possible, with examples"
 

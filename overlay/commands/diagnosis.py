@@ -288,10 +288,7 @@ class CacheFacts(NamedTuple):
 
 def cache() -> CacheFacts:
     """The store of patched modules, and where processes leave their records."""
-    try:
-        folder = cache_folder() / "modules"
-    except RuntimeError as error:
-        return CacheFacts(None, 0, 0, f"no home folder: {error}", _records())
+    folder = cache_folder() / "modules"
     entries, size, problem = list[str](), 0, None
     try:
         entries = PrivateFolder(folder).entries()

@@ -90,8 +90,10 @@ class DoctorReport(Report):
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:
         """The processes, and at the end, where it is read first, what needs somebody."""
         yield from process_lines(self.processes, verbose=verbose)
+        table = {f"process {process.pid} {process.note}" for process in self.processes}
         for note in self.page.notes:
-            yield labelled(0, "note: ", note)
+            if note not in table:
+                yield labelled(0, "note: ", note)
         for problem in self.problems:
             yield labelled(0, f"{MARK} ", problem, "bad")
 
@@ -103,20 +105,22 @@ class DoctorReport(Report):
         }
 
 
-def doctor(request: Request) -> DoctorReport:
+def doctor(request: Request, *, needs_vllm: bool = True) -> DoctorReport:
     """Collect what there is to know; what cannot be told becomes a problem, never an error.
 
+    :param needs_vllm: whether it is a problem, and not a note, that there is no vLLM.
     :raises OverlayError: if what is named is not an environment.
     """
     elsewhere = diagnosis.environment_of(request.target, request.python)
     target, missing = diagnosis.installed(elsewhere)
     plugins = diagnosis.plugins(elsewhere)
     environment, cache = variables(request.folders, target), diagnosis.cache()
-    problems: list[str] = [missing] if missing is not None else []
+    lacks = [] if missing is None else [missing]
+    problems = [*lacks] if needs_vllm else []
     problems += diagnosis.plugin_problems(plugins)
     problems += environment.problems
     problems += [cache.problem] if cache.problem else []
-    notes = list(environment.notes)
+    notes = [*environment.notes, *([] if needs_vllm else lacks)]
     if elsewhere is not None:
         notes.append(
             f"{elsewhere.prefix} was read from its files and nothing of it was run; python is the "

@@ -111,10 +111,11 @@ a { color: var(--new); }
 @media (max-width: 40rem) { .body { padding-left: 2ch; flex-basis: 12rem; }
   .head:has(+ .body:empty) { white-space: pre-wrap; flex: 1 1 auto; min-width: 0; } }
 .grid table { border-collapse: collapse; }
-.grid th, .grid td { padding: .15rem .45rem; text-align: center; white-space: nowrap;
+.grid th, .grid td { padding: .15rem .4rem; text-align: center; white-space: nowrap;
   border-bottom: 1px solid var(--line); }
 .grid th:first-child { text-align: left; position: sticky; left: 0; background: var(--box); }
 .grid thead th { font-weight: normal; color: var(--muted); }
+.grid thead th + th { writing-mode: vertical-rl; padding: .45rem .15rem; }
 .muted { color: var(--muted); } .heading { font-weight: 600; } .warning { color: var(--warn); }
 .good, .applied, .upstreamed { color: var(--good); } .pristine { color: var(--new); }
 .inapplicable { color: var(--muted); }

@@ -64,10 +64,14 @@ def _sections(request: Request, releases: str | None, *, matrix: bool) -> Iterat
     yield _section(f"check{target}", lambda: check(request, names))
     yield _section(f"status{target}", lambda: status(request))
     yield _section("status --live", lambda: live(request))
-    # An environment has a doctor of its own; of a folder or a release there is none.
+    # An environment has a doctor of its own; of a folder or a release there is none, and then it
+    # does not matter whether this Python has a vLLM.
     place = Path(os.path.expanduser(request.target or ""))
-    of_doctor = request if is_environment(place) else request._replace(target=None)
-    yield _section(f"doctor{target if of_doctor.target else ''}", lambda: doctor(of_doctor))
+    if request.target is None or is_environment(place):
+        yield _section(f"doctor{target}", lambda: doctor(request))
+    else:
+        here = request._replace(target=None)
+        yield _section("doctor", lambda: doctor(here, needs_vllm=False))
     if matrix:
         span = "" if releases is None else f" --releases {releases}"
         yield _section(

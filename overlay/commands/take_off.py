@@ -29,7 +29,7 @@ from overlay.report.model import Obstacle
 from overlay.report.outcomes import not_taken_off, taken_off
 from overlay.report.targets import RevertReport
 from overlay.report.wording import together
-from overlay.report.words import enumeration, was_were
+from overlay.report.words import enumeration, is_are, was_were
 from overlay.results import FeatureResult, Plan, Reason, State
 from overlay.results.invocation import command
 from overlay.untrusted import all_unreadable
@@ -231,7 +231,7 @@ def _obstacles(
         obstacles.append(
             Obstacle(
                 Code.NOT_AT_HAND,
-                f"{names} would have to stay and is not among these patches",
+                f"{names} would have to stay and {is_are(strangers)} not among these patches",
                 Reason(
                     "what stays is planned again, for which its patches are needed",
                     f"name the folder with --patches, or run {command('revert')} to take "
@@ -265,10 +265,11 @@ def _in_another_form(ledger: Ledger, staying: Sequence[Feature]) -> list[Obstacl
     return [
         Obstacle(
             Code.REVERT_REFUSED,
-            f"{enumeration(changed)} would have to stay and was applied in another form",
+            f"{enumeration(changed)} would have to stay and {was_were(changed)} applied in another "
+            "form",
             Reason(
-                "its patches at hand are not those that were applied",
-                f"run {command('apply')} first, which brings it up to date",
+                "the patches at hand are not those that were applied",
+                f"run {command('apply')} first, which writes them again",
             ),
         )
     ]

@@ -66,15 +66,18 @@ def with_runner(
     target = _with_early(target, features, release)
     if target.package != VLLM.name:
         return target  # other packages choose by rules of their own
-    from overlay._features.model_runners import note_on, runner_of
+    from overlay._features.model_runners import has_ascend, note_on, runner_of
 
-    ascend = target.root is not None and (target.root / "vllm_ascend").is_dir()
+    ascend = has_ascend(target.root)
     declared = {feature.id: feature.model_runner for feature in features}
     runners = {
         result.feature: runner
         for result in target.features
         if result.state not in (State.UPSTREAMED, State.INAPPLICABLE)
-        and (runner := declared.get(result.feature) or (not ascend and runner_of(result, release)))
+        and (
+            runner := declared.get(result.feature)
+            or runner_of(result.places, release, ascend=ascend)
+        )
     }
     if not runners:
         return target

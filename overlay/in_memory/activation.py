@@ -22,6 +22,7 @@ class FeatureDecision(NamedTuple):
 
     :ivar state: its state before the process did anything; :ivar active: whether its code runs.
     :ivar allowed: whether ``OVERLAY_FEATURES`` allows it, or it is on disk.
+    :ivar places: the file and scope of each of its hunks, where it is active.
     """
 
     id: str
@@ -30,6 +31,7 @@ class FeatureDecision(NamedTuple):
     active: bool
     why: str | None = None
     allowed: bool = True
+    places: tuple[tuple[str, str], ...] = ()
 
     @property
     def harmless(self) -> bool:

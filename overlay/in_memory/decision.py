@@ -208,7 +208,14 @@ def on_disk(target: Target, ledger: Ledger) -> list[FeatureDecision]:
     if wrong:
         why = f"not as overlay apply left it: {', '.join(wrong)}; run `overlay status`"
     return [
-        FeatureDecision(each.result.feature, each.digest, State.APPLIED, why is None, why)
+        FeatureDecision(
+            each.result.feature,
+            each.digest,
+            State.APPLIED,
+            why is None,
+            why,
+            places=each.result.places,
+        )
         for each in ledger.applied
     ]
 
@@ -324,7 +331,13 @@ def _hooked(feature: Planned, late: Mapping[str, str] | None) -> FeatureDecision
     if late:
         why = f"{_late(late)}. Apply on disk instead (`overlay apply`)"
     return FeatureDecision(
-        feature.id, feature.digest, feature.state, feature.chosen, why, feature.asked
+        feature.id,
+        feature.digest,
+        feature.state,
+        feature.chosen,
+        why,
+        feature.asked,
+        feature.places,
     )
 
 

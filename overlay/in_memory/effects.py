@@ -40,8 +40,6 @@ _V2_RUNNER = ("vllm.v1.worker.gpu.model_runner", "GPUModelRunner")
 
 _V1_RUNNER = ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner")
 
-_RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
-
 #: Why a feature is idle that has reported nothing by the time the model is ready.
 UNREACHED = "its code was not reached while the model was loaded"
 
@@ -75,6 +73,9 @@ class Publisher(Protocol):
 
     def declared(self) -> Mapping[str, Declaration]:
         """What the features declare, by id; those whose folder is not at hand are missing."""
+
+    def runner(self, feature: str) -> ModelRunner | None:
+        """The only model runner that a feature patches; ``None`` where it does not matter."""
 
     def publish(self, published: Published) -> None:
         """Write it into the process record."""
@@ -189,21 +190,8 @@ class EffectWatch:
         :raises RequiredIdle: if a required feature patches another model runner.
         """
         runner = model_runner(getattr(worker, "model_runner", None))
-        runner_name = "another" if runner is None else f"model runner {runner.name}"
         if runner is not None:
-            self._other_runner = {
-                name: runner_name
-                for name in self._publisher.features()
-                if self._patches_another(name, runner)
-            }
-        if self._other_runner:
-            self._publish()
-            names = ", ".join(sorted(self._other_runner))
-            log.warn(
-                f"{names}: no effect here, since this engine uses {runner_name}; "
-                f"{_RUNNER_VARIABLE}=0 asks vLLM for V1"
-            )
-            self._refuse_idle()
+            self._look_for_others(runner)
         inner = getattr(worker, _WARM_UP, None)
         if inner is None:
             return
@@ -216,13 +204,22 @@ class EffectWatch:
 
         setattr(worker, _WARM_UP, warm_up_then_look)
 
-    def _patches_another(self, feature: str, runner: ModelRunner) -> bool:
-        declared = self._publisher.declared().get(feature)
-        return (
-            declared is not None
-            and declared.model_runner is not None
-            and declared.model_runner is not runner
+    def _look_for_others(self, runner: ModelRunner) -> None:
+        """Find the features that patch another model runner than this engine's."""
+        patched = {name: self._publisher.runner(name) for name in self._publisher.features()}
+        others = {name: each for name, each in patched.items() if each not in (None, runner)}
+        self._other_runner = dict.fromkeys(others, f"model runner {runner.name}")
+        if not others:
+            return
+        from overlay._features.model_runners import asking
+
+        self._publish()
+        [other] = {each for each in others.values() if each is not None}
+        log.warn(
+            f"{', '.join(sorted(others))}: no effect here, since this engine uses model runner "
+            f"{runner.name}; {asking(other)} asks vLLM for {other.name}"
         )
+        self._refuse_idle()
 
     def model_ready(self) -> None:
         """Say and record what each feature does, now that the model is loaded and warmed up.

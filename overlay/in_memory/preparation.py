@@ -50,7 +50,7 @@ class Planned:
     :ivar chosen: whether the entry's modules have it.
     :ivar asked: whether ``OVERLAY_FEATURES`` allows it.
     :ivar why: everything that prevents it, a line for each.
-    :ivar modules: the modules that it patches or adds.
+    :ivar modules: the modules that it patches or adds; :ivar places: file and scope of its hunks.
     """
 
     id: str
@@ -60,6 +60,7 @@ class Planned:
     why: str | None
     modules: tuple[str, ...]
     asked: bool = True
+    places: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,14 @@ def prepare(plans: Plans, left_out: Iterable[str] = ()) -> PreparedModules:
     entry, warnings = _entry(plans, frozenset(left_out))
     facts = entry.facts
     features = tuple(
-        Planned(**{**row, "state": State(row["state"]), "modules": tuple(row["modules"])})
+        Planned(
+            **{
+                **row,
+                "state": State(row["state"]),
+                "modules": tuple(row["modules"]),
+                "places": tuple((path, scope) for path, scope in row["places"]),
+            }
+        )
         for row in _rows(facts, "features")
     )
     scopes = {str(row["module"]): tuple(row["scopes"]) for row in _rows(facts, "scopes")}
@@ -252,8 +260,7 @@ def _places() -> Iterable[Path]:
 
     The last one lasts as long as this process does.
     """
-    with contextlib.suppress(RuntimeError):  # no home folder
-        yield cache_folder() / "modules"
+    yield cache_folder() / "modules"
     for folder in records.usable():  # the user's own, and found again by the next process
         yield folder / "modules"
     with contextlib.suppress(OSError):
@@ -345,6 +352,7 @@ def _describe(
             sorted({module_name(file.path) for file in result.files if is_module(file.path)})
         ),
         asked=allowed,
+        places=result.places,
     )
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from overlay.in_memory.effects import EffectWatch, Published
     from overlay.in_memory.module_cache import StoredModule
     from overlay.in_memory.ranks import RankReport
+    from overlay.results import ModelRunner
 
 
 class RunningProcess:
@@ -153,6 +154,19 @@ class RunningProcess:
             declared = declarations(patches_folders(self.switches))
             self._declared = {declaration.id: declaration for declaration in declared}
         return self._declared
+
+    def runner(self, feature: str) -> ModelRunner | None:
+        """The only model runner that a feature patches, as ``overlay check`` tells it."""
+        from overlay._features.model_runners import has_ascend, runner_of
+        from overlay.package import parse_version
+
+        declared = self.declared().get(feature)
+        if declared is not None and declared.model_runner is not None:
+            return declared.model_runner
+        activation = self.activation
+        places = (p for each in activation.features if each.id == feature for p in each.places)
+        release = parse_version(activation.vllm)
+        return runner_of(places, release, ascend=has_ascend(activation.root))
 
     def publish(self, published: Published) -> None:
         """Write what features do into the record."""

@@ -29,6 +29,7 @@ from overlay.package import (
     file_problem,
     folder_problem,
     inside,
+    require_list,
     require_text,
 )
 from overlay.untrusted import parse_json, read_below
@@ -160,7 +161,7 @@ def _decoded(document: Mapping[str, Any], package: Package) -> Journal:
     action = document["action"]
     if action not in ACTIONS:
         raise ValueError(f"action is {action!r}, expected apply or revert")
-    steps = tuple(_step(step, package) for step in document["steps"])
+    steps = tuple(_step(step, package) for step in require_list(document["steps"]))
     paths = [step.path for step in steps]
     if len(set(paths)) < len(paths):
         raise ValueError("it lists a path twice")
@@ -170,8 +171,8 @@ def _decoded(document: Mapping[str, Any], package: Package) -> Journal:
         action=action,
         overlay=require_text(document["overlay"]),
         steps=steps,
-        made=tuple(_folder(folder, package) for folder in document["made"]),
-        dropped=tuple(_folder(folder, package) for folder in document["dropped"]),
+        made=tuple(_folder(folder, package) for folder in require_list(document["made"])),
+        dropped=tuple(_folder(folder, package) for folder in require_list(document["dropped"])),
     )
 
 

@@ -18,6 +18,7 @@ from overlay.package import (
     is_module,
     package_named,
     require_id,
+    require_list,
     require_text,
 )
 from overlay.results import FeatureResult, FileResult, HunkResult, Reason, State, combine
@@ -267,7 +268,9 @@ def _lost(problem: str, package: Package) -> str:
 
 def _ledger(document: dict[str, Any], package: Package) -> Ledger:
     removals = document["schema"] == _DATA_SCHEMA
-    entries = tuple(_entry(entry, package, removals=removals) for entry in document["entries"])
+    entries = tuple(
+        _entry(entry, package, removals=removals) for entry in require_list(document["entries"])
+    )
     paths = [entry.path for entry in entries]
     if len(set(paths)) < len(paths):
         raise ValueError("it lists a path twice")
@@ -277,7 +280,7 @@ def _ledger(document: dict[str, Any], package: Package) -> Ledger:
         if entry.before is None
         for folder in map(str, PurePosixPath(entry.path).parents)
     }
-    return Ledger(
+    ledger = Ledger(
         overlay=require_text(document["overlay"]),
         release=require_text(document["release"]),
         features=_merged(
@@ -287,12 +290,17 @@ def _ledger(document: dict[str, Any], package: Package) -> Ledger:
                 _feature(feature, package),
                 None if feature.get("source") is None else require_sha256(feature["source"]),
             )
-            for feature in document["features"]
+            for feature in require_list(document["features"])
         ),
         entries=entries,
-        folders=tuple(_folder(folder, above, package) for folder in document["folders"]),
+        folders=tuple(
+            _folder(folder, above, package) for folder in require_list(document["folders"])
+        ),
         record=None if document["record"] is None else _record(document["record"]),
     )
+    if not entries and any(feature.result.files for feature in ledger.applied):
+        raise ValueError("it lists features that are applied, and no file that they changed")
+    return ledger
 
 
 def _merged(features: Iterable[LedgerFeature]) -> tuple[LedgerFeature, ...]:
@@ -361,7 +369,7 @@ def _feature(feature: dict[str, Any], package: Package) -> FeatureResult:
     return FeatureResult(
         feature=require_id(feature["feature"]),
         state=State(feature["state"]),
-        files=tuple(_file(file, package) for file in feature["files"]),
+        files=tuple(_file(file, package) for file in require_list(feature["files"])),
         reason=_reason(feature),
         untested=bool(feature["untested"]),
     )
@@ -374,9 +382,9 @@ def _file(file: dict[str, Any], package: Package) -> FileResult:
             state=State(hunk["state"]),
             line=None if hunk["line"] is None else _number(hunk["line"]),
             reason=_reason(hunk),
-            candidates=tuple(_number(line) for line in hunk["candidates"]),
+            candidates=tuple(_number(line) for line in require_list(hunk["candidates"])),
         )
-        for hunk in file["hunks"]
+        for hunk in require_list(file["hunks"])
     )
     path = inside(file["path"])
     if problem := file_problem(path, package):

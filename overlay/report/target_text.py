@@ -59,7 +59,7 @@ def _target(target: TargetReport, width: int, verbose: bool) -> Iterator[Line]:
     )
     if not target.features:
         yield Line((Span("  no patches applied", "muted"),))
-    for feature in sorted(target.features, key=lambda feature: -feature.state.rank):
+    for feature in sorted(target.features, key=_place):
         yield Line(
             (
                 Span(f"  {feature.feature:<{width}}  "),
@@ -99,6 +99,12 @@ def _worst(target: TargetReport) -> str:
     """The state of a target in a word."""
     words = {word(feature) for feature in target.features if feature.state is target.state}
     return words.pop() if len(words) == 1 else target.state.value
+
+
+def _place(feature: FeatureResult) -> tuple[bool, int]:
+    """Where a feature stands in the table: the worst first, last what is not for this release."""
+    nothing_to_do = feature.state in (State.UPSTREAMED, State.INAPPLICABLE)
+    return nothing_to_do, -feature.state.rank
 
 
 def _cell(feature: FeatureResult) -> str:

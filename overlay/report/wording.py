@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from overlay.report.codes import Code, Exit, Verdict
 from overlay.report.model import Pending, TargetFailure, TargetReport
 from overlay.report.problems import CLASH, MALFORMED, problems, word
-from overlay.report.words import agree, enumeration, ids, in_states, is_are, vllm
+from overlay.report.words import agree, enumeration, ids, in_states, is_are, vllm, was_were
 from overlay.results import State
 from overlay.results.invocation import command
 
@@ -179,8 +179,9 @@ def _checked_one(target: TargetReport) -> Verdict:
     if untested := [feature for feature in fits if feature.untested]:
         return Verdict(
             Code.UNTESTED,
-            f"{ids(untested)} would fit {vllm(target)}, but was not tested there: "
-            f"{target.command('apply', '--untested')} applies it anyway.",
+            f"{ids(untested)} would fit {vllm(target)}, but {was_were(untested)} not tested there: "
+            f"{target.command('apply', '--untested')} applies {agree(untested, 'it', 'them')} "
+            "anyway.",
         )
     if fits:
         text = f"Nothing needs you: {ids(fits)} can be applied to {vllm(target)}."

@@ -154,6 +154,11 @@ class FeatureResult(NamedTuple):
     reason: Reason | None = None
     untested: bool = False
 
+    @property
+    def places(self) -> tuple[tuple[str, str], ...]:
+        """The file and scope of each hunk."""
+        return tuple((file.path, hunk.scope) for file in self.files for hunk in file.hunks)
+
 
 class Change(NamedTuple):
     """Bytes of one file before and after; ``None``: no such file."""

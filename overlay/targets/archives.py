@@ -17,7 +17,7 @@ from overlay.errors import ArchiveError
 from overlay.package import Package
 from overlay.targets.installations import unreadable
 from overlay.targets.record import Record, header, owns, version_in_source
-from overlay.targets.target import MAX_FILE_BYTES, Absent, Sources, Target
+from overlay.targets.target import MAX_FILE_BYTES, Absent, Sources, Target, targets_of
 from overlay.untrusted import open_regular
 
 #: The most members of an archive (vLLM 0.33.0 has 9629).
@@ -67,7 +67,7 @@ def resolve_archive(path: Path, name: str, package: Package) -> Target:
         if magic[:2] == b"PK":
             return _wheel(Wheel(path, name, package), path, name, package)
     except OSError as error:
-        raise ArchiveError(unreadable(path, error)) from error
+        raise ArchiveError(f"{unreadable(path, error)}; name {targets_of(package)}") from error
     content = f"a file that begins with the bytes {magic.hex(' ')}" if magic else "an empty file"
     raise ArchiveError(
         f"{name}: expected a wheel (.whl, a zip archive) or an sdist (.tar.gz), found {content}. "

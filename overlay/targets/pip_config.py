@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from overlay.errors import PackageIndexError, without_secrets
+from overlay.errors import PackageIndexError, without_secrets, working_folder
 
 _DEFAULT_TIMEOUT_SECONDS = 15.0
 
@@ -131,9 +131,11 @@ def _run(command: list[str], environ: Mapping[str, str]) -> str:
             text=True,
             timeout=_PIP_SECONDS,
             check=True,
+            cwd=working_folder() or os.sep,  # where it is gone, pip ends with a traceback
         )
     except subprocess.CalledProcessError as error:
-        why = without_secrets((error.stderr or "").strip()) or f"exit status {error.returncode}"
+        lines = without_secrets((error.stderr or "").strip()).splitlines()
+        why = lines[-1] if lines else f"exit status {error.returncode}"
         raise PackageIndexError(
             f"expected {' '.join(command)} to tell which package index is configured, it failed: "
             f"{why}. Repair pip's configuration"

@@ -106,7 +106,11 @@ def _resolve_path(target: str, package: Package) -> Target:
     except (FileNotFoundError, NotADirectoryError):
         mode = None
     except (OSError, ValueError) as error:
-        raise TargetError(f"{target!r}: expected a path that can be looked at: {error}") from error
+        what = error.strerror if isinstance(error, OSError) else error
+        raise TargetError(
+            f"{target!r}: expected a path that can be looked at, the system says: {what}; name "
+            f"{targets_of(package)}"
+        ) from error
     if is_environment(path, (package,)):
         return resolve_environment(path, target, package)
     if mode is not None and stat.S_ISDIR(mode):

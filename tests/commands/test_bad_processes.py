@@ -112,6 +112,11 @@ def here(place: Place) -> Sequence[str | Path]:
     return ["check"]
 
 
+#: Standard output is a pipe that nobody reads any more.
+GONE = 'exec 4> >(:); wait $!; "$@" >&4'
+
+WITHOUT_FOLDER = 'mkdir "$TMP/gone"; cd "$TMP/gone"; rmdir "$TMP/gone";'
+
 # fmt: off
 ROWS = [
     # Standard output that cannot be written
@@ -126,6 +131,10 @@ ROWS = [
     Row("E closed standard output", check, 0, "", '"$@" >&-'),
     Row("E closed standard error", check, 0, "can be applied", '"$@" 2>&-'),
     Row("E closed standard input", check, 0, "can be applied", '"$@" <&-'),
+    Row("E help to a reader that is gone", lambda p: ["--help"], 0, "", GONE),
+    Row("E list to a reader that is gone", lambda p: ["list"], 0, "", GONE),
+    Row("E notes to a reader that is gone", lambda p: ["list"], 0, "", f"{GONE} 2>&4",
+        lambda p: {"PYTHONWARNINGS": "always", "OVERLAY_NOSUCH": "1"}),
     # Limits
     Row("E file size, check", check, 0, "can be applied", 'ulimit -f 0; "$@"'),
     Row("E file size, apply", apply, 2, "as it was before the apply", 'ulimit -f 0; "$@"'),
@@ -145,7 +154,11 @@ ROWS = [
     Row("C a click.py in the working folder", check, 0, "can be applied",
         AS_INSTALLED, _beside),
     Row("C a working folder that is gone", check, 0, "can be applied",
-        'mkdir "$TMP/gone"; cd "$TMP/gone"; rmdir "$TMP/gone"; "$@"'),
+        f'{WITHOUT_FOLDER} "$@"'),
+    Row("C pip in a working folder that is gone", lambda p: ["list", "--releases"], 2,
+        "the releases are known", f'{WITHOUT_FOLDER} PIP_NO_INDEX=1 "$@"'),
+    Row("C a target below a working folder that is gone", lambda p: ["check", "./x"], 2,
+        "the working folder is gone", f'{WITHOUT_FOLDER} "$@"'),
     Row("C warnings are errors", check, 0, "can be applied", 'PYTHONWARNINGS=error "$@"'),
     Row("C asserts are left out", check, 0, "can be applied", 'PYTHONOPTIMIZE=2 "$@"'),
     Row("C an output encoding of ASCII", check, 0, "can be applied",

@@ -129,6 +129,14 @@ def test_every_command_guesses_an_id(cli: Cli, site: Path, line: str) -> None:
     assert f"did you mean {meant}?" in result.err
 
 
+@pytest.mark.parametrize("option", ["--model", "--force", "--yes", "--target", "--log"])
+def test_an_option_that_resembles_none_has_no_suggestion(cli: Cli, option: str) -> None:
+    """click compares with the dashes, and meant ``--pre`` where somebody wrote ``--yes``."""
+    error = cli("check", option).err
+    assert f"No such option '{option}'.\n" in error
+    assert "Did you mean" not in error
+
+
 @pytest.mark.parametrize(
     ("words", "hint"),
     [

@@ -162,9 +162,14 @@ def test_an_environment_is_asked_by_doctor_too(
     place = tmp_path / "venv"
     site = fake_vllm.site_packages(place / "lib" / "python3.11" / "site-packages", version="0.33.0")
     (place / "pyvenv.cfg").write_text("version = 3.11.4\n")
+    monkeypatch.setattr("overlay._processes.live.processes", lambda: ())  # this machine's
     for target, name in ((place, f"overlay doctor {place}"), (site, "overlay doctor")):
         told = cli("report", target, "--no-matrix", "--json").json["report"]["sections"]
         assert told[3]["title"] == name
+    assert told[3]["report"]["exit"] == 0
+    (note,) = told[3]["report"]["doctor"]["notes"]
+    assert note.startswith("no vLLM: ")
+    assert cli("report", "--no-matrix").exit == 1
     monkeypatch.chdir(tmp_path)
     (section,) = cli("report", "venv", "--no-matrix", "--json").json["report"]["sections"][3:]
     assert section["report"]["doctor"]["vllm"]["version"] == "0.33.0"

@@ -157,7 +157,7 @@ def test_a_team_hears_of_new_releases_and_gets_a_diff(night: Night) -> None:
     night.publish("0.34.0")
     status, said = night.run()
     assert status == 0, said
-    assert "0.34.0 is newer than this overlay" in said
+    assert "\nvLLM 0.34.0\n" in said, said
     assert '+releases = "0.33.0..0.34.0"' in night.diff()
     assert "+++ b/our-patches/count-tokens/10-detokenizer/0.33.0..0.34.0.patch" in night.diff()
     assert "10-detokenizer/0.33.0..0.34.0.patch" in said

@@ -351,8 +351,8 @@ def test_no_shipped_feature_says_another_runner_than_its_files() -> None:
                 for variant in topic.variants
                 if release in variant.releases
             ]
-            files = (results(each.path, *(hunk.scope for hunk in each.hunks)) for each in patches)
-            runner = runner_of(FeatureResult(feature.id, State.PRISTINE, tuple(files)), release)
+            places = [(each.path, hunk.scope) for each in patches for hunk in each.hunks]
+            runner = runner_of(places, release)
             assert runner in (None, feature.model_runner), (feature.id, str(release))
             told.add((feature.id, runner))
     assert {"context-limit", "prompt-logprobs", "steady-inputs", "greedy-verification"} <= {
@@ -387,7 +387,7 @@ def test_the_runner_is_told_by_what_is_patched(
         State.PRISTINE,
         (*(results(*each) for each in paths), FileResult("vllm/ours.py", State.PRISTINE)),
     )
-    assert runner_of(feature, None if release is None else Version(release)) is runner
+    assert runner_of(feature.places, None if release is None else Version(release)) is runner
 
 
 #: Modules that import one of V1's and run none of it where V2 was chosen, and why.

@@ -55,7 +55,10 @@ def ledger(site: Path) -> Ledger:
 
 
 def demo(site: Path) -> FeatureDecision:
-    return FeatureDecision("demo", ledger(site).applied[0].digest, State.APPLIED, True)
+    entry = ledger(site).applied[0]
+    places = entry.result.places
+    assert (PROPOSER, "SpecDecodeBaseProposer.propose") in places
+    return FeatureDecision("demo", entry.digest, State.APPLIED, True, places=places)
 
 
 def test_an_edited_file_is_told_and_nothing_is_active(site: Path) -> None:

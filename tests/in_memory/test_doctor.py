@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import overlay
-from overlay._processes.live import LiveProcess
+from overlay._processes.live import LiveProcess, strangers_noted
 from overlay._processes.records import CodeState, Effect, EffectRecord, ModuleRecord, ProcessRecord
 from overlay.commands import diagnosis
 from overlay.commands.doctor import doctor
@@ -366,10 +366,18 @@ def test_doctor_names_another_vllm_and_is_not_red_for_it(monkeypatch: pytest.Mon
     report = doctor(Request())
     assert report.problems == ()
     assert report.page.notes == ("process 7 is another vLLM, runs without the overlay's plugin",)
+    assert "\n".join(map(str, report.lines())).count("is another vLLM") == 1  # in the table
     peer = replace(process(8), engine=7)
     mine = replace(alien, engine=7)
     monkeypatch.setattr("overlay._processes.live.processes", lambda: (mine, peer))
     assert doctor(Request()).problems == ("process 7: runs without the overlay's plugin",)
+
+
+@pytest.mark.parametrize("root", ["/other", None])
+def test_where_there_is_no_vllm_every_process_is_of_another(root: str | None) -> None:
+    alien = replace(process(7, "runs without the overlay's plugin", recorded=False), root=root)
+    (noted,) = strangers_noted([alien], None)
+    assert (noted.problem, noted.note) == (None, f"is another vLLM, {alien.problem}")
 
 
 @pytest.mark.parametrize("root", ["/other", None])

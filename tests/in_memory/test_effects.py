@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import textwrap
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.in_memory.boxes import Box
 from tests.in_memory.test_effects_module import FILE
+from tests.support.patches import hunk, patch_text
 
 TOML = """
 model_runner = "v1"
@@ -66,6 +68,8 @@ print(json.dumps([
 """
 V1, V2 = "vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner"
 ACTIVE = "effects.active('demo', '14 graphs (loop)')"
+_IMPORT = "from vllm.v1 import overlay_effects as effects"
+UNTOLD = "it does not report what it does"
 IDLE = "effects.idle('demo', 'the platform has no graphs')"
 
 
@@ -75,11 +79,15 @@ def reporting(box: Box, request: pytest.FixtureRequest) -> Box:
     return prepared(box, on_disk=request.param == "disk")
 
 
-def prepared(box: Box, *, on_disk: bool) -> Box:
+def with_worker(box: Box) -> None:
     for path, content in MORE.items():
         file = box.site / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
+
+
+def prepared(box: Box, *, on_disk: bool) -> Box:
+    with_worker(box)
     document = box.patches / "demo/feature.toml"
     document.write_text(document.read_text() + TOML)
     added = box.patches / "demo/files/vllm/v1/overlay_effects.py"
@@ -168,15 +176,46 @@ def test_model_runner_v2_is_found_before_a_weight_is_read(reporting: Box) -> Non
     assert "a weight" not in done.stderr
 
 
+@pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
+@pytest.mark.parametrize("folder", ["there", "gone"])
+def test_the_runner_that_a_feature_does_not_name_is_told_by_what_it_patches(
+    box: Box, on_disk: bool, folder: str
+) -> None:
+    """As ``overlay check`` tells it, of patches on disk also where their folder is gone."""
+    demo = box.patches / "demo"
+    shutil.rmtree(demo / "10-first")
+    shutil.rmtree(demo / "files")
+    (demo / "10-runner").mkdir()
+    lines = [" class GPUModelRunner:", "-    pass", "+    mark = 1"]
+    patch = patch_text("vllm/v1/worker/gpu_model_runner.py", hunk(lines, "GPUModelRunner"))
+    (demo / "10-runner/0.25.0..0.26.0.patch").write_text(patch)
+    with_worker(box)
+    if on_disk:
+        box.overlay("apply", str(box.site))
+    without = {"OVERLAY_PATCHES": ""} if on_disk and folder == "gone" else {}
+
+    def effects(runner: str, **changes: str) -> tuple[Any, str]:
+        code = SERVE.format(report="", runner=runner, then="")
+        done = box.attempt(code.replace(_IMPORT, "pass"), path=None, **without, **changes)
+        return json.loads(done.stdout or "[0]")[0], done.stderr
+
+    assert effects(V1)[0] == [["demo", "patched", UNTOLD]]
+    found, log = effects(V2)
+    assert found == [["demo", "idle", "model runner V2"]]
+    assert "demo: no effect here, since this engine uses model runner V2; VLLM_USE_V2" in log
+    assert "=0 asks vLLM for V1" in log
+    assert "demo is idle: model runner V2" in effects(V2, OVERLAY_REQUIRED="demo")[1]
+    (box.site / "vllm_ascend").mkdir()  # whose runner is another, of which this tells nothing
+    assert effects(V2)[0] == [["demo", "patched", UNTOLD]]
+
+
 def test_a_feature_that_does_not_report_counts_as_present(box: Box) -> None:
     prepared(box, on_disk=False)
     (box.patches / "demo/files/vllm/v1/overlay_effects.py").unlink()
-    code = SERVE.format(report="", runner=V1, then="").replace(
-        "    from vllm.v1 import overlay_effects as effects\n", "    pass\n"
-    )
+    code = SERVE.format(report="", runner=V1, then="").replace(_IMPORT, "pass")
     done = box.attempt(code, OVERLAY_REQUIRED="demo")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)[0] == [["demo", "patched", "it does not report what it does"]]
+    assert json.loads(done.stdout)[0] == [["demo", "patched", UNTOLD]]
 
 
 def test_counts_are_read_from_outside_without_a_further_write(reporting: Box) -> None:

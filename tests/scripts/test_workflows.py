@@ -227,6 +227,11 @@ def test_builds_that_differ_are_not_released(
         release.build(tmp_path / "out", tmp_path)
 
 
+def test_a_tool_that_is_missing_is_named_with_what_brings_it() -> None:
+    with pytest.raises(release.ReleaseFailed, match=r"expected no-such-tool on PATH .*environment"):
+        release.run("no-such-tool")
+
+
 @pytest.mark.slow
 @pytest.mark.network
 def test_what_is_released_is_made_and_checked(tmp_path: Path) -> None:

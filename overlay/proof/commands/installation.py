@@ -68,11 +68,13 @@ def make_stock_copy(root: Path, folder: Path) -> bool:
 
     :param root: the folder that holds the installed package.
     :param folder: an existing one, for the front of an import path.
-    :returns: whether anything is applied on disk.
+    :returns: whether anything is applied on disk; without that, no copy is made.
     :raises OverlayError: if the ledger or a pristine copy cannot be read.
     """
     ledger = ledgers.load(root)
-    entries = {} if ledger is None else {entry.path: entry for entry in ledger.entries}
+    if ledger is None:
+        return False
+    entries = {entry.path: entry for entry in ledger.entries}
     pristine = ledgers.copies(root)
     for place, _, names in os.walk(root / "vllm"):
         inside = Path(place).relative_to(root)
@@ -86,7 +88,7 @@ def make_stock_copy(root: Path, folder: Path) -> bool:
         if entry.before is not None:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(pristine(entry.before))
-    return ledger is not None
+    return True
 
 
 def _source(path: str) -> str:

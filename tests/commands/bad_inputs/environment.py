@@ -44,6 +44,31 @@ def _set(w: World, variables: dict[str, str], arguments: Arguments) -> Arguments
     return arguments
 
 
+for _command, _exit, _word in (
+    (("check",), 0, "can be applied"),
+    (("apply",), 0, "Applied"),
+    (("cache", "size"), 2, "set OVERLAY_CACHE to a folder of your own"),
+    (("doctor",), 1, "set OVERLAY_CACHE to a folder of your own"),
+):
+    simple(
+        f"C a user without a home, {_command[0]}",
+        _exit,
+        _word,
+        lambda w, c=_command: _homeless(w, c),
+    )
+
+
+def _homeless(w: World, command: tuple[str, ...]) -> Arguments:
+    """As platformdirs answers for a user id that the system does not know, without a HOME."""
+
+    def refuse(*_: object, **__: object) -> Path:
+        raise RuntimeError("could not determine the home directory for '~/.cache'")
+
+    w.patch.setattr("platformdirs.user_cache_path", refuse)
+    w.patch.delenv("OVERLAY_CACHE")
+    return [*command, *([w.site()] if command[0] in ("check", "apply") else [])]
+
+
 @row("C --patches missing", 2, "no-such")
 def _no_patches(w: World) -> Arguments:
     return ["list", "--patches", w.tmp / "no-such"]

@@ -41,8 +41,8 @@ _NAMES = {
     "dash": ("-", "no such file"),
     "option": ("--foo", "No such option"),
     "minus one": ("-1", "No such option"),
-    "dev null": ("/dev/null", "expected"),
-    "dev zero": ("/dev/zero", "expected"),
+    "dev null": ("/dev/null", "found a device; name a virtual environment"),
+    "dev zero": ("/dev/zero", "found a device; name a virtual environment"),
     "root": ("/", "expected a folder that holds vllm"),
     "proc": ("/proc", "expected a folder that holds vllm"),
     "passwd": ("/etc/passwd", "expected a wheel"),
@@ -228,7 +228,7 @@ def _leftover(w: World) -> Arguments:
     return ["check", w.tmp / "left"]
 
 
-@row("A link in a circle", 2, "no-loop")
+@row("A link in a circle", 2, "Too many levels of symbolic links; name a virtual environment")
 def _loop(w: World) -> Arguments:
     return ["check", w.link(w.tmp / "no-loop", "no-loop")]
 

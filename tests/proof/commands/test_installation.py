@@ -28,3 +28,10 @@ def test_the_copy_is_the_release_and_the_installation_stays(
         folder / cache.relative_to(site) / f"{Path(PROPOSER).stem}.cpython-311.pyc"
     ).exists()
     assert patched == {path: path.read_bytes() for path in patched}
+
+
+def test_where_nothing_is_applied_nothing_is_laid_out(site: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "stock"
+    folder.mkdir()
+    assert not make_stock_copy(site, folder)
+    assert not [*folder.iterdir()]
