@@ -165,14 +165,13 @@ def test_drafts_are_accepted_as_far_as_they_are_right(prompt: list[int], other: 
     accepted = next((at for at in range(k) if drafted[at] != right[at]), k)
     scheduled = {"scheduled": [[["1.r", k + 1, k]]]}
     step = {"verified": [["1.r", len(prompt) + 1, k, other]]}
-    outcomes = [
-        {"steps": [scheduled, scheduled, step], "answers": {"1.r": answer(coming)}, "error": None}
-    ]
+    steps: list[dict[str, Any]] = [scheduled, scheduled, step]
+    outcomes = [{"steps": steps, "answers": {"1.r": answer(coming)}, "error": None}]
     wrong = first_wrong_draft(outcomes, {"1.r": prompt}, k, 99)
     assert (wrong is None) is (other == accepted)
     assert first_wrong_draft(outcomes, {"1.r": prompt}, k, len(prompt) + 12) is None
     assert first_wrong_draft(outcomes, {}, k, 99) is None
-    outcomes[0]["steps"][0] = {}
+    steps[0] = {}
     assert first_wrong_draft(outcomes, {"1.r": prompt}, k, 99) is None
 
 
