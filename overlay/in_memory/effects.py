@@ -207,19 +207,17 @@ class EffectWatch:
     def _look_for_others(self, runner: ModelRunner) -> None:
         """Find the features that patch another model runner than this engine's."""
         patched = {name: self._publisher.runner(name) for name in self._publisher.features()}
-        others = {name: each for name, each in patched.items() if each not in (None, runner)}
-        self._other_runner = dict.fromkeys(others, f"model runner {runner.name}")
-        if not others:
-            return
-        from overlay._features.model_runners import asking
+        idle = {name: each for name, each in patched.items() if each not in (None, runner)}
+        self._other_runner = dict.fromkeys(idle, f"model runner {runner.name}")
+        for other in {*idle.values()} - {None}:  # there are two, so this is the other one
+            from overlay._features.model_runners import asking
 
-        self._publish()
-        [other] = {each for each in others.values() if each is not None}
-        log.warn(
-            f"{', '.join(sorted(others))}: no effect here, since this engine uses model runner "
-            f"{runner.name}; {asking(other)} asks vLLM for {other.name}"
-        )
-        self._refuse_idle()
+            self._publish()
+            log.warn(
+                f"{', '.join(sorted(idle))}: no effect here, since this engine uses model runner "
+                f"{runner.name}; {asking(other)} asks vLLM for {other.name}"
+            )
+            self._refuse_idle()
 
     def model_ready(self) -> None:
         """Say and record what each feature does, now that the model is loaded and warmed up.

@@ -16,6 +16,7 @@ from overlay._processes import records
 from overlay.in_memory import log, ranks
 from overlay.in_memory.import_watch import HookError
 from overlay.in_memory.patch_folders import patches_folders
+from overlay.package import parse_version
 from overlay.results import ANY_MORE, Way
 from overlay.untrusted import sha256
 
@@ -158,7 +159,6 @@ class RunningProcess:
     def runner(self, feature: str) -> ModelRunner | None:
         """The only model runner that a feature patches, as ``overlay check`` tells it."""
         from overlay._features.model_runners import has_ascend, runner_of
-        from overlay.package import parse_version
 
         declared = self.declared().get(feature)
         if declared is not None and declared.model_runner is not None:
