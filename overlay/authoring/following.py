@@ -97,6 +97,7 @@ def follow_each(
             moved._replace(hunks=tuple(own)), release, texts, syntax, everywhere=everywhere
         )
         for scope, own in (by_scope.items() if len(by_scope) > 1 else ())
+        if scope != MODULE_SCOPE  # its lines alone say too little
     }
     return {scope: place.path for scope, place in places.items() if place is not None}
 

@@ -91,6 +91,7 @@ def in_processes(
 
     global _inherited  # noqa: PLW0603 - the one thing that a fork can hand over unpickled
     things = [*things[:middle], *things[middle + len(learnt) :]]
+    mine = not gc.get_freeze_count()  # whoever imports the overlay may have frozen things
     gc.freeze()  # so that the processes share what this one has, and do not look it through
     _inherited = (work, things)
     executor = ProcessPoolExecutor(
@@ -106,7 +107,8 @@ def in_processes(
             f"an answer for each of {number} targets. Name fewer targets at a time"
         ) from error
     finally:
-        gc.unfreeze()
+        if mine:
+            gc.unfreeze()
         _inherited = None
 
 
