@@ -74,16 +74,13 @@ SWITCHED_OFF = "switched off"
 STEADY = {
     switch: replace(
         ASYNCHRONOUS,
-        env=ASYNCHRONOUS.env
-        | dict.fromkeys(
-            (
-                "OVERLAY_STEADY_INPUTS",
-                "OVERLAY_GREEDY_VERIFICATION",
-                "OVERLAY_BATCHED_BOOKKEEPING",
-                "OVERLAY_STEADY_SCHEDULER",
-            ),
-            switch,
-        ),
+        env={
+            **ASYNCHRONOUS.env,
+            "OVERLAY_STEADY_INPUTS": switch,
+            "OVERLAY_GREEDY_VERIFICATION": switch,
+            "OVERLAY_BATCHED_BOOKKEEPING": switch,
+            "OVERLAY_STEADY_SCHEDULER": switch,
+        },
     )
     for switch in ("on", "off")
 }
