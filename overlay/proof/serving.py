@@ -81,16 +81,13 @@ class NotServed(Exception):
     """The server did not answer as it must."""
 
 
-def held_port(number: int | None) -> socket.socket:
-    """Hold a port of this machine on which nothing listens, for a server to come.
+def reserve_port(number: int | None) -> socket.socket:
+    """A socket that keeps a port on which nothing listens for a server to come.
 
-    A server sets ``SO_REUSEADDR`` as this does, and so may listen there while the port is held;
-    nobody is given it by chance before that.
-
+    Servers set ``SO_REUSEADDR``, too, and so may listen there; nobody else is given it by chance.
     :raises NotServed: if ``number`` is given and in use.
     """
     place = socket.socket()
-    # As servers do it: a port of a connection that has ended is free.
     place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         place.bind((_HOST, number or 0))
@@ -110,8 +107,8 @@ class Server:
     """
 
     def __init__(self, spec: ServingSpec) -> None:
-        self._held = held_port(spec.port)
-        port = self._held.getsockname()[1]
+        self._port = reserve_port(spec.port)  # kept until this process ends
+        port = self._port.getsockname()[1]
         self.url = f"http://{_HOST}:{port}"
         program = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
         place = ("--host", _HOST, "--port", str(port))
@@ -127,8 +124,7 @@ class Server:
 
         :raises NotServed: if it has ended.
         """
-        status = self._process.poll()
-        if status is not None:
+        if (status := self._process.poll()) is not None:
             raise NotServed(f"the server ended with status {status}; its last lines are below")
 
     def wait(self) -> None:
@@ -196,7 +192,6 @@ class Server:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._held.close()
 
 
 class Client:

@@ -55,5 +55,5 @@ def test_the_release_has_synthetic_acceptance_and_its_server_is_a_program(releas
     assert '__name__ == "__main__"' in sources(
         release, of=r"vllm/entrypoints/openai/api_server\.py"
     )
-    # So it may listen on the port that is held for it.
+    # So it may listen on the port that is kept for it.
     assert "socket.SO_REUSEADDR, 1" in sources(release, of=r"vllm/entrypoints/.*\.py")

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from overlay.proof.serving import held_port
+from overlay.proof.serving import reserve_port
 
 SAMPLE = re.compile(r"^(vllm[:_]\w+)\{(.*)\} (\S+)$", re.MULTILINE)
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -58,8 +58,8 @@ def running(
     :param given: what ``arguments`` returned.
     :param folder: where it runs, and writes its log.
     """
-    held, log = held_port(None), folder / "log"
-    port = held.getsockname()[1]
+    place, log = reserve_port(None), folder / "log"
+    port = place.getsockname()[1]
     command = [str(python), "-m", *given, "--port", str(port)]
     with log.open("wb") as stream:
         server = subprocess.Popen(
@@ -74,7 +74,7 @@ def running(
         try:
             server.wait(60)
         finally:
-            held.close()
+            place.close()
             if server.poll() is None:
                 os.killpg(server.pid, signal.SIGKILL)
 
