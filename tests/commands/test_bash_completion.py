@@ -88,7 +88,7 @@ def test_the_tab_key_completes_commands_options_features_releases_and_folders(
     for typed, expected in (
         ("overlay app", "overlay apply "),
         ("overlay apply --fea", "overlay apply --feature "),
-        ("overlay apply --feature draft-g", "overlay apply --feature draft-graphs "),
+        ("overlay apply --feature draft-gr", "overlay apply --feature draft-graphs "),
         ("overlay check 0.31", "overlay check 0.31.0 "),
         ("overlay check src", "overlay check srcdir"),
         ("overlay completion b", "overlay completion bash "),

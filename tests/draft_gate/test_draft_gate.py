@@ -141,7 +141,7 @@ BUGS = (
     ("DraftGate.positions", "positions.clamp(max=last - 1)", "torch.zeros_like(positions)"),
     (
         "DraftGate.positions",
-        "torch.where(tokens.to(positions.device), inside, positions)",
+        "torch.where(tokens, inside, positions)",
         "inside",
     ),
     ("DraftGate.positions", "torch.zeros_like(positions)", "positions.clamp(max=last - 1)"),

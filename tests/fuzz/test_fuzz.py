@@ -17,7 +17,7 @@ from tests.engine.engine_fixtures import overlay, private_vllm
 from tests.fuzz.comparison import first_difference
 from tests.fuzz.loads import Shape
 from tests.fuzz.mutants import GRAPHS, HOSTS, MUTANTS
-from tests.fuzz.pairs import TESTS, Pair, Place, Report, Side, switches
+from tests.fuzz.pairs import MENDED, TESTS, Pair, Place, Report, Side, switches
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -26,7 +26,7 @@ SCRIPT = TESTS / "gpu/fuzz.py"
 HOST = Pair(
     seed=0,
     shape=Shape(seqs=17, length=96, tokens=40, blocks=30, dtype="float32"),
-    variants=("host",),
+    variants=("host", MENDED),
     loads=(22, 1, 2),
     requests=24,
 )

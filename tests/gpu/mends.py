@@ -33,7 +33,7 @@ from tests.engine.engine_launch import (
     write_models,
 )
 from tests.engine.engine_spec import EngineSpec
-from tests.engine.mend_hooks import LENGTH
+from tests.engine.mend_hooks import LENGTH, SHORT_DRAFT
 from tests.engine.mend_judging import JUDGES
 
 HOOKS = "tests.engine."
@@ -55,6 +55,7 @@ def graphs(spec: EngineSpec, mode: str, compiled: int = 0) -> EngineSpec:
 
 #: With vLLM's memory pool.
 SLEEPER = replace(PLAIN, engine={**PLAIN.engine, "enable_sleep_mode": True})
+SHORT = replace(PLAIN, speculative=SHORT_DRAFT, prefix_caching=True)
 WEIGHTS = "weight_hooks:weights"
 PARAMETERS = "mend_hooks:refused_parameters"
 
@@ -74,6 +75,10 @@ CELLS = {
         replace(graphs(SLEEPER, "FULL_DECODE_ONLY"), runner=ModelRunner.V2),
         WEIGHTS,
     ),
+    "draft gate": (SHORT, "mend_hooks:long_request"),
+    "draft gate, graphs": (graphs(SHORT, "FULL_DECODE_ONLY"), "mend_hooks:long_request"),
+    "draft gate, piecewise": (graphs(SHORT, "PIECEWISE", 3), "mend_hooks:long_request"),
+    "min_tokens": (PLAIN, "mend_hooks:least_tokens"),
     "min_p and logit_bias, V1": (PLAIN, PARAMETERS),
     "min_p and logit_bias, V2": (replace(PLAIN, runner=ModelRunner.V2), PARAMETERS),
     # What is right: the same prompts without drafts.
@@ -100,7 +105,9 @@ def run(spec: EngineSpec, hook: str, path: str, overlay: str, timeout: float) ->
 
 
 #: Those that mend, and draft graphs, which go on beside them.
-FEATURES = "context-limit,draft-sampling,draft-weights,prompt-logprobs,draft-graphs"
+FEATURES = (
+    "context-limit,draft-gate,draft-sampling,draft-weights,min-tokens,prompt-logprobs,draft-graphs"
+)
 
 
 def absolute(path: str) -> str:

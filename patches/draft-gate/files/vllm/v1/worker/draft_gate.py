@@ -71,7 +71,7 @@ class DraftGate:
         first = lengths if self._extends else lengths - metadata.query_start_loc_cpu.diff()
         if bool((first > last).all()):
             return metadata
-        closed = over.to(metadata.seq_lens.device)
+        closed = over.to(metadata.seq_lens.device, non_blocking=True)
         gated = copy.copy(metadata)
         table = metadata.block_table_tensor
         gated.block_table_tensor = table.masked_fill(closed[:, None], NULL_BLOCK)
@@ -89,11 +89,12 @@ class DraftGate:
         if self._closed is None:
             return positions
         metadata.max_seq_len = self._longest
-        tokens = self._closed[0].repeat_interleave(metadata.query_start_loc_cpu.diff().long())
+        counts = metadata.query_start_loc_cpu.diff().long()
+        tokens = self._closed[0].repeat_interleave(counts).to(positions.device, non_blocking=True)
         last = self._runner.effective_drafter_max_model_len - self._reach
         # What fits keeps its place: another request may share the beginning of this one.
         inside = torch.zeros_like(positions) if self._extends else positions.clamp(max=last - 1)
-        return torch.where(tokens.to(positions.device), inside, positions)
+        return torch.where(tokens, inside, positions)
 
     def drafts(self, drafts: Any) -> Any:
         """The step's drafts, with zeros for closed rows, as if these had been sampled.
