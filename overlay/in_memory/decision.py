@@ -27,6 +27,7 @@ from overlay.settings import Mode
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from types import ModuleType
 
     from overlay.in_memory.import_hook import Observer
     from overlay.in_memory.preparation import Planned, PreparedModules
@@ -267,7 +268,7 @@ def _in_memory(
     :param activation: what the process runs from disk.
     :returns: what the process runs then, and the states of the features that are not on disk.
     """
-    from overlay.in_memory import import_hook as hook
+    hook = _hook()
     from overlay.in_memory.preparation import Plans, prepare
 
     on_disk = {feature.id: feature.digest for feature in activation.features}
@@ -301,6 +302,13 @@ def _in_memory(
     return activation._replace(warnings=(*prepared.warnings, *other_forms)), features
 
 
+def _hook() -> ModuleType:
+    """The import hook's module, which a process needs where something is patched in memory."""
+    from overlay.in_memory import import_hook
+
+    return import_hook
+
+
 def _install(
     target: Target, prepared: PreparedModules, required_ids: frozenset[str], observer: Observer
 ) -> tuple[str, ...]:
@@ -308,7 +316,7 @@ def _install(
 
     :returns: the modules that it serves, sorted.
     """
-    from overlay.in_memory import import_hook as hook
+    hook = _hook()
 
     assert target.root is not None  # an importable package lies in a folder
     required = {
@@ -393,9 +401,7 @@ def _refuse_missing(activation: Activation, required_ids: frozenset[str]) -> Non
     if "all" in required_ids and idle and not harmless and not missing:
         missing.append("no feature is active in this process")
     if missing:
-        from overlay.in_memory import import_hook as hook
-
-        hook.uninstall(sys.meta_path)
+        _hook().uninstall(sys.meta_path)
         raise RequiredMissing(_refusal(missing))
 
 

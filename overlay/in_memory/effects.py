@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from overlay._features.model_runners import asking
 from overlay._features.sources import EFFECTS_MODULE
 from overlay._processes.counts import COUNTS_NAME
 from overlay._processes.records import Effect, EffectRecord, Meaning, of_features
@@ -210,8 +211,6 @@ class EffectWatch:
         idle = {name: each for name, each in patched.items() if each not in (None, runner)}
         self._other_runner = dict.fromkeys(idle, f"model runner {runner.name}")
         for other in {*idle.values()} - {None}:  # there are two, so this is the other one
-            from overlay._features.model_runners import asking
-
             self._publish()
             log.warn(
                 f"{', '.join(sorted(idle))}: no effect here, since this engine uses model runner "
