@@ -268,7 +268,7 @@ def _refuse_side_by_side(_: click.Context, __: click.Parameter, value: bool) -> 
     help="Tokens a step by synthetic acceptance; 0: what the models accept.",
     show_default="2.5 for shapes, 0 for models",
 )
-@option("--mode", default="FULL_AND_PIECEWISE", help="The cudagraph_mode of a shape.")
+@option("--mode", help="The cudagraph_mode of a shape.", show_default="as vLLM chooses")
 @option("--engine", metavar="JSON", default="{}", help="Further arguments of vllm.LLM.")
 @option(
     "--python",

@@ -191,7 +191,8 @@ class GraphSafeImpl(AttentionImpl):  # type: ignore[misc]  # mypy sees no vLLM, 
         cells_in_all = kv_cache.shape[0] * block_size
         inside = slot_mapping.sort().values
         FAULTS[5].add_((slot_mapping >= cells_in_all).sum())
-        FAULTS[6].add_(((inside[1:] == inside[:-1]) & (inside[1:] >= 0)).sum())
+        # The null block, the first one, is nobody's: rows that are not drafted for write there.
+        FAULTS[6].add_(((inside[1:] == inside[:-1]) & (inside[1:] >= block_size)).sum())
         slots = slot_mapping.clamp(min=0, max=cells_in_all - 1)
         blocks, offsets = slots // block_size, slots % block_size
         cells = kv_cache.transpose(1, 2)
@@ -256,13 +257,16 @@ class GraphSafeImpl(AttentionImpl):  # type: ignore[misc]  # mypy sees no vLLM, 
             & (cell % per_request < seen[:, None])
             & (cell % per_request >= begins[:, None])
         )
-        # What nobody may see may hold NaN, and zero times NaN is NaN.
-        cells = torch.where(visible.any(0)[:, None, None], cells, 0.0)
+        # What a row may not see may hold NaN, and zero times NaN is NaN.
+        broken = ~cells.isfinite().flatten(1).all(1)
+        cells = torch.where(broken[:, None, None], 0.0, cells)
 
         queries = query.view(tokens, heads, self.num_heads // heads, size).float() * self.scale
         scores = torch.einsum("thgd,shd->thgs", queries, cells[..., :size])
         weights = scores.masked_fill(~visible[:, None, None], float("-inf")).softmax(-1)
         result = torch.einsum("thgs,shd->thgd", weights, cells[..., size:])
+        sees_it = (visible & broken).any(1)
+        result = torch.where(sees_it[:, None, None, None], float("nan"), result)
         result = result.reshape(output.shape).to(output.dtype)
         output.copy_(torch.where(real.view(-1, *[1] * (output.dim() - 1)), result, output))
         return output

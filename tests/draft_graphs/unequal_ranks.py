@@ -199,6 +199,9 @@ SCENARIOS: tuple[Callable[[int], None], ...] = (
 
 def rank_main(scenario: Callable[[int], None], rank: int, port: str) -> None:
     """One rank of one scenario."""
+    # Ranks that are killed must not be waited for in shared memory, which those of one name have
+    # where the CPU has AVX-512.
+    os.environ["VLLM_DIST_IDENT"] = str(rank)
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.distributed import parallel_state
     from vllm.v1.spec_decode.draft_graphs import same_settings

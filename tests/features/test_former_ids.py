@@ -16,7 +16,7 @@ from overlay._features.folder import load
 from overlay._processes.records import Effect, EffectRecord, of_features
 from overlay.errors import PatchFormatErrors
 from overlay.in_memory.effects import EffectWatch
-from overlay.on_disk.ledger import Ledger, LedgerFeature, decode, encode
+from overlay.on_disk.ledger import Entry, Ledger, LedgerFeature, decode, encode
 from overlay.results import FeatureResult, FileResult, State
 from tests.support.fake_vllm import site_packages
 from tests.support.patches import write_feature
@@ -55,7 +55,8 @@ def test_nobody_else_can_have_it(tmp_path: Path) -> None:
 
 
 def ledger(*features: LedgerFeature) -> Ledger:
-    return Ledger("0.1.0", "0.26.0", features, (), (), None)
+    entry = Entry("vllm/v1/drafts.py", "1" * 64, "2" * 64, 0o644, 1)
+    return Ledger("0.1.0", "0.26.0", features, (entry,), (), None)
 
 
 def applied(name: str, *paths: str, state: State = State.APPLIED) -> LedgerFeature:

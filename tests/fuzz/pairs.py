@@ -258,12 +258,13 @@ class Report:
         """Compare the results of a pair's engines."""
         self.about |= {name: stock[name] for name in ("vllm", "device")}
         self.figures += figures(stock["outcomes"]) + Counter(pairs=len(others))
-        if stock["outcomes"][-1]["error"]:
-            self.deaths.append(f"seed {pair.seed}: {stock['outcomes'][-1]['error']}")
+        error = stock["outcomes"][-1]["error"]
+        if error and any(other["outcomes"][-1]["error"] for other in others):
+            self.deaths.append(f"seed {pair.seed}: {error}")
         for variant, other in zip(pair.variants, others, strict=True):
             self.work.setdefault(variant, Counter()).update(other["work"])
             difference = pair.difference(variant, stock, other)
-            if variant == MENDED and stock["outcomes"][-1]["error"] and difference is None:
+            if variant == MENDED and error and difference is None:
                 self.figures["stock engines that died alone"] += 1
             if difference is None and not set(other["faults"]) <= set(stock["faults"]):
                 difference = Difference(0, None, "faults", stock["faults"], other["faults"])

@@ -20,7 +20,7 @@ from typing import Any
 
 from tests.engine.engine_launch import run_session
 from tests.engine.engine_spec import EngineSpec
-from tests.support import rested_collector
+from tests.support import rested_collector, shared_memory
 from tests.support.forks import run_beside
 
 #: What imports vLLM, and nothing that the overlay patches.
@@ -114,8 +114,11 @@ def main(file: Path) -> None:
             )
             for name, (code, variables) in group.items()
         ]
+        before = shared_memory.present()
         for name, status in zip(group, run_beside(cases), strict=True):
             file.with_name(f"{name}.status").write_text(str(status), encoding="utf-8")
+        # All ranks that torchrun starts name theirs alike, and forks leave it to the next ones.
+        shared_memory.remove(shared_memory.present() - before, shared_memory.mapped())
 
 
 if __name__ == "__main__":

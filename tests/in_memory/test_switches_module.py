@@ -35,10 +35,10 @@ def test_any_other_value_is_refused_by_name(is_on: Any, value: str) -> None:
 
 
 def test_a_further_value_asks_for_it_too_and_is_named(is_on: Any) -> None:
-    assert is_on("OVERLAY_DEMO", {"OVERLAY_DEMO": "untried"}, further="untried")
-    assert not is_on("OVERLAY_DEMO", {"OVERLAY_DEMO": "off"}, further="untried")
-    with pytest.raises(ValueError, match=r"is '1'; set it to on or off, or to untried$"):
-        is_on("OVERLAY_DEMO", {"OVERLAY_DEMO": "1"}, further="untried")
+    assert is_on("OVERLAY_DEMO", {"OVERLAY_DEMO": "untried"}, further=("untried", "all"))
+    assert not is_on("OVERLAY_DEMO", {"OVERLAY_DEMO": "off"}, further=("untried", "all"))
+    with pytest.raises(ValueError, match=r"is '1'; set it to on or off, or to untried or all$"):
+        is_on("OVERLAY_DEMO", {"OVERLAY_DEMO": "1"}, further=("untried", "all"))
 
 
 def test_the_variables_of_this_process_are_read_when_it_is_asked(

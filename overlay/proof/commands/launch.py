@@ -64,7 +64,7 @@ class Launch:
         options: dict[str, object] = {
             "--k": 0 if plain else question.k,
             "--batch": ",".join(map(str, question.batches)),
-            "--mode": question.mode,
+            "--mode": question.mode or "",
             "--tokens": question.tokens,
             "--repeats": question.repeats,
             "--accept": question.acceptance,
@@ -109,7 +109,9 @@ class Launch:
             arguments += ["--load-format", "dummy", "--max-model-len", str(_MAX_MODEL_LEN)]
             arguments += ["--max-num-seqs", str(most)]
             arguments += ["--gpu-memory-utilization", "0.6"]
-            arguments += ["--compilation-config", json.dumps({"cudagraph_mode": question.mode})]
+            if question.mode:
+                mode = {"cudagraph_mode": question.mode}
+                arguments += ["--compilation-config", json.dumps(mode)]
         if speculative is not None and not plain:
             arguments += ["--speculative-config", json.dumps(speculative)]
         arguments += [*as_arguments(self._options(plain)), *self._arguments(plain)]

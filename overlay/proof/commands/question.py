@@ -29,6 +29,7 @@ class BenchQuestion:
     :ivar budget: seconds for all engines together; see ``budget``.
     :ivar accept: the mean number of tokens a step, by synthetic acceptance; 0: what the models
         accept; ``None``: 2.5 for a shape, 0 for models.
+    :ivar mode: cudagraph mode of a shape's engines; ``None``: as vLLM, or the overlay, chooses.
     :ivar port: of the server; ``None`` for a free one.
     :ivar only: the one part that is measured; ``None`` for both.
     :ivar against: what the overlay is measured beside, a key of ``AGAINST``.
@@ -56,7 +57,7 @@ class BenchQuestion:
     tokens: int = 192
     accept: float | None = None
     engine: str = "{}"
-    mode: str = "FULL_AND_PIECEWISE"
+    mode: str | None = None
     only: Part | None = None
     against: str = "default"
     v1: bool = False
