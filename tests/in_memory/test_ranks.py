@@ -49,6 +49,7 @@ def init_distributed_environment(world_size, rank, init_method):
         "gloo", init_method=init_method, world_size=world_size, rank=rank,
         timeout=datetime.timedelta(seconds=60),
     )
+    dist.barrier()  # until all are connected: one that ends before would end the others, too
     _WORLD = GroupCoordinator(rank, world_size, dist.group.WORLD)
 
 
