@@ -22,7 +22,7 @@ pytest.importorskip("vllm")  # in the environment of the engine
 from tests.batched_bookkeeping.releases import torch
 from tests.draft_gate.world import LIMIT, Drafted, K, Step, draft, metadata_of, places
 from tests.support.beside_vllm import PATCHES
-from tests.support.code_edits import edited
+from tests.support.code_edits import run_edited
 
 # isort: split
 from vllm.v1.overlay_effects import effects
@@ -160,8 +160,7 @@ BUGS = (
 def changed(request: pytest.FixtureRequest) -> Iterator[None]:
     """The module with a mistake."""
     file = PATCHES / "draft-gate/files/vllm/v1/worker/draft_gate.py"
-    names: dict[str, Any] = {"__name__": draft_gate.__name__}
-    exec(compile(edited(file.read_text(), [request.param]), file, "exec"), names)
+    names = run_edited(file, [request.param], draft_gate.__name__)
     with mock.patch.object(draft_gate, "DraftGate", names["DraftGate"]):
         yield
 

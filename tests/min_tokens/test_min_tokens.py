@@ -34,7 +34,7 @@ from tests.batched_bookkeeping.releases import (
 )
 from tests.context_limit.world import Seat, World
 from tests.support.beside_vllm import PATCHES, put_beside_vllm
-from tests.support.code_edits import edited
+from tests.support.code_edits import run_edited
 
 put_beside_vllm("min-tokens")
 
@@ -213,8 +213,7 @@ BUSY = [
 def changed(request: pytest.FixtureRequest) -> Iterator[None]:
     """The module with a mistake."""
     file = PATCHES / "min-tokens/files/vllm/v1/worker/min_tokens.py"
-    names: dict[str, Any] = {"__name__": min_tokens.__name__}
-    exec(compile(edited(file.read_text(), [request.param]), file, "exec"), names)
+    names = run_edited(file, [request.param], min_tokens.__name__)
     with mock.patch.object(min_tokens, "count_tokens", names["count_tokens"]):
         yield
 

@@ -20,6 +20,7 @@ import ast
 import copy
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 #: (file, scope, old code, new code).
@@ -45,6 +46,16 @@ def edited(source: str, edits: Iterable[Sequence[str]], file: str = "<source>") 
         source = ast.unparse(ast.fix_missing_locations(tree)) + "\n"
         compile(source, file, "exec", dont_inherit=True)
     return source
+
+
+def run_edited(file: Path, edits: Iterable[Sequence[str]], name: str) -> dict[str, Any]:
+    """The names of a module that was run by itself with edits; see ``edited``.
+
+    :param name: of the module, as its own code reads it.
+    """
+    names: dict[str, Any] = {"__name__": name}
+    exec(compile(edited(file.read_text(encoding="utf-8"), edits), file, "exec"), names)
+    return names
 
 
 def _edit(tree: ast.Module, scope: str, old: str, new: str, where: str) -> None:
