@@ -191,7 +191,7 @@ BUGS = (
     ("_count", "known < least", "known + 1 < least"),
     ("_count", "known + drafts < least", "known < least"),
     ("_count", "known + drafts < least", "known + drafts + 1 < least"),
-    ("_count", "Known(known)", "Known(0)"),
+    ("_count", "TokenCount(known)", "TokenCount(0)"),
     ("_count", "processor.min_toks = lacking", "pass"),
     ("_count", "processor.update_state(None)", "pass"),
     ("_count", "{**masked, NOBODY: (0, (), *rest)}", "{**lacking, NOBODY: (0, (), *rest)}"),

@@ -2,10 +2,10 @@
 """Withdraws further capture sizes where a capture fails, on all ranks.
 
 vLLM captures its graphs in one call, from the largest size down, and some of them before, to reckon
-what they need. Where that raises, all graphs are
-given back, the sizes become those that vLLM would have had, and the call is made again. A rank
-waits for all others before it decides, since none may go on alone. What cannot be withdrawn is
-said, and the error is raised as vLLM does: a GPU that answers no more, ranks that do not meet.
+what they need. Where that raises, all graphs are given back, the sizes become those that vLLM would
+have had, and the call is made again. A rank waits for all others before it decides, since none may
+go on alone. What cannot be withdrawn is said, and the error is raised as vLLM does: a GPU that
+answers no more, ranks that do not meet.
 """
 
 from __future__ import annotations

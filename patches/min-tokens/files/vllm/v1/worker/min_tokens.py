@@ -24,7 +24,7 @@ COUNTED = "steps whose requests with min_tokens were counted"
 NOBODY = -1
 
 
-class Known:
+class TokenCount:
     """Stands for a list of tokens of which the number alone is asked for."""
 
     def __init__(self, number: int) -> None:
@@ -71,7 +71,7 @@ def _count(processor: Any, batch: Any, scheduled: Any) -> None:
         tokens = batch.num_computed_tokens_cpu[row] + scheduled.num_scheduled_tokens[name]
         known = max(int(tokens) - drafts - int(batch.num_prompt_tokens[row]), 0)
         if known < least:
-            lacking[row] = (least, Known(known), *rest)
+            lacking[row] = (least, TokenCount(known), *rest)
             if known + drafts < least:
                 masked[row] = lacking[row]
     # Upstream makes the masks for the token behind the drafts of those that it has now ...
