@@ -42,6 +42,11 @@ def answer_length(number: int, answer: int, spread: float) -> int:
     return max(round(answer * (1 + spread * (2 * (number * _GOLDEN % 1) - 1))), 1)
 
 
+def prompt_tokens(number: int, length: int) -> list[int]:
+    """The prompt of a request, by its number."""
+    return [(7 * number + 13 * place) % 30000 + 10 for place in range(length)]
+
+
 class Load:
     """So many requests in flight, one new for each that ends.
 
@@ -73,8 +78,7 @@ class Load:
     def step(self, *, more: bool = True) -> None:
         """Fill up what is in flight (``more``), and let the engine take a step."""
         while more and self._in_flight < self._concurrency:
-            tokens = [(7 * self._sent + 13 * place) % 30000 + 10 for place in range(self._prompt)]
-            prompt = {"prompt_token_ids": tokens}
+            prompt = {"prompt_token_ids": prompt_tokens(self._sent, self._prompt)}
             self._engine.add_request(f"load-{self._sent}", prompt, self._params())
             self._sent += 1
             self._in_flight += 1

@@ -11,8 +11,9 @@ many with answers of different lengths, of which so many are in flight.
         --party 'stock;PYTHONPATH=/site' --party 'overlay;PYTHONPATH=/patched'
         --party 'sizes;PYTHONPATH=/site;{"max_cudagraph_capture_size": 1024}'
 
-A party is NAME;VARIABLE=VALUE ...;options of the engine, JSON. An engine that dies is named with
-its last lines, and the others go on.
+A party is NAME;VARIABLE=VALUE ...;options of the engine, JSON; with ``"peer": "sglang"`` among them
+the engine is SGLang's (``peer_engine.py``), where its environment has that. An engine that dies is
+named with its last lines, and the others go on.
 """
 
 from __future__ import annotations
@@ -87,6 +88,10 @@ def serve(args: argparse.Namespace) -> None:
     given = json.loads(args.serve)
     engine = own.parse_args(given["arguments"])
     engine.concurrency = given["most"]
+    if given["fused"]:
+        from bench.fused_drafts import fuse
+
+        fuse()
     llm, told = start(engine, own_process=given["own_process"])
     print("STARTED " + json.dumps(told), flush=True)
     for line in sys.stdin:
@@ -106,9 +111,15 @@ def command_of(which: Party, args: argparse.Namespace, log: Path) -> list[str]:
     """Arguments of the Python that serves a party's loads."""
     options = {**json.loads(args.engine), **which.options}
     drafts = options.pop("k", args.k)
+    if which.options.get("peer"):
+        own = {name: value for name, value in which.options.items() if name not in ("peer", "k")}
+        peer = {"shape": args.shape, "k": drafts, "accept": args.accept, "options": own}
+        peer["most"] = max(args.requests)
+        return [str(HERE.with_name("peer_engine.py")), json.dumps(peer)]
     if not drafts:
         options["speculative_config"] = None
     request = {
+        "fused": options.pop("fused", False),
         "arguments": [
             *("--shape", args.shape, "--k", str(max(drafts, 1)), "--accept", str(args.accept)),
             *("--drafter", args.drafter, "--mode", options.pop("mode", args.mode)),

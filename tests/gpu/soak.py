@@ -254,11 +254,10 @@ def run(name: str, spec: EngineSpec, args: argparse.Namespace, folder: Path) -> 
     request = {"name": name, "spec": spec.to_json(), "seed": args.seed}
     request |= {"steps": args.steps, "until": time.time() + args.seconds}
     cell.write_text(json.dumps(request), encoding="utf-8")
-    environment = {**os.environ, "OVERLAY_DECODE_GRAPH_SIZES": "mixed"}
     log = args.out.resolve().parent / f"soak-{name}.log"
     command = [sys.executable, str(HERE), "--cell", str(cell)]
     with log.open("wb") as stream:
-        status = run_session(command, folder, environment, stream, args.seconds + 120)
+        status = run_session(command, folder, dict(os.environ), stream, args.seconds + 120)
     result = cell.with_suffix(".result")
     figures = json.loads(result.read_text(encoding="utf-8")) if result.exists() else {"name": name}
     text = log.read_text(encoding="utf-8", errors="replace")
