@@ -154,12 +154,21 @@ def layer(support: str, *, spec: object = "full") -> SimpleNamespace:
 
 
 def fitted_beside(
-    layers: list[Any], folder: Path, requests: int = 256, others: Sequence[int] = ()
+    layers: list[Any],
+    folder: Path,
+    requests: int = 256,
+    others: Sequence[int] = (),
+    weights: Sequence[int] = (),
 ) -> tuple[Any, str]:
-    """The compilation configuration of a worker with these layers, and the feature's effect."""
+    """The compilation configuration of a worker with these layers, and the feature's effect.
+
+    :param weights: bytes of each of its parameters.
+    """
     config = configuration(cudagraph_mode=None, requests=requests)
     write_utils("0.33.0", folder)
     one = worker(config)
+    parameters = [SimpleNamespace(nbytes=each) for each in weights]
+    one.get_model = lambda: SimpleNamespace(parameters=lambda: iter(parameters))
     config.compilation_config.static_forward_context = dict(enumerate(layers))
     with fitted(one, others, choose=choose, folder=folder) as world:
         return config.compilation_config, world.effect["text"]
@@ -194,10 +203,29 @@ def test_other_backends_get_them(tmp_path: Path) -> None:
 
 
 def test_ranks_agree_on_them(tmp_path: Path) -> None:
-    """Another rank votes 0, since its attention holds no prefill."""
+    """Another rank votes 0: its attention holds no prefill, or it has more weights."""
     compilation, effect = fitted_beside([layer("ALWAYS")], tmp_path, 64, others=[0])
     assert compilation.cudagraph_mode is Mode.FULL_AND_PIECEWISE
-    assert effect.endswith("attention on another rank holds no prefill in a graph")
+    assert effect.endswith("no graphs of mixed batches: another rank has a reason against them")
+
+
+@pytest.mark.parametrize("weights", [[8 << 30, 1], [4 << 30] * 3])
+def test_where_a_step_waits_for_the_gpu_decodes_alone_have_graphs(
+    weights: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compilation, effect = fitted_beside([layer("ALWAYS")], tmp_path, weights=weights)
+    alone = chosen("0.33.0", configuration())
+    assert compilation.cudagraph_mode is Mode.FULL_AND_PIECEWISE
+    assert compilation.cudagraph_capture_sizes == alone.cudagraph_capture_sizes
+    assert f"no graphs of mixed batches: with weights of {sum(weights) / (1 << 30):.1f}" in effect
+    monkeypatch.setenv(VARIABLE, "mixed")
+    compilation, _ = fitted_beside([layer("ALWAYS")], tmp_path, weights=weights)
+    assert compilation.cudagraph_mode is Mode.FULL
+
+
+def test_few_weights_leave_graphs_of_mixed_batches(tmp_path: Path) -> None:
+    compilation, _ = fitted_beside([layer("ALWAYS")], tmp_path, weights=[4 << 30, 4 << 30])
+    assert compilation.cudagraph_mode is Mode.FULL
 
 
 @pytest.mark.parametrize("release", TEXTS)

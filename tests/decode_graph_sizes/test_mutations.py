@@ -87,7 +87,10 @@ MEMORY: list[Mistake] = [
     ("fit_sizes", "compilation.cudagraph_capture_sizes = kept", "pass"),
     ("fit_sizes", "compilation.max_cudagraph_capture_size = kept[-1]", "pass"),
     ("fit_sizes", "_agreed(len(fitting(sizes, own, shape, graphs, room)))", "len(sizes)"),
-    ("fit_sizes", "_agreed(int(backend is None))", "backend is None"),
+    ("fit_sizes", "_agreed(int(reason is None))", "reason is None"),
+    ("_against_mixed", "weights <= MOST_WEIGHTS", "True"),
+    ("_against_mixed", "weights <= MOST_WEIGHTS", "weights < MOST_WEIGHTS"),
+    ("_against_mixed", "os.environ.get(VARIABLE) == MIXED", "False"),
     ("_without_prefills", "support.name != 'ALWAYS'", "False"),
     ("_without_prefills", "hasattr(layer, 'get_attn_backend')", "True"),
     ("_choose_decodes_alone", "setattr(compilation, MODE, reason)", "pass"),
@@ -176,6 +179,10 @@ def memory_is_right(edits: list[Mistake], monkeypatch: pytest.MonkeyPatch, folde
         test_mixed.test_a_backend_that_holds_no_prefill_gets_decodes_alone("NEVER", 64, folder)
         test_mixed.test_other_backends_get_them(folder)
         test_mixed.test_ranks_agree_on_them(folder)
+        test_mixed.test_few_weights_leave_graphs_of_mixed_batches(folder)
+        test_mixed.test_where_a_step_waits_for_the_gpu_decodes_alone_have_graphs(
+            [8 << 30, 1], folder, patched
+        )
 
 
 def mode_is_right(edits: list[Mistake], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

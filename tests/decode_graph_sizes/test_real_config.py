@@ -20,8 +20,10 @@ from tests.support.beside_vllm import put_beside_vllm
 
 put_beside_vllm("decode-graph-sizes")
 
-# The feature's modules lie beside vLLM's own from here on.
+# The feature's modules lie beside vLLM's own from here on. vLLM imports this one where it has no
+# note of a model yet, and what it imports fails where the platform seems to be CUDA.
 # isort: split
+import vllm.model_executor.model_loader  # noqa: F401
 from vllm.config import CompilationConfig, CUDAGraphMode, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
