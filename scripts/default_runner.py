@@ -18,7 +18,8 @@ from scripts.performance_data import Row, Sitting, sittings_of
 
 HEAD = ["your vLLM", "your model", "its runner", "speed with the overlay, one H200 unless said"]
 #: Files of ``bench/results``.
-DRAFTS = "h200-default-runner-0.33.0-2026-11-26"
+DRAFTS = "h200-default-engine-0.33.0-2026-11-26"
+HEAVY = "h200-default-engine-0.33.0-8b-2026-11-26"
 NO_DRAFTS = "h200-default-runner-0.33.0-no-drafts-2026-11-26"
 TEXT_33 = "h200-real-text-0.33.0-2026-11-26"
 TEXT_26 = "h200-real-text-0.26.0-2026-11-26"
@@ -46,14 +47,19 @@ class Entry(NamedTuple):
 
 
 def _on_newest(documents: Documents) -> list[float]:
-    """256 requests of 1B, with drafts and without; then real text with fewer and fewer requests."""
-    ratios = [
-        documents(file)["loads"][f"256 {load}"]["mixed"]["median_ratio"]
-        for file in (DRAFTS, NO_DRAFTS)
-        for load in ("uniform", "mixed")
-    ]
+    """256 requests of 1B with drafts and without, real text with ever fewer requests, 256 of 8B."""
+
+    def wide(file: str, engine: str) -> list[float]:
+        loads = documents(file)["loads"]
+        return [loads[f"256 {load}"][engine]["median_ratio"] for load in ("uniform", "mixed")]
+
     text = documents(TEXT_33)
-    return ratios + [_over(text, f"{each} requests", "V2 overlay, mixed") for each in (256, 64, 16)]
+    return [
+        *wide(DRAFTS, "overlay"),
+        *wide(NO_DRAFTS, "mixed"),
+        *(_over(text, f"{each} requests", "V2 overlay") for each in (256, 64, 16)),
+        *wide(HEAVY, "decodes"),
+    ]
 
 
 def _dense(documents: Documents) -> list[float]:
@@ -102,7 +108,7 @@ ENTRIES = (
         V2,
         "256 requests, 1B, decodes alone and with prefills among them: **{}** and **{}** with "
         "drafts, {} and {} without; [real text](docs/performance.md#real-weights-and-real-text), "
-        "135M: **{}**, with 64 requests {}, with 16 {}",
+        "135M: **{}**, with 64 requests {}, with 16 {}; 8B: {} and {}",
         _on_newest,
     ),
     Entry(

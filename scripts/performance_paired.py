@@ -30,6 +30,10 @@ HEAD = [
 HEAD += ["file"]
 #: The variable of decode-graph-sizes, and the first release that has graphs of mixed batches.
 SIZES, MIXED_FROM = "OVERLAY_DECODE_GRAPH_SIZES", (0, 31, 0)
+#: Features that are always active beside drafts, and change nothing that is timed.
+MENDS = ("draft-weights",)
+#: The shapes with too many weights for such graphs, unless they are asked for.
+HEAVY = ("8b", "moe")
 GAINS_HEAD = ["vLLM, GPU, shape, drafts", "active"]
 
 
@@ -147,21 +151,26 @@ def _drafts(sitting: Mapping[str, Any], name: str) -> str:
 
 
 def _active(party: Mapping[str, Any]) -> str:
-    """The features that an engine reported as active, and the overlay's variables that it had.
+    """The features that an engine reported as active, but for mends, and the overlay's variables.
 
-    Graphs of mixed batches had to be asked for by a variable before they were the default, which
-    is what is left out now where they were there, and said where they were not.
+    Which engines have graphs of mixed batches by default has changed: the variable is left out
+    where an engine had what it has today, and said where it had not.
     """
     effects = party["engine"].get("effects") or {}
-    active = {name: text for name, text in effects.items() if text.startswith("active")}
+    active = {
+        name: text
+        for name, text in effects.items()
+        if text.startswith("active") and name not in MENDS
+    }
     variables = {
         name: value for name, value in party["variables"].items() if name.startswith("OVERLAY")
     }
     text = active.get("decode-graph-sizes")
-    if text and "mixed batches" in text:
+    if text and _version(party["engine"]["vllm"]) >= MIXED_FROM:
+        value = "mixed" if "FULL, for mixed batches" in text else "decodes"
         variables.pop(SIZES, None)
-    elif text and _version(party["engine"]["vllm"]) >= MIXED_FROM:
-        variables[SIZES] = "decodes"
+        if value != ("decodes" if party["engine"]["shape"] in HEAVY else "mixed"):
+            variables[SIZES] = value
     names = [*active, *(f"`{name}={value}`" for name, value in variables.items())]
     return ", ".join([*names, *filter(None, [party.get("experiment")])])
 
