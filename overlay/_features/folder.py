@@ -8,7 +8,6 @@ Files that an editor or a file manager leaves are named and ignored.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import NamedTuple
 from packaging.version import Version
 
 from overlay._features import sources
+from overlay._features.documents import is_required
 from overlay._features.feature_folder import ignored, is_plain, read_feature
 from overlay._features.feature_toml import NO_RELEASES
 from overlay._features.model import SHIPPED, Feature
@@ -183,7 +183,7 @@ def _read_folder(folder: Path, private: bool) -> Iterator[Feature | Malformed]:
         for name, path in sources.entries(folder).items()
         if sources.stray(name) and not name.startswith(".")
     ]
-    for path in _entries(folder):
+    for _, path in sources.feature_paths(folder):
         if problem is not None and private:
             refused = PatchFormatError(str(path), None, f"it was not read: {problem}")
             yield Malformed(path.name, (refused,), required=False)
@@ -205,15 +205,6 @@ def _open_to_others(folder: Path, problem: str) -> Notice:
         f"somebody else could have written these patches: {problem}. The plugin does not read "
         "them; correct the owner or the mode",
     )
-
-
-def _entries(folder: Path) -> Iterator[Path]:
-    """What has to be a feature in a patches folder, by name."""
-    for name, path in sources.entries(folder).items():
-        ignored = sources.stray(name) or sources.left_behind(name)
-        beside = name == "__init__.py" or sources.is_document(path)
-        if not (ignored or beside or sources.is_shared(path)):
-            yield path
 
 
 def _is_feature(path: Path, errors: list[PatchFormatError]) -> bool:
@@ -241,10 +232,9 @@ def _is_feature(path: Path, errors: list[PatchFormatError]) -> bool:
 def _is_required(path: Path) -> bool:
     """Whether a malformed feature says that vLLM must not start without it."""
     try:
-        text = read_regular(path / "feature.toml", follow=False) or b""
+        return is_required(read_regular(path / "feature.toml", follow=False) or b"")
     except OSError:
         return False
-    return re.search(rb"""(?m)^[ \t]*["']?required["']?[ \t]*=[ \t]*true\b""", text) is not None
 
 
 def _defined_twice(feature: Feature, path: Path, first: Path) -> Malformed:

@@ -107,6 +107,18 @@ def entries(folder: str | os.PathLike[str]) -> dict[str, Path]:
     return {name: path for name, path in sorted(paths.items()) if name not in dropped}
 
 
+def feature_paths(folder: str | os.PathLike[str]) -> Iterator[tuple[str, Path]]:
+    """Name and place of what has to be a feature in a folder of patches, by name.
+
+    :raises OSError: if the folder cannot be listed.
+    """
+    for name, path in entries(folder).items():
+        ignored = stray(name) or left_behind(name)
+        beside = name == "__init__.py" or is_document(path)
+        if not (ignored or beside or is_shared(path)):
+            yield name, path
+
+
 def feature_documents(folder: Path) -> list[Path]:
     """The ``feature.toml`` of each feature in a folder of patches, by name; without reading any.
 

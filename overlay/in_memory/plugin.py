@@ -53,7 +53,7 @@ def _start(environment: Environment) -> None:
     if switches.mode is settings.Mode.OFF:
         from overlay.in_memory import switched_off
 
-        activation = switched_off.activation(environment)
+        activation = switched_off.activation(switches, environment)
     else:
         from overlay.in_memory.decision import decide
 

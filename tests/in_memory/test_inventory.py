@@ -9,9 +9,10 @@ import pytest
 
 import overlay
 from overlay import settings
+from overlay._features.folder import load_all
 from overlay._features.sources import source_of
 from overlay.in_memory.decision import settled_without_plan
-from overlay.in_memory.patch_folders import patches_folders, required_features
+from overlay.in_memory.inventory import patches_folders, required_features
 from overlay.on_disk.ledger import Ledger, LedgerFeature
 from overlay.results import FeatureResult, FileResult, State
 from tests.support.patches import write_feature
@@ -188,6 +189,17 @@ def test_features_that_say_so_are_required(shipped: Path, tmp_path: Path) -> Non
     write_feature(other, {}, id="broken", toml="required = true\nno toml")
     write_feature(shipped, {}, id="own", toml="\trequired = true")
     assert required_features(switches) == {"whole", "zoo", "broken", "own"}
+    write_feature(other, {}, id="quoted", toml='note = """\nrequired = true\n"""\nunknown = 1')
+    write_feature(other, {}, id="inside", toml="[fault]\nrequired = true")
+    assert required_features(switches) == {"whole", "zoo", "broken", "own"}
+    loaded = load_all([team, other, shipped])
+    assert {each.id for each in loaded.malformed} >= {"broken", "quoted", "inside"}
+    required = {each.id for each in loaded.features if each.required}
+    required |= {each.id for each in loaded.malformed if each.required}
+    assert required_features(switches) == required
+    for variable in ("OVERLAY_REQUIRED", "OVERLAY_REQUIRED_PRESENT"):
+        more = switches._replace(present=settings.read({variable: "plain,all"}).present)
+        assert required_features(more) == {"whole", "zoo", "broken", "own", "plain", "all"}
 
 
 def test_the_word_alone_requires_nothing_and_is_not_parsed(
@@ -199,11 +211,11 @@ def test_the_word_alone_requires_nothing_and_is_not_parsed(
     (shipped.parent / "feature.toml").write_text("required = true\n")
     (shipped / "folder/feature.toml").symlink_to(shipped.parent / "feature.toml")
 
-    def never(folders: object) -> None:
-        raise AssertionError(folders)
+    def never(data: bytes) -> None:
+        raise AssertionError(data)
 
-    monkeypatch.setattr("overlay._features.folder.load_all", never)
+    monkeypatch.setattr("overlay._features.documents.parse_toml", never)
     assert required_features(PLAIN) == frozenset()
     write_feature(shipped, {}, id="zz", toml="required = true")
-    with pytest.raises(AssertionError, match="shipped"):
+    with pytest.raises(AssertionError, match="required = true"):
         required_features(PLAIN)
