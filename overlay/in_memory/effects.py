@@ -20,8 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from overlay._features.model_runners import asking
 from overlay._features.sources import EFFECTS_MODULE
-from overlay._processes.counts import COUNTS_NAME
-from overlay._processes.records import Effect, EffectRecord, Meaning, of_features
+from overlay._processes.records import (
+    COUNTS_NAME,
+    Effect,
+    EffectRecord,
+    Meaning,
+    of_features,
+)
 from overlay.errors import OverlayError
 from overlay.in_memory import log
 from overlay.in_memory.import_watch import when_imported
