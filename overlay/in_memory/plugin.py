@@ -73,8 +73,9 @@ def _start(environment: Environment) -> None:
     if any(feature.active for feature in activation.features):
         from overlay.in_memory.effects import EffectWatch
 
-        process.effects = EffectWatch(process)
-        process.effects.start()
+        effects = EffectWatch(process)
+        os.register_at_fork(after_in_child=effects.forget)
+        effects.start()
     process.say()
 
 

@@ -24,7 +24,6 @@ from overlay.untrusted import sha256
 if TYPE_CHECKING:
     from overlay._features.switches import Declaration
     from overlay.in_memory.activation import Activation
-    from overlay.in_memory.effects import EffectWatch
     from overlay.in_memory.module_cache import StoredModule
     from overlay.results import ModelRunner
 
@@ -35,9 +34,8 @@ class RunningProcess:
     It hears what the import hook executed (``executed``, ``bypassed``), what the ranks want to
     compare (``rank_report``) and what features do (``publish``), and keeps the record up to date.
 
-    :ivar asked: the variables that it was started with.
+    :ivar switches: what the variables that it was started with ask for.
     :ivar activation: what became of each feature; only after ``activated``.
-    :ivar effects: the watch over what features do; ``None`` where no feature has code here.
     """
 
     activation: Activation
@@ -45,7 +43,6 @@ class RunningProcess:
 
     def __init__(self, switches: settings.Switches) -> None:
         self.switches = switches
-        self.effects: EffectWatch | None = None
         self._declared: dict[str, Declaration] | None = None
         self._activated = False
         # The pid of the process that said what it runs; a fork has not.
@@ -226,8 +223,6 @@ class RunningProcess:
         """Give a forked child a record of its own: it runs what its parent runs."""
         log.forget()
         self._lock = threading.Lock()
-        if self.effects is not None:
-            self.effects.forget()
         pid = os.getpid()
         self._change(
             self.record._replace(
