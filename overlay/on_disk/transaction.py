@@ -266,8 +266,8 @@ def _stage(site: Site, intent: Intent, transaction: Journal) -> None:
     # The old bytes first: once all new bytes are staged, the transaction may be finished.
     for write, step in zip(intent.writes, transaction.steps, strict=True):
         if write.before is not None:
-            files.keep(root, step.path, step.old, write.before, write.form)
+            files.keep(root, step.path, step.old, write.before, intent.forms[write.path])
     for write, step in zip(intent.writes, transaction.steps, strict=True):
         if write.after is not None:
-            files.create(root, step.new, write.after, write.form)
+            files.create(root, step.new, write.after, intent.forms[write.path])
     recovery.sync(root, transaction)

@@ -9,11 +9,11 @@ import pytest
 
 import overlay
 from overlay.errors import TransactionError
-from overlay.on_disk.files import Form
 from overlay.on_disk.journal import Step
 from overlay.on_disk.ledger import Entry, Ledger
 from overlay.on_disk.site import Site
-from overlay.on_disk.writes import Intent, Write, assemble
+from overlay.on_disk.writes import Intent, assemble
+from overlay.results import Change
 from tests.support import fake_vllm
 
 RECORD = "vllm-0.26.0.dist-info/RECORD"
@@ -32,7 +32,7 @@ def ordered(
     site: Path, new: Ledger | None, *writes: tuple[str, bytes | None, bytes | None]
 ) -> Intent:
     """The transaction of some writes, which are given in the order that they must not have."""
-    made = [Write(path, before, after, Form(0o644)) for path, before, after in writes]
+    made = [Change(*write) for write in writes]
     return assemble("apply", Site(site), made[::-1], None, new, ["vllm/b.py", "vllm/a.py"], [])
 
 
