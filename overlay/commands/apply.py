@@ -77,26 +77,13 @@ def _attempt(job: _Job, recovery: str | None) -> ApplyReport:
     scene = job.scene
     examinations = [examine(target, scene.features, scene.selection) for target in scene.targets]
     examinations[0] = _noted(examinations[0], recovery)
-    decisions = [
-        outlook(examination, target, untested=job.untested)
-        for examination, target in zip(examinations, scene.targets, strict=True)
-    ]
+    decisions = [outlook(examination, untested=job.untested) for examination in examinations]
     if (refusal := _refusal(job, decisions)) is not None:
         return refusal
     if job.dry_run:
         return _would_apply(job, examinations, decisions)
     works = [
-        commit.applying(
-            target.root,
-            examination.plan,
-            examination.features,
-            release=target.stated,
-            record_file=target.record_file,
-            basis=examination.basis,
-            package=target.package,
-        )
-        for examination, target in zip(examinations, scene.targets, strict=True)
-        if target.root is not None
+        commit.applying(each.target, each.plan, each.features, each.basis) for each in examinations
     ]
     outcomes = commit.carry_out(works)
     everything = [
