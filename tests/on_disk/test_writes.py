@@ -71,6 +71,22 @@ def test_a_revert_takes_its_rows_out_of_record_last(site: Path) -> None:
     assert [write.path for write in intent.writes] == [path for path, *_ in wanted]
 
 
+def test_each_file_has_its_form_and_what_comes_back_its_mode(site: Path) -> None:
+    (site / "vllm/__init__.py").chmod(0o640)
+    writes = [
+        Change("vllm/__init__.py", OLD, NEW),
+        Change("vllm/gone.py", None, NEW),
+        Change("vllm/z/new.py", None, NEW),
+    ]
+    modes = {"vllm/gone.py": 0o755}
+    intent = assemble("apply", Site(site), writes, None, ledger(), [], [], modes)
+    assert {path: form.mode for path, form in intent.forms.items()} == {
+        "vllm/__init__.py": 0o640,
+        "vllm/gone.py": 0o755,
+        "vllm/z/new.py": 0o644,
+    }
+
+
 def test_the_folder_of_copies_goes_where_no_copy_is_needed(site: Path) -> None:
     folder = ".vllm-overlay/pristine"
     assert folder not in ordered(site, ledger()).dropped
