@@ -136,7 +136,7 @@ def load_all(folders: Sequence[Path], *, private: bool = False) -> Loaded:
     features: list[Feature] = []
     malformed: list[Malformed] = []
     places: dict[str, Path] = {}
-    for folder in _once(folders):
+    for folder in sources.once(folders):
         try:
             for entry in _read_folder(folder, private):
                 if isinstance(entry, Malformed):
@@ -188,7 +188,7 @@ def _read_folder(folder: Path, private: bool) -> Iterator[Feature | Malformed]:
             refused = PatchFormatError(str(path), None, f"it was not read: {problem}")
             yield Malformed(path.name, (refused,), required=False)
             continue
-        errors: list[PatchFormatError] = []
+        errors = sources.ErrorList()
         feature = None
         if _is_feature(path, errors):
             feature = read_feature(path, folder, origin, errors)
@@ -207,24 +207,23 @@ def _open_to_others(folder: Path, problem: str) -> Notice:
     )
 
 
-def _is_feature(path: Path, errors: list[PatchFormatError]) -> bool:
+def _is_feature(path: Path, errors: sources.ErrorList) -> bool:
     """Whether it is a feature's folder; anything that would be silently unused is an error."""
     if not is_plain(path, errors):
         return False
     if not path.is_dir():
-        errors.append(PatchFormatError(str(path), None, "expected only folders of features here"))
+        errors.add(path, "expected only folders of features here")
         return False
     if path.name == sources.SHARED:
-        problem = (
-            "expected only files/ in the folder of modules that features share; a feature needs "
-            "another id than shared, and a folder of that name"
-        )
-        errors += [PatchFormatError(str(at), None, problem) for at in sources.misplaced(path)]
+        for place in sources.misplaced(path):
+            errors.add(
+                place,
+                "expected only files/ in the folder of modules that features share; a feature "
+                "needs another id than shared, and a folder of that name",
+            )
         return False
     if not os.path.lexists(path / "feature.toml"):
-        errors.append(
-            PatchFormatError(str(path), None, "expected a feature.toml in it, found none")
-        )
+        errors.add(path, "expected a feature.toml in it, found none")
         return False
     return True
 
@@ -244,13 +243,6 @@ def _defined_twice(feature: Feature, path: Path, first: Path) -> Malformed:
         f"the feature {feature.id} is already defined by {first}; give one of them another id",
     )
     return Malformed(feature.id, (error,), feature.required)
-
-
-def _once(folders: Sequence[Path]) -> Iterable[Path]:
-    places: dict[str, Path] = {}
-    for folder in folders:
-        places.setdefault(os.path.realpath(folder), Path(folder))
-    return places.values()
 
 
 def _origin(folder: Path) -> str:

@@ -28,18 +28,13 @@ def patches_folders(switches: Switches) -> list[Path]:
 
 def feature_paths(folders: Iterable[Path]) -> Iterator[tuple[str, Path, Path]]:
     """Name, path and patches folder of all that may be a feature; what is none is in no ledger."""
-    visited = set()
-    for folder in folders:
-        place = os.path.realpath(folder)
-        if place in visited:
-            continue
-        visited.add(place)
+    for folder in sources.once(folders):
         try:
-            members = list(sources.feature_paths(place))
+            members = list(sources.feature_paths(folder))
         except OSError:
-            members = [("", Path(place))]  # whoever plans says what is wrong with the folder
+            members = [("", folder)]  # whoever plans says what is wrong with the folder
         for name, path in members:
-            yield name, path, Path(place)
+            yield name, path, folder
 
 
 def required_features(switches: Switches) -> frozenset[str]:
@@ -106,8 +101,7 @@ def running(package: Package) -> Target:
     from overlay.targets.installations import target_at
 
     root = os.path.dirname(os.path.realpath(place))
-    stated = vars(sys.modules[package.name]).get("__version__")  # a lazy module is not asked
-    stated = stated if isinstance(stated, str) else None
+    stated = getattr(sys.modules[package.name], "__version__", None)
     return target_at(place, root, package, path=sys.path, stated=stated)
 
 
