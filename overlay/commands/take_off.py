@@ -15,7 +15,7 @@ from overlay._features.model import of_package
 from overlay.commands.assess import absent, needed, until_current
 from overlay.commands.scene import scene_of
 from overlay.commands.status import with_next_process
-from overlay.commands.target_report import notices, report
+from overlay.commands.target_report import report, with_notices
 from overlay.errors import UsageError, did_you_mean
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
@@ -115,12 +115,9 @@ def _attempt(
             for result in each.plan.features
         )
         removed = tuple(FeatureResult(name, State.PRISTINE) for name in each.going)
-        noted = (*((recovery,) if recovery and not at else ()), *outcome.warnings)
-        answer = replace(
-            answers[at],
-            features=(*removed, *staying),
-            notices=(*notices(dict.fromkeys(noted)), *answers[at].notices),
-        )
+        before = [recovery] if recovery and not at else []
+        answer = replace(answers[at], features=(*removed, *staying))
+        answer = with_notices(answer, [*before, *outcome.warnings])
         answers[at] = with_next_process(answer, each.target, features, explicit=explicit)
         verdicts.append(taken_off(answers[at], each.going, request.features, len(outcome.changed)))
     changed = tuple(path for outcome in outcomes for path in outcome.changed)
