@@ -136,7 +136,7 @@ def load_all(folders: Sequence[Path], *, private: bool = False) -> Loaded:
     features: list[Feature] = []
     malformed: list[Malformed] = []
     places: dict[str, Path] = {}
-    for folder in sources.once(folders):
+    for folder in _once(folders):
         try:
             for entry in _read_folder(folder, private):
                 if isinstance(entry, Malformed):
@@ -243,6 +243,14 @@ def _defined_twice(feature: Feature, path: Path, first: Path) -> Malformed:
         f"the feature {feature.id} is already defined by {first}; give one of them another id",
     )
     return Malformed(feature.id, (error,), feature.required)
+
+
+def _once(folders: Iterable[Path]) -> Iterable[Path]:
+    """The folders without those that were there by another path, in their order."""
+    places: dict[str, Path] = {}
+    for folder in folders:
+        places.setdefault(os.path.realpath(folder), Path(folder))
+    return places.values()
 
 
 def _origin(folder: Path) -> str:

@@ -105,14 +105,6 @@ def entries(folder: str | os.PathLike[str]) -> dict[str, Path]:
     return {name: path for name, path in sorted(paths.items()) if name not in dropped}
 
 
-def once(folders: Iterable[Path]) -> Iterable[Path]:
-    """The folders without those that were there by another path, in their order."""
-    places: dict[str, Path] = {}
-    for folder in folders:
-        places.setdefault(os.path.realpath(folder), Path(folder))
-    return places.values()
-
-
 def feature_paths(folder: str | os.PathLike[str]) -> Iterator[tuple[str, Path]]:
     """Name and place of what has to be a feature in a folder of patches, by name.
 

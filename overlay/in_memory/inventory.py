@@ -28,7 +28,7 @@ def patches_folders(switches: Switches) -> list[Path]:
 
 def feature_paths(folders: Iterable[Path]) -> Iterator[tuple[str, Path, Path]]:
     """Name, path and patches folder of all that may be a feature; what is none is in no ledger."""
-    for folder in sources.once(folders):
+    for folder in map(Path, dict.fromkeys(map(os.path.realpath, folders))):
         try:
             members = list(sources.feature_paths(folder))
         except OSError:
@@ -54,7 +54,7 @@ def required_features(switches: Switches) -> frozenset[str]:
 def further_packages(folders: Iterable[Path]) -> tuple[Package, ...]:
     """The packages other than vLLM that features in folders patch, by name."""
     packages = {package_in(path) for _, path, _ in feature_paths(folders)} - {VLLM}
-    return tuple(sorted(packages, key=lambda package: package.name))
+    return tuple(sorted(packages))
 
 
 def package_in(feature: Path) -> Package:
