@@ -36,7 +36,7 @@ from bench.paired_load import Engine, Party, compared, party
 
 #: Partings of two engines' answers that are looked into, a load.
 _PARTINGS = 12
-EXTENSION = "overlay.proof.engine_side.BenchExtension"
+EXTENSION = "overlay.proof.engine_compat.BenchExtension"
 
 
 class Served(NamedTuple):

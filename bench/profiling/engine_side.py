@@ -1,6 +1,6 @@
 """What is measured inside vLLM's workers, in whichever process they run.
 
-vLLM mixes ``ProfilingExtension`` into its worker class, as ``overlay.proof.engine_side`` says.
+vLLM mixes ``ProfilingExtension`` into its worker class, as ``overlay.proof.engine_compat`` says.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from vllm.v1.worker import gpu_worker
 
 from bench.profiling import sampling
 from bench.profiling.timeline import launch_figures
-from overlay.proof.engine_compat import drafter_of
-from overlay.proof.engine_side import BenchExtension
+from overlay.proof.engine_compat import BenchExtension, drafter_of
 
 _seconds: dict[str, list[float]] = collections.defaultdict(list)
 _kept: dict[str, Any] = {"capture bytes": None, "profiler": None}

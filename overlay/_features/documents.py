@@ -61,6 +61,18 @@ def parse_toml(data: bytes | str) -> dict[str, Any]:
     return table
 
 
+def is_required(data: bytes) -> bool:
+    """Whether a feature.toml says that vLLM must not start without the feature.
+
+    One that cannot be parsed says so by a line.
+    """
+    try:
+        return parse_toml(data).get("required") is True
+    except MalformedToml:
+        line = rb"""(?m)^[ \t]*["']?required["']?[ \t]*=[ \t]*true\b"""
+        return re.search(line, data) is not None
+
+
 def _has_large_number(table: dict[str, Any]) -> bool:
     """Whether a number of a document is larger than TOML allows: such would not be printed."""
     pending: list[object] = [table]

@@ -17,6 +17,7 @@ from overlay._features.model import AddedFile, Feature, Hunk, Topic, UpstreamTes
 from overlay._features.patch_file import parse_patch
 from overlay._features.sources import (
     SHARED,
+    ErrorList,
     is_document,
     left_behind,
     read_bytes,
@@ -25,16 +26,14 @@ from overlay._features.sources import (
     source_of,
     stray,
 )
-from overlay.errors import PatchFormatError, PatchFormatErrors
+from overlay.errors import PatchFormatErrors
 from overlay.package import VLLM, Package, ReleaseRange, file_problem
 from overlay.results import RUNNER_FILES, Notice
 
 _TOPIC = re.compile(r"^\d\d-[a-z0-9]+(-[a-z0-9]+)*$")
 
 
-def read_feature(
-    folder: Path, patches: Path, origin: str, errors: list[PatchFormatError]
-) -> Feature | None:
+def read_feature(folder: Path, patches: Path, origin: str, errors: ErrorList) -> Feature | None:
     """Read a feature.
 
     :param patches: the patches folder that it belongs to, which has the modules that it shares.
@@ -60,14 +59,15 @@ def read_feature(
         elif path.name == "origin" and path.is_dir():
             continue  # what was imported, kept for people and for a later import
         elif not (is_document(path) and path.is_file()):
-            problem = (
+            errors.add(
+                path,
                 "expected feature.toml, README.md, files/, origin/ or a topic's folder NN-<topic>/ "
-                "(two digits, lower case, such as 01-proposer)"
+                "(two digits, lower case, such as 01-proposer)",
             )
-            errors.append(PatchFormatError(str(path), None, problem))
     if feature is not None and not (topics or added or feature.shared or feature.upstream_tests):
-        problem = "the feature does nothing: expected a topic, an added module or [[upstreamed]]"
-        errors.append(PatchFormatError(str(toml), None, problem))
+        errors.add(
+            toml, "the feature does nothing: expected a topic, an added module or [[upstreamed]]"
+        )
     if document is None or feature is None or feature.releases is NO_RELEASES:
         return None
     topics = _with_tests(document, topics, feature.upstream_tests)
@@ -87,19 +87,17 @@ def read_feature(
     return replace(feature, digest=_digest(feature))
 
 
-def is_plain(path: Path, errors: list[PatchFormatError]) -> bool:
+def is_plain(path: Path, errors: ErrorList) -> bool:
     """Whether it is a regular file or folder; a link or device could lead anywhere."""
     try:
         mode = os.lstat(path).st_mode
     except OSError as error:
-        problem = f"it cannot be read: {error.strerror}"
-        errors.append(PatchFormatError(str(path), None, problem))
+        errors.add(path, f"it cannot be read: {error.strerror}")
         return False
     if S_ISDIR(mode) or S_ISREG(mode):
         return True
     what = "a symbolic link" if path.is_symlink() else "a special file"
-    problem = f"expected a plain file or folder, found {what}"
-    errors.append(PatchFormatError(str(path), None, problem))
+    errors.add(path, f"expected a plain file or folder, found {what}")
     return False
 
 
@@ -121,9 +119,7 @@ def _entries(folder: Path, notices: list[Notice]) -> list[Path]:
     return paths
 
 
-def _read_topic(
-    folder: Path, package: Package, errors: list[PatchFormatError], notices: list[Notice]
-) -> Topic:
+def _read_topic(folder: Path, package: Package, errors: ErrorList, notices: list[Notice]) -> Topic:
     variants: list[Variant] = []
     entries = _entries(folder, notices)
     for path in entries:
@@ -133,21 +129,18 @@ def _read_topic(
         if variant is not None:
             variants.append(variant)
     if not entries:
-        problem = "a topic without a patch; expected <first>..<last>.patch"
-        errors.append(PatchFormatError(str(folder), None, problem))
+        errors.add(folder, "a topic without a patch; expected <first>..<last>.patch")
     return Topic(folder.name, tuple(sorted(variants, key=lambda variant: variant.releases)))
 
 
-def _read_variant(path: Path, package: Package, errors: list[PatchFormatError]) -> Variant | None:
+def _read_variant(path: Path, package: Package, errors: ErrorList) -> Variant | None:
     if path.is_dir() or path.suffix != ".patch":
-        problem = "expected only <first>..<last>.patch files in a topic's folder"
-        errors.append(PatchFormatError(str(path), None, problem))
+        errors.add(path, "expected only <first>..<last>.patch files in a topic's folder")
         return None
     try:
         releases = ReleaseRange.parse(path.name[: -len(".patch")], package)
     except ValueError as error:
-        problem = f"its name is not a range of releases: {error}"
-        errors.append(PatchFormatError(str(path), None, problem))
+        errors.add(path, f"its name is not a range of releases: {error}")
         return None
     text = read_text(path, errors)
     if text is None:
@@ -155,12 +148,13 @@ def _read_variant(path: Path, package: Package, errors: list[PatchFormatError]) 
     try:
         return Variant(releases, parse_patch(text, "/".join(path.parts[-3:]), package))
     except PatchFormatErrors as malformed:
-        errors += [PatchFormatError(str(path), at.line, at.problem) for at in malformed.errors]
+        for at in malformed.errors:
+            errors.add(path, at.problem, at.line)
         return None
 
 
 def _read_added(
-    folder: Path, package: Package, errors: list[PatchFormatError], notices: list[Notice]
+    folder: Path, package: Package, errors: ErrorList, notices: list[Notice]
 ) -> list[AddedFile]:
     added: list[AddedFile] = []
     pending = [folder]
@@ -174,8 +168,7 @@ def _read_added(
             name = path.relative_to(folder).as_posix()
             problem = file_problem(name, package)
             if problem:
-                problem = f"an added file's path {problem}"
-                errors.append(PatchFormatError(str(path), None, problem))
+                errors.add(path, f"an added file's path {problem}")
                 continue
             content = read_bytes(path, errors)
             if content is not None:
@@ -227,38 +220,34 @@ def _check_variants(
     releases: ReleaseRange,
     topics: list[Topic],
     added: list[AddedFile],
-    errors: list[PatchFormatError],
+    errors: ErrorList,
 ) -> None:
     """Check variants against each other, the feature's range and its added modules."""
     added_paths = {file.path for file in added}
     _expect_apart(folder, added_paths | {v.patch.path for t in topics for v in t.variants}, errors)
     for topic in topics:
         for variant in topic.variants:
-            path = str(folder.parent / variant.patch.name)
+            path = folder.parent / variant.patch.name
             if variant.patch.path in added_paths:
-                problem = f"it patches {variant.patch.path}, which the feature adds"
-                errors.append(PatchFormatError(path, None, problem))
+                errors.add(path, f"it patches {variant.patch.path}, which the feature adds")
             if variant.releases.first < releases.first or variant.releases.last > releases.last:
-                problem = f"its range leaves the feature's, {releases}"
-                errors.append(PatchFormatError(path, None, problem))
+                errors.add(path, f"its range leaves the feature's, {releases}")
         for before, after in pairwise(topic.variants):
             if before.releases.overlaps(after.releases):
-                path = str(folder.parent / after.patch.name)
-                problem = (
+                errors.add(
+                    folder.parent / after.patch.name,
                     f"its range overlaps that of {before.patch.name}; a release has one variant of "
-                    "a topic"
+                    "a topic",
                 )
-                errors.append(PatchFormatError(path, None, problem))
 
 
-def _expect_apart(folder: Path, paths: Iterable[str], errors: list[PatchFormatError]) -> None:
+def _expect_apart(folder: Path, paths: Iterable[str], errors: ErrorList) -> None:
     """Refuse paths that are one file where names have no case."""
     spellings: dict[str, str] = {}
     for path in sorted(paths):
         other = spellings.setdefault(path.casefold(), path)
         if other != path:
-            problem = f"{other} and {path} are one file where file names have no case"
-            errors.append(PatchFormatError(str(folder), None, problem))
+            errors.add(folder, f"{other} and {path} are one file where file names have no case")
 
 
 def _digest(feature: Feature) -> str:

@@ -21,9 +21,9 @@ from overlay._features.model import (
     UpstreamPlan,
     UpstreamTest,
 )
-from overlay._features.sources import read_text, unread
-from overlay._features.switches import read_model_runner, read_situational, read_switches
-from overlay.errors import MAX_ERRORS, PatchFormatError
+from overlay._features.sources import ErrorList, read_text, unread
+from overlay._features.switches import read_flag, read_model_runner, read_switches
+from overlay.errors import MAX_ERRORS
 from overlay.package import (
     VLLM,
     Package,
@@ -83,7 +83,7 @@ class Document(NamedTuple):
     path: Path
     text: str
     table: dict[str, Any]
-    errors: list[PatchFormatError]
+    errors: ErrorList
 
     def error(self, key: str, problem: str) -> None:
         """Note an error at the line of a key, or of the whole document where it has no such key."""
@@ -92,10 +92,10 @@ class Document(NamedTuple):
         pattern = re.compile(rf"^\s*(\[\[?\s*)?[\"']?{re.escape(key)}[\"']?\s*[=\]]")
         lines = enumerate(self.text.split("\n"), 1)
         line = next((number for number, text in lines if pattern.match(text)), None)
-        self.errors.append(PatchFormatError(str(self.path), line, problem))
+        self.errors.add(self.path, problem, line)
 
 
-def read_document(path: Path, errors: list[PatchFormatError]) -> Document | None:
+def read_document(path: Path, errors: ErrorList) -> Document | None:
     """Parse a ``feature.toml``; a byte-order mark at its start is passed over.
 
     :param errors: takes why it cannot be parsed.
@@ -107,11 +107,10 @@ def read_document(path: Path, errors: list[PatchFormatError]) -> Document | None
     try:
         table = parse_toml(text)
     except MalformedToml as error:
-        errors.append(PatchFormatError(str(path), error.line, f"it is not TOML: {error}"))
+        errors.add(path, f"it is not TOML: {error}", error.line)
         return None
     if not table:
-        problem = f"it is empty; expected {', '.join(_REQUIRED)}"
-        errors.append(PatchFormatError(str(path), None, problem))
+        errors.add(path, f"it is empty; expected {', '.join(_REQUIRED)}")
         return None
     return Document(path, text.removeprefix("\ufeff"), table, errors)
 
@@ -126,7 +125,7 @@ def read_fields(document: Document) -> Feature:
         if key not in _KEYS:
             document.error(key, f"unknown key {key!r}; known are {', '.join(_KEYS)}")
     # Only processes that run the feature go by it: see `switches.Declaration`.
-    read_situational(table, document.error)
+    read_flag(table, "situational", document.error)
     package = _package(document)
     model_runner = read_model_runner(table, document.error)
     return Feature(
@@ -143,7 +142,7 @@ def read_fields(document: Document) -> Feature:
         origin="",
         digest="",
         needs=tuple(_texts(document, "needs", "texts")),
-        required=_required(document),
+        required=read_flag(table, "required", document.error),
         switches=read_switches(table, document.error),
         model_runner=model_runner,
         merged=_parsed(document, "merged", parse_release, None),
@@ -284,13 +283,6 @@ def _shared(document: Document, package: Package) -> tuple[str, ...]:
         else:
             document.error("shared", f"shared: {problem}")
     return tuple(usable)
-
-
-def _required(document: Document) -> bool:
-    required = document.table.get("required", False)
-    if not isinstance(required, bool):
-        document.error("required", "required: expected true or false")
-    return required is True
 
 
 def _tables(document: Document, name: str, keys: tuple[str, ...]) -> list[dict[str, Any]]:

@@ -8,7 +8,6 @@ Files that an editor or a file manager leaves are named and ignored.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import NamedTuple
 from packaging.version import Version
 
 from overlay._features import sources
+from overlay._features.documents import is_required
 from overlay._features.feature_folder import ignored, is_plain, read_feature
 from overlay._features.feature_toml import NO_RELEASES
 from overlay._features.model import SHIPPED, Feature
@@ -183,12 +183,12 @@ def _read_folder(folder: Path, private: bool) -> Iterator[Feature | Malformed]:
         for name, path in sources.entries(folder).items()
         if sources.stray(name) and not name.startswith(".")
     ]
-    for path in _entries(folder):
+    for _, path in sources.feature_paths(folder):
         if problem is not None and private:
             refused = PatchFormatError(str(path), None, f"it was not read: {problem}")
             yield Malformed(path.name, (refused,), required=False)
             continue
-        errors: list[PatchFormatError] = []
+        errors = sources.ErrorList()
         feature = None
         if _is_feature(path, errors):
             feature = read_feature(path, folder, origin, errors)
@@ -207,33 +207,23 @@ def _open_to_others(folder: Path, problem: str) -> Notice:
     )
 
 
-def _entries(folder: Path) -> Iterator[Path]:
-    """What has to be a feature in a patches folder, by name."""
-    for name, path in sources.entries(folder).items():
-        ignored = sources.stray(name) or sources.left_behind(name)
-        beside = name == "__init__.py" or sources.is_document(path)
-        if not (ignored or beside or sources.is_shared(path)):
-            yield path
-
-
-def _is_feature(path: Path, errors: list[PatchFormatError]) -> bool:
+def _is_feature(path: Path, errors: sources.ErrorList) -> bool:
     """Whether it is a feature's folder; anything that would be silently unused is an error."""
     if not is_plain(path, errors):
         return False
     if not path.is_dir():
-        errors.append(PatchFormatError(str(path), None, "expected only folders of features here"))
+        errors.add(path, "expected only folders of features here")
         return False
     if path.name == sources.SHARED:
-        problem = (
-            "expected only files/ in the folder of modules that features share; a feature needs "
-            "another id than shared, and a folder of that name"
-        )
-        errors += [PatchFormatError(str(at), None, problem) for at in sources.misplaced(path)]
+        for place in sources.misplaced(path):
+            errors.add(
+                place,
+                "expected only files/ in the folder of modules that features share; a feature "
+                "needs another id than shared, and a folder of that name",
+            )
         return False
     if not os.path.lexists(path / "feature.toml"):
-        errors.append(
-            PatchFormatError(str(path), None, "expected a feature.toml in it, found none")
-        )
+        errors.add(path, "expected a feature.toml in it, found none")
         return False
     return True
 
@@ -241,10 +231,9 @@ def _is_feature(path: Path, errors: list[PatchFormatError]) -> bool:
 def _is_required(path: Path) -> bool:
     """Whether a malformed feature says that vLLM must not start without it."""
     try:
-        text = read_regular(path / "feature.toml", follow=False) or b""
+        return is_required(read_regular(path / "feature.toml", follow=False) or b"")
     except OSError:
         return False
-    return re.search(rb"""(?m)^[ \t]*["']?required["']?[ \t]*=[ \t]*true\b""", text) is not None
 
 
 def _defined_twice(feature: Feature, path: Path, first: Path) -> Malformed:
@@ -256,7 +245,8 @@ def _defined_twice(feature: Feature, path: Path, first: Path) -> Malformed:
     return Malformed(feature.id, (error,), feature.required)
 
 
-def _once(folders: Sequence[Path]) -> Iterable[Path]:
+def _once(folders: Iterable[Path]) -> Iterable[Path]:
+    """The folders without those that were there by another path, in their order."""
     places: dict[str, Path] = {}
     for folder in folders:
         places.setdefault(os.path.realpath(folder), Path(folder))

@@ -49,8 +49,6 @@ SHARED = "shared"
 
 _DOCUMENTS = ("README", "LICENSE", "NOTICE", "CHANGELOG")
 
-_Parts = tuple[list[str], list[str]]
-
 _LEFT_BEHIND = re.compile(r"__pycache__|\.[a-z]+_cache")
 
 #: Hidden files (.DS_Store, an editor's .swp or lock), backups, and what patch(1) and git leave.
@@ -102,9 +100,21 @@ def entries(folder: str | os.PathLike[str]) -> dict[str, Path]:
         if now == parts:  # else a writer is moving them just now
             break
         parts = now
-    coming, dropped = parts
+    coming, dropped = parts or ([], [])
     paths |= {name: switch / "new" / name for name in coming}
     return {name: path for name, path in sorted(paths.items()) if name not in dropped}
+
+
+def feature_paths(folder: str | os.PathLike[str]) -> Iterator[tuple[str, Path]]:
+    """Name and place of what has to be a feature in a folder of patches, by name.
+
+    :raises OSError: if the folder cannot be listed.
+    """
+    for name, path in entries(folder).items():
+        ignored = stray(name) or left_behind(name)
+        beside = name == "__init__.py" or is_document(path)
+        if not (ignored or beside or is_shared(path)):
+            yield name, path
 
 
 def feature_documents(folder: Path) -> list[Path]:
@@ -113,10 +123,9 @@ def feature_documents(folder: Path) -> list[Path]:
     A folder that cannot be listed has none: loading its features says why.
     """
     try:
-        members = entries(folder)
+        documents = [path / "feature.toml" for _, path in feature_paths(folder)]
     except OSError:
         return []
-    documents = (path / "feature.toml" for name, path in members.items() if not left_behind(name))
     return [document for document in documents if os.path.lexists(document)]
 
 
@@ -204,13 +213,11 @@ def source_of(feature: Path, patches: Path) -> str:
     return total.hexdigest() if has_shared else own
 
 
-def _parts(switch: Path) -> _Parts:
-    """The names of the features that a switch brings, and of those that it takes away."""
-    return _read_parts(switch) or ([], [])
+def _parts(switch: Path) -> tuple[list[str], list[str]] | None:
+    """The names of the features that a switch brings, and of those that it takes away.
 
-
-def _read_parts(switch: Path) -> _Parts | None:
-    """The same; ``None`` where no switch with all its parts, and of features alone, is there."""
+    ``None`` where no switch with all its parts, and of features alone, is there.
+    """
     new, dropped = switch / "new", switch / "gone"
     if not all(map(is_folder, (switch, new, dropped, switch / "old"))):
         return None
@@ -225,10 +232,18 @@ def _read_parts(switch: Path) -> _Parts | None:
 
 def is_switch(place: Path) -> bool:
     """Whether a switch of features lies there, and not what somebody or something else made."""
-    return _read_parts(place) is not None
+    return _parts(place) is not None
 
 
-def read_bytes(path: Path, errors: list[PatchFormatError]) -> bytes | None:
+class ErrorList(list[PatchFormatError]):
+    """The malformed places of folders of patches, as they are found."""
+
+    def add(self, place: Path, problem: str, line: int | None = None) -> None:
+        """Note what is wrong with a file or folder, or with a line of it."""
+        self.append(PatchFormatError(str(place), line, problem))
+
+
+def read_bytes(path: Path, errors: ErrorList) -> bytes | None:
     """The bytes of a file of a patches folder; ``None`` after an error.
 
     :param errors: takes why it cannot be read: a pipe, a device, a file that is too large.
@@ -239,11 +254,11 @@ def read_bytes(path: Path, errors: list[PatchFormatError]) -> bytes | None:
     except OSError as error:
         data, problem = None, f"it cannot be read: {error.strerror}"
     if data is None:
-        errors.append(PatchFormatError(str(path), None, problem))
+        errors.add(path, problem)
     return data
 
 
-def read_text(path: Path, errors: list[PatchFormatError]) -> str | None:
+def read_text(path: Path, errors: ErrorList) -> str | None:
     """The text of a file of a patches folder; ``None`` after an error, as for ``read_bytes``."""
     data = read_bytes(path, errors)
     if data is None:
@@ -251,8 +266,7 @@ def read_text(path: Path, errors: list[PatchFormatError]) -> str | None:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        errors.append(PatchFormatError(str(path), line, "it is not UTF-8"))
+        errors.add(path, "it is not UTF-8", data.count(b"\n", 0, error.start) + 1)
         return None
 
 

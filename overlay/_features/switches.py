@@ -9,9 +9,9 @@
     text = "what it does, in one line"
     deprecated = { "0" = "off" }      # former spellings, accepted with a warning
 
-``read_switches``, ``read_model_runner`` and ``read_situational`` serve the full reader of a
-feature; ``declarations`` reads these keys alone, without a feature's patches, for the start of a
-process; ``check_values`` compares what an environment sets with what features declare."""
+``read_switches``, ``read_model_runner`` and ``read_flag`` serve the full reader of a feature;
+``declarations`` reads these keys alone, without a feature's patches, for the start of a process;
+``check_values`` compares what an environment sets with what features declare."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _declaration(document: Path) -> Declaration | None:
 
     switches = read_switches(table, error)
     model_runner = read_model_runner(table, error)
-    situational = read_situational(table, error)
+    situational = read_flag(table, "situational", error)
     if errors:
         return None
     shared = table.get("shared")
@@ -134,11 +134,11 @@ def read_model_runner(table: dict[str, Any], error: ErrorAt) -> ModelRunner | No
         return None
 
 
-def read_situational(table: dict[str, Any], error: ErrorAt) -> bool:
-    """The key ``situational`` of a feature.toml, ``False`` where it is left out."""
-    value = table.get("situational", False)
+def read_flag(table: dict[str, Any], key: str, error: ErrorAt) -> bool:
+    """A key of a feature.toml that is true or false; false where it is left out."""
+    value = table.get(key, False)
     if not isinstance(value, bool):
-        error("situational", f"situational: expected true or false, found {value!r}")
+        error(key, f"{key}: expected true or false, found {value!r}")
     return value is True
 
 

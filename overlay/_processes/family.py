@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from overlay._processes import records
-from overlay._processes.live import counts_of, problem
-from overlay._processes.records import Meaning, ProcessRecord
+from overlay._processes.live import problem
+from overlay._processes.records import Meaning, ProcessRecord, counts_of
 
 #: The most ancestors that are followed.
 _GENERATIONS = 64

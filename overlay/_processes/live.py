@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from overlay._processes import counts, records
-from overlay._processes.records import CodeState, Effect, ProcessRecord
+from overlay._processes import records
+from overlay._processes.records import CodeState, Effect, ProcessRecord, counts_of
 from overlay.errors import OverlayError
 from overlay.results import Way
 
@@ -99,21 +99,6 @@ def strangers_noted(processes: Iterable[LiveProcess], root: Path | None) -> tupl
         return replace(process, note=f"is another vLLM, {process.problem}", problem=None)
 
     return tuple(noted(process) for process in every)
-
-
-def counts_of(
-    record: ProcessRecord | None, proc: Path = Path("/proc")
-) -> tuple[tuple[str, str, int], ...]:
-    """The counts of a process now: (feature, name, number); empty where they cannot be read."""
-    if record is None or record.counts_fd is None or not record.counters:
-        return ()
-    numbers = counts.read(record.pid, record.counts_fd, len(record.counters), proc)
-    if numbers is None:
-        return ()
-    return tuple(
-        (feature, name, number)
-        for (feature, name), number in zip(record.counters, numbers, strict=True)
-    )
 
 
 def problem(mine: ProcessRecord | None, peers: Iterable[ProcessRecord | None]) -> str | None:

@@ -26,6 +26,12 @@ MAX_BYTES = 1 << 20
 #: Seconds after which the record of another host's process goes.
 FORGOTTEN_AFTER = 30 * 86400.0
 
+#: The name of the anonymous memory that holds a process's counts, as ``/proc/PID/fd`` shows it.
+COUNTS_NAME = "vllm-overlay-counts"
+
+#: The bytes of a count, and the most bytes that are read of another process's memory.
+_COUNT_BYTES, _MAX_COUNTS = 8, 1 << 16
+
 #: The role of a process that neither its name nor its command tells more about.
 MAIN = "main"
 
@@ -128,7 +134,7 @@ class ProcessRecord(NamedTuple):
     :ivar required: the features without whose effect vLLM must not serve.
     :ivar effects: what each feature does, as far as it is known.
     :ivar counters: feature and name of each count, such as replays and fallbacks.
-    :ivar counts_fd: the file descriptor of the counts in that process; see ``processes.counts``.
+    :ivar counts_fd: the file descriptor of the counts in that process; see ``counts_of``.
     :ivar meanings: what each count says, ``None`` where it has its name alone; empty where the
         process runs code that does not say so.
     """
@@ -155,6 +161,32 @@ class ProcessRecord(NamedTuple):
         """The record after another module was executed (or executed again)."""
         other_modules = tuple(each for each in self.modules if each.module != module.module)
         return self._replace(modules=(*other_modules, module))
+
+
+def counts_of(
+    record: ProcessRecord | None, proc: Path = Path("/proc")
+) -> tuple[tuple[str, str, int], ...]:
+    """The counts of a process now: (feature, name, number); empty where they cannot be read.
+
+    The process keeps its numbers in anonymous memory, and its record says under which file
+    descriptor, and which number is which.  Reading costs that process nothing.
+    """
+    if record is None or record.counts_fd is None or not record.counters:
+        return ()
+    place = proc / str(record.pid) / "fd" / str(record.counts_fd)
+    length = len(record.counters) * _COUNT_BYTES
+    try:
+        # Another file may have that number where the process is another one, or has ended.
+        if not os.readlink(place).startswith(f"/memfd:{COUNTS_NAME}"):
+            return ()
+        with open(place, "rb") as memory:
+            data = memory.read(min(length, _MAX_COUNTS))
+    except OSError:
+        return ()
+    if len(data) < length:
+        return ()
+    numbers = memoryview(data).cast("Q")
+    return tuple((*which, number) for which, number in zip(record.counters, numbers, strict=True))
 
 
 def folders() -> tuple[Path, ...]:

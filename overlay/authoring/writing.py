@@ -23,9 +23,9 @@ from overlay._features.documents import MalformedToml, parse_toml
 from overlay._features.feature_folder import read_feature
 from overlay._features.model import Feature, Hunk, WholeFile, blob_id
 from overlay._features.patch_headers import REPEATED
-from overlay._features.sources import SHARED, unread
+from overlay._features.sources import SHARED, ErrorList, unread
 from overlay.authoring import disk
-from overlay.errors import OverlayError, PatchFormatError, PatchFormatErrors, UsageError
+from overlay.errors import OverlayError, PatchFormatErrors, UsageError
 from overlay.package import VLLM, Package, ReleaseRange
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.scope_cache import Memo
@@ -381,7 +381,7 @@ def _lay(files: Mapping[str, bytes], place: Path) -> None:
 
 
 def _read(folder: Path) -> Feature:
-    errors: list[PatchFormatError] = []
+    errors = ErrorList()
     feature = read_feature(folder, folder.parent, "imported", errors)
     if feature is None or errors:
         raise PatchFormatErrors(errors)

@@ -42,17 +42,9 @@ def adopt(request: Request) -> AdoptReport:
     recovery = ended(scene.targets)
     proven = [_to_adopt(scene.features, target) for target in scene.targets]
     works = [
-        commit.adopting(
-            target.root,
-            entry.plan,
-            entry.features,
-            entry.folders,
-            release=target.stated,
-            record_file=target.record_file,
-            package=target.package,
-        )
+        commit.adopting(target, entry.plan, entry.features, entry.folders)
         for target, entry in zip(scene.targets, proven, strict=True)
-        if entry is not None and target.root is not None
+        if entry is not None
     ]
     outcomes = commit.carry_out(works) if works else ()
     wrote = {work.package for work, outcome in zip(works, outcomes, strict=True) if outcome.wrote}

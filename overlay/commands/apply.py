@@ -7,9 +7,8 @@ then.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from overlay.commands.assess import (
     Decision,
@@ -24,7 +23,7 @@ from overlay.commands.request import Request
 from overlay.commands.required import expect_known, with_requirements
 from overlay.commands.scene import Scene, ended, writable
 from overlay.commands.status import by_ledger
-from overlay.commands.target_report import notices, only, with_runner
+from overlay.commands.target_report import only, with_notices, with_runner
 from overlay.on_disk import transaction as commit
 from overlay.report.codes import Verdict
 from overlay.report.model import TargetReport
@@ -37,9 +36,6 @@ from overlay.report.outcomes import (
 )
 from overlay.report.targets import ApplyReport
 from overlay.report.wording import together, with_idle
-
-if TYPE_CHECKING:
-    from overlay.results import FeatureResult
 
 
 @dataclass(frozen=True)
@@ -76,27 +72,19 @@ def _attempt(job: _Job, recovery: str | None) -> ApplyReport:
     """
     scene = job.scene
     examinations = [examine(target, scene.features, scene.selection) for target in scene.targets]
-    examinations[0] = _noted(examinations[0], recovery)
-    decisions = [
-        outlook(examination, target, untested=job.untested)
-        for examination, target in zip(examinations, scene.targets, strict=True)
-    ]
+    if recovery is not None:
+        first = examinations[0]
+        examinations[0] = first._replace(
+            report=with_notices(first.report, [recovery]),
+            everything=with_notices(first.everything, [recovery]),
+        )
+    decisions = [outlook(examination, untested=job.untested) for examination in examinations]
     if (refusal := _refusal(job, decisions)) is not None:
         return refusal
     if job.dry_run:
         return _would_apply(job, examinations, decisions)
     works = [
-        commit.applying(
-            target.root,
-            examination.plan,
-            examination.features,
-            release=target.stated,
-            record_file=target.record_file,
-            basis=examination.basis,
-            package=target.package,
-        )
-        for examination, target in zip(examinations, scene.targets, strict=True)
-        if target.root is not None
+        commit.applying(each.target, each.plan, each.features, each.basis) for each in examinations
     ]
     outcomes = commit.carry_out(works)
     everything = [
@@ -161,11 +149,11 @@ def _applied(
     for examination, outcome, whole in zip(examinations, outcomes, everything, strict=True):
         absent = [entry for entry in whole.features if entry.feature in absent_ids]
         report = only(whole, scene.selection)
-        report = replace(report, features=(*_without(report, absent_ids), *absent))
-        noted = (*notices(outcome.warnings), *examination.plan.notices, *report.notices)
-        if recovery and examination is examinations[0]:
-            noted = (*notices([recovery]), *noted)
-        report = replace(report, notices=tuple(dict.fromkeys(noted)))
+        there = [entry for entry in report.features if entry.feature not in absent_ids]
+        notices = (*examination.plan.notices, *report.notices)
+        report = replace(report, features=(*there, *absent), notices=notices)
+        before = [recovery] if recovery and examination is examinations[0] else []
+        report = with_notices(report, [*before, *outcome.warnings])
         verdicts.append(applied(report, len(outcome.changed), wrote=outcome.wrote))
         if outcome.wrote:
             report = with_running(report)
@@ -189,23 +177,6 @@ def _with_runner(job: _Job, reports: Sequence[TargetReport]) -> list[TargetRepor
     ]
 
 
-def _without(report: TargetReport, ids: Container[str]) -> list[FeatureResult]:
-    return [entry for entry in report.features if entry.feature not in ids]
-
-
 def _overruled(target: TargetReport, verdict: Verdict) -> Verdict:
     """The verdict of an apply that went through, or would; a missing requirement overrules it."""
     return required_missing(target, verdict) if target.obstacles else with_idle(target, verdict)
-
-
-def _noted(examination: Examination, recovery: str | None) -> Examination:
-    """What was found, with what ending an interrupted transaction had to say."""
-    if recovery is None:
-        return examination
-
-    def noted(report: TargetReport) -> TargetReport:
-        return replace(report, notices=(*notices([recovery]), *report.notices))
-
-    return examination._replace(
-        report=noted(examination.report), everything=noted(examination.everything)
-    )

@@ -52,6 +52,7 @@ class Examination(NamedTuple):
     :ivar basis: digest of the ledger that was there, whether or not it still holds.
     """
 
+    target: Target
     features: tuple[Feature, ...]
     plan: Plan
     report: TargetReport
@@ -146,7 +147,7 @@ def examine(
         )
         return with_strangers(_with_malformed(answer, group), strangers)
 
-    return Examination(subjects, plan, about(selection), about(subjects), ledger, basis)
+    return Examination(target, subjects, plan, about(selection), about(subjects), ledger, basis)
 
 
 def _with_malformed(target: TargetReport, features: Sequence[Feature]) -> TargetReport:
@@ -175,11 +176,11 @@ def _examine_release(target: Target, selection: Sequence[Feature]) -> Examinatio
     ways = ways_on(selection, plan, try_on)
     plan = with_ways(plan, ways, read_only=True)
     answer = replace(report(target, plan, selection), left_out=next(iter(ways), ()))
-    return Examination(tuple(selection), plan, answer, answer)
+    return Examination(target, tuple(selection), plan, answer, answer)
 
 
-def outlook(examination: Examination, target: Target, *, untested: bool = False) -> Decision:
-    """What an ``apply`` would do with what was found in ``target``.
+def outlook(examination: Examination, *, untested: bool = False) -> Decision:
+    """What an ``apply`` would do with what was found in a target.
 
     :param untested: whether a release that the features were not tested on may be patched.
     :raises TransactionError: where an ``apply`` would end with it before it writes anything.
@@ -190,27 +191,19 @@ def outlook(examination: Examination, target: Target, *, untested: bool = False)
         return Decision(Outlook.REFUSE, blocked)
     if not untested and (new := _untested(examination)):
         return Decision(Outlook.UNTESTED, examination.report, new)
-    return _writes(examination, target)
+    return _writes(examination)
 
 
-def _writes(examination: Examination, target: Target) -> Decision:
+def _writes(examination: Examination) -> Decision:
     """What an ``apply`` would write, where nothing is in its way."""
-    report = examination.report
+    report, target = examination.report, examination.target
     settled = (State.APPLIED, State.UPSTREAMED, State.INAPPLICABLE)
     results = examination.everything.features
     if report.interrupted or target.root is None:
         return Decision(Outlook.WRITE, report)
     from overlay.on_disk import transaction  # status asks nothing of it
 
-    writes = transaction.would_apply(
-        target.root,
-        examination.plan,
-        examination.features,
-        release=target.stated,
-        record_file=target.record_file,
-        package=target.package,
-    )
-    if not writes:
+    if not transaction.would_apply(target, examination.plan, examination.features):
         return Decision(Outlook.NOTHING, report)
     pending = None
     if report.needs_attention:

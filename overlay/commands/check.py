@@ -119,7 +119,7 @@ def _scene_or_failure(
 def _examined(target: Target, scene: Scene) -> TargetReport | TargetFailure:
     try:
         examination = examine(target, scene.features, scene.selection)
-        answer = outlook(examination, target, untested=True).report
+        answer = outlook(examination, untested=True).report
         return with_runner(_with_faults(answer, scene.features), scene.features, target.release)
     except OverlayError as error:
         lines = (

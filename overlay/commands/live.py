@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from overlay._features import sources
 from overlay._features.switches import declarations
 from overlay._processes import live as running_processes
 from overlay._processes.records import Effect
@@ -72,8 +70,7 @@ def live(request: Request) -> ProcessesReport:
     if not request.require:
         return ProcessesReport(running(processes), processes)
     expect_known(request.require, request.at_hand())
-    folders = [sources.shipped_folder(), *map(Path, request.patches)]
-    situational = {each.id for each in declarations(folders) if each.situational}
+    situational = {each.id for each in declarations(request.folders) if each.situational}
     lacking = not_active(processes, request.require, situational)
     return ProcessesReport(running(processes, lacking), processes, lacking)
 

@@ -151,15 +151,11 @@ def _everything(
     before = [_ledger(target) for target in targets]
     works = [
         commit.reverting(
-            target.root,
-            release=target.public,
-            record_file=target.record_file,
+            target,
             rebuild=_rebuild(request, target),
             edits=() if edits is None else edits.get(target.package.name, ()),
-            package=target.package,
         )
         for target in targets
-        if target.root is not None
     ]
     try:
         outcomes = commit.carry_out(works)

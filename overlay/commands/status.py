@@ -130,7 +130,7 @@ def _with_damaged_copies(target: Target, features: tuple[Feature, ...]) -> Targe
         Reason(
             f"{command('revert')} would fail: expected the release's own bytes of "
             f"{enumeration(damaged)} in {target.package.pristine_folder}",
-            reinstall(None if target.release is None else str(target.release), target.package),
+            reinstall(target.public, target.package),
         ),
     )
     return replace(answer, obstacles=(obstacle,))

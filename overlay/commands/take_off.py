@@ -15,7 +15,7 @@ from overlay._features.model import of_package
 from overlay.commands.assess import absent, needed, until_current
 from overlay.commands.scene import scene_of
 from overlay.commands.status import with_next_process
-from overlay.commands.target_report import notices, report
+from overlay.commands.target_report import report, with_notices
 from overlay.errors import UsageError, did_you_mean
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
@@ -35,8 +35,6 @@ from overlay.results.invocation import command
 from overlay.untrusted import all_unreadable
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from overlay._features.model import Feature
     from overlay.commands.request import Request
     from overlay.on_disk.ledger import Ledger
@@ -68,7 +66,6 @@ class _Removal:
     """
 
     target: Target
-    root: Path
     applied: list[str]
     going: list[str]
     staying: tuple[Feature, ...]
@@ -83,24 +80,9 @@ class _Removal:
 
     def work(self) -> commit.Work:
         """The transaction that does it."""
-        target = self.target
         if any(result.state is State.PRISTINE for result in self.plan.features):
-            return commit.applying(
-                self.root,
-                self.plan,
-                self.staying,
-                release=target.stated,
-                record_file=target.record_file,
-                basis=self.basis,
-                package=target.package,
-            )
-        return commit.reverting(
-            self.root,
-            release=target.public,
-            record_file=target.record_file,
-            basis=self.basis,
-            package=target.package,
-        )
+            return commit.applying(self.target, self.plan, self.staying, self.basis)
+        return commit.reverting(self.target, basis=self.basis)
 
 
 def _attempt(
@@ -115,11 +97,7 @@ def _attempt(
 
     :raises PlanOutdated: if another command changed what is applied in between.
     """
-    removals = [
-        _removal(request, target, target.root, features)
-        for target in targets
-        if target.root is not None
-    ]
+    removals = [_removal(request, target, features) for target in targets]
     _expect_known(request.features, removals, features)
     # A package without any of the features is left alone, unless no package has one.
     removals = [each for each in removals if each.going] or removals[:1]
@@ -137,22 +115,19 @@ def _attempt(
             for result in each.plan.features
         )
         removed = tuple(FeatureResult(name, State.PRISTINE) for name in each.going)
-        noted = (*((recovery,) if recovery and not at else ()), *outcome.warnings)
-        answer = replace(
-            answers[at],
-            features=(*removed, *staying),
-            notices=(*notices(dict.fromkeys(noted)), *answers[at].notices),
-        )
+        before = [recovery] if recovery and not at else []
+        answer = replace(answers[at], features=(*removed, *staying))
+        answer = with_notices(answer, [*before, *outcome.warnings])
         answers[at] = with_next_process(answer, each.target, features, explicit=explicit)
         verdicts.append(taken_off(answers[at], each.going, request.features, len(outcome.changed)))
     changed = tuple(path for outcome in outcomes for path in outcome.changed)
     return RevertReport(together(verdicts), answers[0], changed, others=tuple(answers[1:]))
 
 
-def _removal(
-    request: Request, target: Target, root: Path, features: tuple[Feature, ...]
-) -> _Removal:
+def _removal(request: Request, target: Target, features: tuple[Feature, ...]) -> _Removal:
     """What is to go from one package, and a plan of what stays."""
+    root = target.root
+    assert root is not None, "a release is refused before"
     features = of_package(features, target.package)
     with reading(root, package=target.package):
         present = ledgers.load(root, target.package)
@@ -167,7 +142,7 @@ def _removal(
             with all_unreadable(needed(target, staying, ledger), target.read):
                 plan = make_plan(staying, view, target.release, target.record, Memo())
     basis = ledgers.digest(present)
-    return _Removal(target, root, applied, going, staying, plan, obstacles, basis)
+    return _Removal(target, applied, going, staying, plan, obstacles, basis)
 
 
 def _refused(removals: Sequence[_Removal], answers: Sequence[TargetReport]) -> RevertReport:

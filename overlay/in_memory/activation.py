@@ -22,7 +22,9 @@ class FeatureDecision(NamedTuple):
 
     :ivar state: its state before the process did anything; :ivar active: whether its code runs.
     :ivar allowed: whether ``OVERLAY_FEATURES`` allows it, or it is on disk.
+    :ivar why: everything that prevents it, a line for each.
     :ivar places: the file and scope of each of its hunks, where it is active.
+    :ivar modules: those that it patches or adds, where it is patched in memory.
     """
 
     id: str
@@ -32,6 +34,7 @@ class FeatureDecision(NamedTuple):
     why: str | None = None
     allowed: bool = True
     places: tuple[tuple[str, str], ...] = ()
+    modules: tuple[str, ...] = ()
 
     @property
     def harmless(self) -> bool:
@@ -68,7 +71,7 @@ class Activation(NamedTuple):
     vllm: str
     root: str
     features: tuple[FeatureDecision, ...]
-    digest: str
+    digest: str = ""
     scopes: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     modules: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -6,31 +6,32 @@ and what it planned is handed to the import hook."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import overlay
 from overlay._features.sources import source_of
-from overlay.errors import OverlayError, TargetError, TransactionError, UsageError
+from overlay.errors import OverlayError, TransactionError, UsageError
 from overlay.in_memory.activation import HARMLESS, NOT_ASKED, Activation, FeatureDecision, digest
-from overlay.in_memory.packages import running_beside, running_vllm
-from overlay.in_memory.patch_folders import (
+from overlay.in_memory.inventory import (
     feature_paths,
+    further_packages,
     package_in,
     patches_folders,
     required_features,
+    running,
 )
+from overlay.package import VLLM
 from overlay.results import State, Way
 from overlay.settings import Mode
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import ModuleType
 
     from overlay.in_memory.import_hook import Observer
-    from overlay.in_memory.preparation import Planned, PreparedModules
     from overlay.on_disk.ledger import Ledger
     from overlay.package import Package
     from overlay.settings import Switches
@@ -42,7 +43,7 @@ class RequiredMissing(OverlayError, RuntimeError):
 
 
 def decide(switches: Switches, observer: Observer) -> Activation:
-    """Bring about what ``switches`` ask for in this process.
+    """Bring about what ``switches`` ask for in this process, in every package or in none.
 
     The variables that features declare are checked first, before a weight is read.  A feature that
     something prevents is left out as a whole, with the reason.
@@ -52,17 +53,28 @@ def decide(switches: Switches, observer: Observer) -> Activation:
     :raises UsageError: for values that no feature accepts, and if a patches folder is not there.
     """
     warnings = _checked(switches)
+    required_ids = required_features(switches)
     vllm: Target | None = None
     try:
-        vllm = running_vllm()
-        targets = (vllm, *running_beside(switches))
-    except TargetError as error:
-        # In an archive, frozen, or nothing that could be patched: half of what was asked for is
-        # not brought about.
-        activation = _impossible(str(error), switches, vllm)
-    else:
-        activation = _activated(targets, switches, observer)
-    return activation._replace(warnings=(*warnings, *activation.warnings))
+        vllm = running(VLLM)
+        targets = (vllm, *_beside(switches))
+        parts = [_activated_in(target, switches, required_ids, observer) for target in targets]
+        activation = _together(parts, targets)
+    except UsageError:
+        raise
+    except OverlayError as error:
+        # In an archive, frozen, or nothing that could be patched; what one package has already
+        # would be half of what was asked for.
+        _unhook()
+        activation = _impossible(str(error), vllm)
+    _refuse_missing(activation, required_ids)
+    active_ids = {feature.id for feature in activation.features if feature.active}
+    required = active_ids if "all" in required_ids else active_ids & required_ids
+    return activation._replace(
+        digest=digest(activation.features, switches.all),
+        required=bool(required),
+        warnings=(*warnings, *activation.warnings),
+    )
 
 
 def _checked(switches: Switches) -> tuple[str, ...]:
@@ -80,43 +92,26 @@ def _checked(switches: Switches) -> tuple[str, ...]:
     return (*switches.warnings, *checked.unknown, *checked.former)
 
 
-def _activated(targets: Sequence[Target], switches: Switches, observer: Observer) -> Activation:
-    """Bring it about in every package, or in none.
+def _beside(switches: Switches) -> Iterator[Target]:
+    """The packages beside vLLM that features are for; one that is not there is passed over.
 
-    :param targets: the vLLM that is running, then the other packages that features are for; each
-        has a root.
+    :raises TargetError: if one is there and cannot be patched.
     """
-    required_ids = _required_ids(switches)
-    try:
-        parts = [_activated_in(target, switches, required_ids, observer) for target in targets]
-        activation = _together(parts, targets, switches)
-    except UsageError:
-        raise
-    except OverlayError as error:
-        # What one package has already would be half of what was asked for.
-        hook = sys.modules.get("overlay.in_memory.import_hook")
-        if hook is not None:
-            hook.uninstall(sys.meta_path)
-        activation = _impossible(str(error), switches, targets[0])
-    _refuse_missing(activation, required_ids)
-    active = {feature.id for feature in activation.features if feature.active}
-    return activation._replace(
-        required=bool(active and ("all" in required_ids or active & required_ids))
-    )
+    for package in further_packages(patches_folders(switches)):
+        from overlay.targets.target import Absent
+
+        with contextlib.suppress(Absent):
+            yield running(package)
 
 
-def _together(
-    parts: Sequence[Activation], targets: Sequence[Target], switches: Switches
-) -> Activation:
-    """What a process runs, from what it runs of each package; one digest over all of it."""
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    features = tuple(feature for part in parts for feature in part.features)
-    return first._replace(
+def _together(parts: Sequence[Activation], targets: Sequence[Target]) -> Activation:
+    """What a process runs, from what it runs of each package.
+
+    :param targets: vLLM, then the other packages; what runs of each is in ``parts``.
+    """
+    return parts[0]._replace(
         way=functools.reduce(Way.__or__, (part.way for part in parts)),
-        features=features,
-        digest=digest(features, switches.all),
+        features=tuple(feature for part in parts for feature in part.features),
         scopes={name: scopes for part in parts for name, scopes in part.scopes.items()},
         modules=tuple(sorted(name for part in parts for name in part.modules)),
         warnings=tuple(dict.fromkeys(text for part in parts for text in part.warnings)),
@@ -128,23 +123,16 @@ def _together(
     )
 
 
-def _impossible(why: str, switches: Switches, target: Target | None = None) -> Activation:
-    """What a process runs in which nothing can be patched or verified; patches on disk may run.
-
-    :raises RequiredMissing: if a required feature cannot run for that reason.
-    """
-    activation = Activation(
+def _impossible(why: str, vllm: Target | None) -> Activation:
+    """What a process runs in which nothing can be patched or verified; patches on disk may run."""
+    return Activation(
         Way.NONE,
-        (target and target.vllm) or "unknown",
-        str(target.root) if target else "",
+        (vllm and vllm.vllm) or "unknown",
+        str(vllm.root) if vllm else "",
         (),
-        digest((), switches.all),
         warnings=(f"nothing is patched in memory, and nothing on disk verified: {why}",),
         impossible=why,
     )
-    if required_ids := _required_ids(switches):
-        raise RequiredMissing(_refusal([f"{', '.join(sorted(required_ids))}: {why}"]))
-    return activation
 
 
 def _activated_in(
@@ -154,26 +142,25 @@ def _activated_in(
     observer: Observer,
 ) -> Activation:
     """Bring it about in one package: what is on disk is verified, the rest planned if need be."""
-    assert target.root is not None  # an importable vLLM lies in a folder
-    activation = Activation(Way.NONE, target.vllm or "unknown", str(target.root), (), "")
+    assert target.root is not None  # an importable package lies in a folder
     ledger = _ledger(target.root, target.package)
     features = [] if ledger is None else on_disk(target, ledger)
+    activation = Activation(Way.NONE, target.vllm or "unknown", str(target.root), tuple(features))
     if any(not feature.active for feature in features):
-        # A plan on top of files that somebody edited proves nothing.
-        return activation._replace(features=tuple(features), digest=digest(features, switches.all))
+        return activation  # a plan on top of files that somebody edited proves nothing
     if features:
-        activation = activation._replace(way=Way.DISK, features=tuple(features))
+        activation = activation._replace(way=Way.DISK)
+    ids = {feature.id for feature in features}
     if switches.mode is Mode.AUTO:
         rest = None
         if ledger is not None and features:
             folders = patches_folders(switches)
             rest = settled_without_plan(ledger, target.public, switches, folders)
         if rest is None:
-            activation, rest = _in_memory(target, switches, required_ids, observer, activation)
-        features += rest
-    elif required_ids - {feature.id for feature in features}:
-        features += _not_on_disk(target, switches, {feature.id for feature in features})
-    return activation._replace(features=tuple(features), digest=digest(features, switches.all))
+            return _in_memory(target, switches, required_ids, observer, activation)
+    else:
+        rest = _not_on_disk(target, switches, ids) if required_ids - ids else []
+    return activation._replace(features=(*features, *rest))
 
 
 def _ledger(root: Path, package: Package) -> Ledger | None:
@@ -262,94 +249,64 @@ def _in_memory(
     required_ids: frozenset[str],
     observer: Observer,
     activation: Activation,
-) -> tuple[Activation, list[FeatureDecision]]:
+) -> Activation:
     """Hook every feature that is not on disk and can be patched.
 
     :param activation: what the process runs from disk.
-    :returns: what the process runs then, and the states of the features that are not on disk.
     """
-    hook = _hook()
+    from overlay.in_memory import import_hook
     from overlay.in_memory.preparation import Plans, prepare
 
     on_disk = {feature.id: feature.digest for feature in activation.features}
     plans = Plans(target, switches)
     prepared = prepare(plans, on_disk)
-    late = {
-        feature.id: hook.imported(feature.modules)
+    imported = {
+        feature.id: import_hook.imported(feature.modules)
         for feature in prepared.features
-        if feature.chosen
+        if feature.active
     }
-    late = {name: modules for name, modules in late.items() if modules}
+    late = {name: _late(modules) for name, modules in imported.items() if modules}
     if late:
         # Each feature goes in as a whole or not at all, so what came too late is planned without.
         prepared = prepare(plans, on_disk.keys() | late.keys())
-    features = [
-        _hooked(feature, late.get(feature.id))
-        for feature in prepared.features
-        if feature.id not in on_disk
-    ]
     if prepared.entry.modules:
+        assert target.root is not None  # an importable package lies in a folder
+        required = {
+            module
+            for feature in prepared.features
+            if feature.active and (feature.id in required_ids or "all" in required_ids)
+            for module in feature.modules
+        }
+        finder = import_hook.PatchFinder(target.root, prepared.entry.modules, observer, required)
+        import_hook.install(finder)
         activation = activation._replace(
             way=activation.way | Way.MEMORY,
             scopes=prepared.scopes,
-            modules=_install(target, prepared, required_ids, observer),
+            modules=tuple(sorted(finder.modules)),
         )
-    other_forms = tuple(
+    rest = (
+        feature._replace(why=late.get(feature.id, feature.why))
+        for feature in prepared.features
+        if feature.id not in on_disk
+    )
+    other_forms = (
         _other_form(feature)
         for feature in prepared.features
         if on_disk.get(feature.id, feature.digest) != feature.digest
     )
-    return activation._replace(warnings=(*prepared.warnings, *other_forms)), features
-
-
-def _hook() -> ModuleType:
-    """The import hook's module, which a process needs where something is patched in memory."""
-    from overlay.in_memory import import_hook
-
-    return import_hook
-
-
-def _install(
-    target: Target, prepared: PreparedModules, required_ids: frozenset[str], observer: Observer
-) -> tuple[str, ...]:
-    """Install the import hook for what was planned.
-
-    :returns: the modules that it serves, sorted.
-    """
-    hook = _hook()
-
-    assert target.root is not None  # an importable package lies in a folder
-    required = {
-        module
-        for feature in prepared.features
-        if feature.chosen and (feature.id in required_ids or "all" in required_ids)
-        for module in feature.modules
-    }
-    finder = hook.PatchFinder(target.root, prepared.entry.modules, observer, required)
-    hook.install(finder)
-    return tuple(sorted(finder.modules))
-
-
-def _hooked(feature: Planned, late: Mapping[str, str] | None) -> FeatureDecision:
-    """The state of a feature that is not on disk, once the hook is installed.
-
-    :param late: its modules that were imported before that, with who imported each.
-    """
-    why = feature.why
-    if late:
-        why = f"{_late(late)}. Apply on disk instead (`overlay apply`)"
-    return FeatureDecision(
-        feature.id,
-        feature.digest,
-        feature.state,
-        feature.chosen,
-        why,
-        feature.asked,
-        feature.places,
+    return activation._replace(
+        features=(*activation.features, *rest), warnings=(*prepared.warnings, *other_forms)
     )
 
 
-def _other_form(feature: Planned) -> str:
+def _unhook() -> None:
+    """Take out what the import hook would serve, where it was needed at all."""
+    hook = sys.modules.get("overlay.in_memory.import_hook")
+    if hook is not None:
+        hook.uninstall(sys.meta_path)
+
+
+def _other_form(feature: FeatureDecision) -> str:
     """The warning about a feature that is on disk, but not as its patches folder has it."""
     if not feature.digest:
         return f"{feature.id} runs as it was applied on disk; {feature.why}"
@@ -371,17 +328,22 @@ def _not_on_disk(target: Target, switches: Switches, on_disk: set[str]) -> list[
     ]
 
 
-def _required_ids(switches: Switches) -> frozenset[str]:
-    """The features without which vLLM must not start, by the environment or by themselves."""
-    return switches.present | required_features(switches)
-
-
 def _late(imported: Mapping[str, str]) -> str:
     names = "; ".join(f"{name} (imported by {who})" for name, who in sorted(imported.items()))
-    return f"already imported, so it cannot be patched in memory: {names}"
+    return (
+        f"already imported, so it cannot be patched in memory: {names}. Apply on disk instead "
+        "(`overlay apply`)"
+    )
 
 
 def _refuse_missing(activation: Activation, required_ids: frozenset[str]) -> None:
+    """Refuse to start without what is required.
+
+    :raises RequiredMissing: naming each feature that cannot run, and why.
+    """
+    if activation.impossible is not None and required_ids:
+        names = ", ".join(sorted(required_ids))
+        raise RequiredMissing(_refusal([f"{names}: {activation.impossible}"]))
     missing = [
         f"{feature.id} is {feature.state.value}: {feature.why or 'not active'}".replace(
             "\n", "\n    "
@@ -401,7 +363,7 @@ def _refuse_missing(activation: Activation, required_ids: frozenset[str]) -> Non
     if "all" in required_ids and idle and not harmless and not missing:
         missing.append("no feature is active in this process")
     if missing:
-        _hook().uninstall(sys.meta_path)
+        _unhook()
         raise RequiredMissing(_refusal(missing))
 
 

@@ -16,12 +16,17 @@ import mmap
 import os
 from collections.abc import Iterable, Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 from overlay._features.model_runners import asking
 from overlay._features.sources import EFFECTS_MODULE
-from overlay._processes.counts import COUNTS_NAME
-from overlay._processes.records import Effect, EffectRecord, Meaning, of_features
+from overlay._processes.records import (
+    COUNTS_NAME,
+    Effect,
+    EffectRecord,
+    Meaning,
+    of_features,
+)
 from overlay.errors import OverlayError
 from overlay.in_memory import log
 from overlay.in_memory.import_watch import when_imported
@@ -30,7 +35,7 @@ from overlay.settings import FORMER_IDS
 from overlay.untrusted import printable
 
 if TYPE_CHECKING:
-    from overlay._features.switches import Declaration
+    from overlay.in_memory.running import RunningProcess
 
 _WORKER_MODULE = "vllm.v1.worker.worker_base"
 
@@ -49,47 +54,14 @@ class RequiredIdle(OverlayError, RuntimeError):
     """A required feature has no effect in this process; the engine must not serve."""
 
 
-class Published(NamedTuple):
-    """What goes into the process record.
-
-    :ivar counters: feature and name of each count, in the order of the numbers in memory.
-    :ivar counts_fd: the file descriptor of that memory, ``None`` where there is none.
-    :ivar meanings: what each count says, in the same order.
-    """
-
-    effects: tuple[EffectRecord, ...]
-    counters: tuple[tuple[str, str], ...]
-    counts_fd: int | None
-    meanings: tuple[Meaning | None, ...] = ()
-
-
-class Publisher(Protocol):
-    """The process whose effects are watched."""
-
-    def features(self) -> tuple[str, ...]:
-        """The ids of the features whose patched code this process has."""
-
-    def requires(self, feature: str) -> bool:
-        """Whether vLLM must not serve where ``feature`` has no effect."""
-
-    def declared(self) -> Mapping[str, Declaration]:
-        """What the features declare, by id; those whose folder is not at hand are missing."""
-
-    def runner(self, feature: str) -> ModelRunner | None:
-        """The only model runner that a feature patches; ``None`` where it does not matter."""
-
-    def publish(self, published: Published) -> None:
-        """Write it into the process record."""
-
-
 class EffectWatch:
     """Watches what the features of one process do.
 
     :ivar ready: whether the model is loaded and warmed up, so that the states are final for now.
     """
 
-    def __init__(self, publisher: Publisher) -> None:
-        self._publisher = publisher
+    def __init__(self, process: RunningProcess) -> None:
+        self._process = process
         self._module: ModuleType | None = None
         self._other_runner: dict[str, str] = {}
         self._counts_fd: int | None = None
@@ -140,12 +112,12 @@ class EffectWatch:
             self._counts_fd = self._memory(self._module)
         counters = () if self._module is None else tuple(self._module.counted())
         meanings = _meanings(self._module)[: len(counters)]
-        self._publisher.publish(Published(self.effects(), counters, self._counts_fd, meanings))
+        self._process.publish(self.effects(), counters, self._counts_fd, meanings)
 
     def effects(self) -> tuple[EffectRecord, ...]:
         """Say what each feature of this process does now."""
         reported = {} if self._module is None else self._module.effects()
-        parts: dict[str, list[str]] = {feature: [] for feature in self._publisher.features()}
+        parts: dict[str, list[str]] = {feature: [] for feature in self._process.features()}
         for name in reported:
             if reported[name]["state"]:
                 parts.setdefault(FORMER_IDS.get(name, name), []).append(name)
@@ -160,7 +132,7 @@ class EffectWatch:
             return EffectRecord(feature, Effect.IDLE, self._other_runner[feature])
         if report is not None and report["state"] is not None:
             return EffectRecord(feature, Effect(report["state"]), str(report["text"]))
-        declared = self._publisher.declared().get(feature)
+        declared = self._process.declared().get(feature)
         if declared is None or not declared.reports:
             return EffectRecord(feature, Effect.PATCHED, "it does not report what it does")
         if not self.ready:
@@ -207,7 +179,7 @@ class EffectWatch:
 
     def _look_for_others(self, runner: ModelRunner) -> None:
         """Find the features that patch another model runner than this engine's."""
-        patched = {name: self._publisher.runner(name) for name in self._publisher.features()}
+        patched = {name: self._process.runner(name) for name in self._process.features()}
         idle = {name: each for name, each in patched.items() if each not in (None, runner)}
         self._other_runner = dict.fromkeys(idle, f"model runner {runner.name}")
         for other in {*idle.values()} - {None}:  # there are two, so this is the other one
@@ -239,8 +211,7 @@ class EffectWatch:
         self._logged.update((each.feature, (each.state, each.text)) for each in news)
         if news:
             bad = any(
-                each.state is Effect.IDLE and self._publisher.requires(each.feature)
-                for each in news
+                each.state is Effect.IDLE and self._process.requires(each.feature) for each in news
             )
             level = logging.WARNING if bad else logging.INFO
             log.say([(level, f"vllm-overlay: {in_words(news)}")])
@@ -249,7 +220,7 @@ class EffectWatch:
         idle = [
             each
             for each in self.effects()
-            if each.state is Effect.IDLE and self._publisher.requires(each.feature)
+            if each.state is Effect.IDLE and self._process.requires(each.feature)
         ]
         if idle:
             raise RequiredIdle(

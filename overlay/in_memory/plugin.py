@@ -53,7 +53,7 @@ def _start(environment: Environment) -> None:
     if switches.mode is settings.Mode.OFF:
         from overlay.in_memory import switched_off
 
-        activation = switched_off.activation(environment)
+        activation = switched_off.activation(switches, environment)
     else:
         from overlay.in_memory.decision import decide
 
@@ -73,8 +73,9 @@ def _start(environment: Environment) -> None:
     if any(feature.active for feature in activation.features):
         from overlay.in_memory.effects import EffectWatch
 
-        process.effects = EffectWatch(process)
-        process.effects.start()
+        effects = EffectWatch(process)
+        os.register_at_fork(after_in_child=effects.forget)
+        effects.start()
     process.say()
 
 

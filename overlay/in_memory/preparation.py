@@ -26,9 +26,9 @@ from overlay._processes import records
 from overlay.cache import cache_folder
 from overlay.errors import OverlayError
 from overlay.in_memory import module_cache as store
-from overlay.in_memory.activation import NOT_ASKED
+from overlay.in_memory.activation import NOT_ASKED, FeatureDecision
 from overlay.in_memory.file_hashes import Recording, ReferencedPaths, as_it_stands
-from overlay.in_memory.patch_folders import patches_folders
+from overlay.in_memory.inventory import patches_folders
 from overlay.package import VLLM, is_module, module_name
 from overlay.results import State
 from overlay.settings import require_known
@@ -44,34 +44,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Planned:
-    """State of one feature in the files, and whether the entry holds it.
-
-    :ivar chosen: whether the entry's modules have it.
-    :ivar asked: whether ``OVERLAY_FEATURES`` allows it.
-    :ivar why: everything that prevents it, a line for each.
-    :ivar modules: the modules that it patches or adds; :ivar places: file and scope of its hunks.
-    """
-
-    id: str
-    digest: str
-    state: State
-    chosen: bool
-    why: str | None
-    modules: tuple[str, ...]
-    asked: bool = True
-    places: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True)
 class PreparedModules:
     """A verified entry, and the plan that it was made from.
 
+    :ivar features: those in its modules are active.
     :ivar scopes: module name -> scopes whose code the plan changes.
     """
 
     entry: store.CacheEntry
-    features: tuple[Planned, ...]
+    features: tuple[FeatureDecision, ...]
     scopes: Mapping[str, tuple[str, ...]]
     warnings: tuple[str, ...]
 
@@ -166,7 +147,7 @@ def prepare(plans: Plans, left_out: Iterable[str] = ()) -> PreparedModules:
     entry, warnings = _entry(plans, frozenset(left_out))
     facts = entry.facts
     features = tuple(
-        Planned(
+        FeatureDecision(
             **{
                 **row,
                 "state": State(row["state"]),
@@ -294,20 +275,18 @@ def _planned_entry(
         final = plans.of_chosen(selection)
     results = plans.results()
     rows = [
-        vars(
-            _describe(
-                feature,
-                results[feature.id],
-                feature in selection,
-                feature in plans.allowed_features,
-                _ON_LEFT_OUT if feature.id in on_what_is_left_out else on_disk_reason(feature),
-            )
-        )
+        _describe(
+            feature,
+            results[feature.id],
+            feature in selection,
+            feature in plans.allowed_features,
+            _ON_LEFT_OUT if feature.id in on_what_is_left_out else on_disk_reason(feature),
+        )._asdict()
         for feature in plans.features
     ]
     if plans.target.package == VLLM:  # whichever package they are for, they are told of once
         rows += [
-            vars(_describe_malformed(malformed, plans.switches.allows(malformed.id)))
+            _describe_malformed(malformed, plans.switches.allows(malformed.id))._asdict()
             for malformed in plans.loaded.malformed
         ]
     texts = {
@@ -330,7 +309,7 @@ _ON_LEFT_OUT = "it is made on a feature that is left out of memory; apply both o
 
 def _describe(
     feature: Feature, result: FeatureResult, included: bool, allowed: bool, reason: str | None
-) -> Planned:
+) -> FeatureDecision:
     """A row of the entry.
 
     :param reason: why the feature is left out although it fits, where that is so.
@@ -342,30 +321,24 @@ def _describe(
         why = reason or why
     if not allowed:
         why = NOT_ASKED
-    return Planned(
+    return FeatureDecision(
         id=feature.id,
         digest=feature.digest,
         state=result.state,
-        chosen=included,
+        active=included,
         why=why,
+        allowed=allowed,
+        places=result.places,
         modules=tuple(
             sorted({module_name(file.path) for file in result.files if is_module(file.path)})
         ),
-        asked=allowed,
-        places=result.places,
     )
 
 
-def _describe_malformed(malformed: Malformed, allowed: bool) -> Planned:
+def _describe_malformed(malformed: Malformed, allowed: bool) -> FeatureDecision:
     why = "\n".join(["its files cannot be used:", *map(str, malformed.errors)])
-    return Planned(
-        id=malformed.id,
-        digest="",
-        state=State.MISSING,
-        chosen=False,
-        why=why if allowed else NOT_ASKED,
-        modules=(),
-        asked=allowed,
+    return FeatureDecision(
+        malformed.id, "", State.MISSING, False, why if allowed else NOT_ASKED, allowed
     )
 
 

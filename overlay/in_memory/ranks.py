@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -83,17 +81,6 @@ class RankReport(NamedTuple):
     digest: str
     summary: str
     others: tuple[tuple[str, str], ...] = ()
-
-
-def report(
-    rank: int,
-    vllm: str,
-    digest: str,
-    summary: str,
-    packages: tuple[tuple[str, str], ...] = (),
-) -> RankReport:
-    """The report of this process."""
-    return RankReport(rank, socket.gethostname(), os.getpid(), vllm, digest, summary, packages)
 
 
 def _decoded(answer: bytes | Mapping[str, Any]) -> RankReport:

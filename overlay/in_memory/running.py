@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from overlay import settings
 from overlay._features.sources import EFFECTS_MODULE, EFFECTS_PATH
 from overlay._processes import records
-from overlay.in_memory import log, ranks
+from overlay.in_memory import log
 from overlay.in_memory.import_watch import HookError
-from overlay.in_memory.patch_folders import patches_folders
+from overlay.in_memory.inventory import patches_folders
+from overlay.in_memory.ranks import RankReport
 from overlay.package import parse_version
 from overlay.results import ANY_MORE, Way
 from overlay.untrusted import sha256
@@ -23,9 +24,7 @@ from overlay.untrusted import sha256
 if TYPE_CHECKING:
     from overlay._features.switches import Declaration
     from overlay.in_memory.activation import Activation
-    from overlay.in_memory.effects import EffectWatch, Published
     from overlay.in_memory.module_cache import StoredModule
-    from overlay.in_memory.ranks import RankReport
     from overlay.results import ModelRunner
 
 
@@ -35,9 +34,8 @@ class RunningProcess:
     It hears what the import hook executed (``executed``, ``bypassed``), what the ranks want to
     compare (``rank_report``) and what features do (``publish``), and keeps the record up to date.
 
-    :ivar asked: the variables that it was started with.
+    :ivar switches: what the variables that it was started with ask for.
     :ivar activation: what became of each feature; only after ``activated``.
-    :ivar effects: the watch over what features do; ``None`` where no feature has code here.
     """
 
     activation: Activation
@@ -45,7 +43,6 @@ class RunningProcess:
 
     def __init__(self, switches: settings.Switches) -> None:
         self.switches = switches
-        self.effects: EffectWatch | None = None
         self._declared: dict[str, Declaration] | None = None
         self._activated = False
         # The pid of the process that said what it runs; a fork has not.
@@ -127,8 +124,15 @@ class RunningProcess:
         role = "worker" if self.record.role == records.MAIN else self.record.role
         self._change(self.record._replace(rank=rank, role=role))
         record = self.record
-        packages = self.activation.packages
-        return ranks.report(rank, record.vllm, record.digest, record.summary, packages)
+        return RankReport(
+            rank,
+            record.host,
+            record.pid,
+            record.vllm,
+            record.digest,
+            record.summary,
+            self.activation.packages,
+        )
 
     # For the watch over effects
 
@@ -168,9 +172,19 @@ class RunningProcess:
         release = parse_version(activation.vllm)
         return runner_of(places, release, ascend=has_ascend(activation.root))
 
-    def publish(self, published: Published) -> None:
-        """Write what features do into the record."""
-        self._change(self.record._replace(**published._asdict()))
+    def publish(
+        self,
+        effects: tuple[records.EffectRecord, ...],
+        counters: tuple[tuple[str, str], ...],
+        counts_fd: int | None,
+        meanings: tuple[records.Meaning | None, ...],
+    ) -> None:
+        """Write into the record what features do and count; see ``ProcessRecord``."""
+        self._change(
+            self.record._replace(
+                effects=effects, counters=counters, counts_fd=counts_fd, meanings=meanings
+            )
+        )
 
     # Lines and record
 
@@ -209,8 +223,6 @@ class RunningProcess:
         """Give a forked child a record of its own: it runs what its parent runs."""
         log.forget()
         self._lock = threading.Lock()
-        if self.effects is not None:
-            self.effects.forget()
         pid = os.getpid()
         self._change(
             self.record._replace(

@@ -4,38 +4,38 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 
-from overlay import settings
 from overlay.errors import OverlayError
 from overlay.in_memory.activation import Activation
-from overlay.in_memory.packages import root_of
-from overlay.in_memory.patch_folders import further_packages, patches_folders
+from overlay.in_memory.inventory import further_packages, patches_folders, root_of
 from overlay.package import VLLM
 from overlay.results import Way
+from overlay.settings import Switches
 
 
-def activation(environment: MutableMapping[str, str]) -> Activation:
+def activation(switches: Switches, environment: MutableMapping[str, str]) -> Activation:
     """What ``OVERLAY=off`` comes to in the vLLM of this process, and the packages beside it.
 
     The plugin cannot take patched code off the disk while vLLM starts, but each feature may declare
     a switch that turns its effect off; these are set in ``environment`` before vLLM reads them.
     """
     vllm = sys.modules.get("vllm")
-    off = Activation(Way.OFF, str(getattr(vllm, "__version__", "unknown")), "", (), "")
+    off = Activation(Way.OFF, str(getattr(vllm, "__version__", "unknown")), "", ())
     file = getattr(vllm, "__file__", None)
     if not isinstance(file, str):
         return off
     root = Path(os.path.dirname(os.path.dirname(os.path.abspath(file))))
     try:
-        applied = _applied(root, environment)
+        folders = patches_folders(switches)
+        applied = _applied(root, folders)
     except OverlayError as error:
         text = f"OVERLAY=off, but patched code may be on disk ({error}); run `overlay status`"
         return off._replace(warnings=(text,), off_summary="off (OVERLAY=off)")
     if not applied:
         return off
-    set_off, without = _turn_off(applied, environment)
+    set_off, without = _turn_off(applied, folders, environment)
     text = f"OVERLAY=off, but patched code is on disk: {', '.join(applied)}"
     if set_off:
         text += f". Its switches are turned off for this process: {', '.join(set_off)}"
@@ -49,13 +49,12 @@ def activation(environment: MutableMapping[str, str]) -> Activation:
     )
 
 
-def _applied(root: Path, environment: Mapping[str, str]) -> tuple[str, ...]:
+def _applied(root: Path, folders: Sequence[Path]) -> tuple[str, ...]:
     """The ids of the features that are applied to vLLM and to the other packages.
 
     :raises OverlayError: if a ledger cannot be read.
     """
-    packages = further_packages(_folders(environment))
-    places = {VLLM: root, **{package: root_of(package) for package in packages}}
+    places = {VLLM: root, **{package: root_of(package) for package in further_packages(folders)}}
     applied: tuple[str, ...] = ()
     for package, place in places.items():
         if place is None or not (place / package.state_folder).exists():
@@ -68,7 +67,7 @@ def _applied(root: Path, environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _turn_off(
-    applied: tuple[str, ...], environment: MutableMapping[str, str]
+    applied: tuple[str, ...], folders: Sequence[Path], environment: MutableMapping[str, str]
 ) -> tuple[list[str], list[str]]:
     """Set the switches of features to off.
 
@@ -76,7 +75,7 @@ def _turn_off(
     """
     from overlay._features.switches import declarations
 
-    declared = {each.id: each for each in declarations(_folders(environment))}
+    declared = {each.id: each for each in declarations(folders)}
     set_off, without = [], []
     for feature in applied:
         switches = declared[feature].switches if feature in declared else ()
@@ -87,9 +86,3 @@ def _turn_off(
         if not names:
             without.append(feature)
     return set_off, without
-
-
-def _folders(environment: Mapping[str, str]) -> list[Path]:
-    """The patches folders; whatever else is wrong with the variables must not stop vLLM."""
-    variable = {"OVERLAY_PATCHES": environment.get("OVERLAY_PATCHES", "")}
-    return patches_folders(settings.read(variable))

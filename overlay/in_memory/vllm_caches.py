@@ -12,6 +12,7 @@ it hashes the files that the traced code objects name, which are the patched cop
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -63,11 +64,7 @@ def keep_apart(key: str, required: bool = False) -> None:
     ):
         lost = f"{what} is not kept apart from that of other code; give VLLM_CACHE_ROOT a folder"
         lost += " of its own for this patch set"
-        when_imported(name, _with(act, key), None if required else lost)
-
-
-def _with(act: Callable[[ModuleType, str], None], key: str) -> Callable[[ModuleType], None]:
-    return lambda module: act(module, key)
+        when_imported(name, functools.partial(act, key=key), None if required else lost)
 
 
 def _model_info(registry: ModuleType, key: str) -> None:

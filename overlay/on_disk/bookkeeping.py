@@ -10,7 +10,7 @@ from overlay._features.model import Feature
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.ledger import Entry, Ledger, LedgerFeature, RecordEntry
 from overlay.on_disk.site import Site
-from overlay.on_disk.writes import Write, hash_of
+from overlay.on_disk.writes import hash_of
 from overlay.package import Package
 from overlay.results import Change, FeatureResult, HunkResult, Plan, State
 from overlay.targets.record import Row, release_part, with_rows, without_rows
@@ -19,8 +19,8 @@ from overlay.untrusted import sha256
 
 def state_files(
     site: Site, old: Ledger | None, new: Ledger | None, changes: Iterable[Change]
-) -> list[Write]:
-    """Compute the writes to RECORD and to the overlay's own folder."""
+) -> list[Change]:
+    """Compute the changes of RECORD and of the overlay's own folder."""
     writes, package = [], site.package
     contents: dict[str, bytes] = {}
     if new is not None:
@@ -33,11 +33,11 @@ def state_files(
     for path in sorted(site.state_files() | set(contents)):
         now, after = site.read(path), contents.get(path)
         if now != after:
-            writes.append(Write(path, now, after, site.form(path)))
+            writes.append(Change(path, now, after))
     for path, after in _records(site, old, new).items():
         now = site.read(path)
         if now is not None and now != after:
-            writes.append(Write(site.real(path), now, after, site.form(path)))
+            writes.append(Change(site.real(path), now, after))
     return writes
 
 

@@ -20,7 +20,7 @@ from overlay.on_disk.disk_state import (
 )
 from overlay.on_disk.ledger import Entry, Ledger, LedgerLost
 from overlay.on_disk.site import Site
-from overlay.on_disk.writes import Intent, Write, assemble, hash_of
+from overlay.on_disk.writes import Intent, assemble, hash_of
 from overlay.package import ReadOnce, Tree
 from overlay.results import Change, Plan, State
 from overlay.results.invocation import command
@@ -70,7 +70,9 @@ def to_apply(site: Site, request: Application) -> Intent:
     if old is not None and same(old, new) and not needed.writes:
         return Intent("apply")
     writes = [*needed.writes.values(), *state_files(site, old, new, request.plan.changes)]
-    return assemble("apply", site, writes, old, new, [*needed.writes], needed.left_alone)
+    return assemble(
+        "apply", site, writes, old, new, [*needed.writes], needed.left_alone, needed.modes
+    )
 
 
 def to_adopt(site: Site, request: Application, folders: tuple[str, ...]) -> Intent:
@@ -153,7 +155,8 @@ def to_revert(
 
 def _put_back(site: Site, needed: _Needed, change: Change) -> None:
     """Take an edit out that is saved elsewhere, unless the file was edited once more."""
-    needed.writes.pop(change.path, None)
+    if (write := needed.writes.pop(change.path, None)) is not None:
+        needed.modes.pop(write.path, None)
     if change.path in needed.edited:
         needed.edited.remove(change.path)
     now = site.read(change.path)
@@ -192,7 +195,7 @@ def _to_revert_without_ledger(site: Site, record_file: Path | None, rebuilt: Reb
         record = site.read(path) or b""
         without = release_part(record, site.package)
         if without != record:
-            rows_out.append(Write(path, record, without, site.form(path)))
+            rows_out.append(Change(path, record, without))
     intent = _removal("revert", site, old, needed, rows_out)
     warning = "the ledger was lost: it was reconstructed from RECORD and the patches at hand"
     return intent._replace(warnings=(warning, *intent.warnings))
@@ -201,20 +204,28 @@ def _to_revert_without_ledger(site: Site, record_file: Path | None, rebuilt: Reb
 class _Needed:
     """What the files of a package need.
 
-    :ivar writes: by the path that the ledger has.
+    :ivar writes: by the path that the ledger has; :ivar modes: of those that come back, by theirs.
     :ivar edited: files with bytes of somebody else, so that they cannot be written.
     :ivar left_alone: such files that a void ledger lists and no longer owns.
     """
 
     def __init__(self) -> None:
-        self.writes: dict[str, Write] = {}
+        self.writes: dict[str, Change] = {}
+        self.modes: dict[str, int] = {}
         self.edited: list[str] = []
         self.left_alone: list[str] = []
 
     def write(self, site: Site, path: str, now: bytes | None, after: bytes | None) -> None:
         """Add a write to a file that has the bytes ``now``."""
-        real = site.real(path)
-        self.writes[path] = Write(real, now, after, site.form(real))
+        self.writes[path] = Change(site.real(path), now, after)
+
+    def restore(self, site: Site, entry: Entry) -> None:
+        """Add the write that restores a file: its bytes, and its mode where it was removed."""
+        copies = ledgers.copies(site.root, site.package)
+        now = site.read(entry.path)
+        self.write(site, entry.path, now, None if entry.before is None else copies(entry.before))
+        if now is None:
+            self.modes[self.writes[entry.path].path] = entry.mode
 
 
 def _needed(
@@ -250,7 +261,7 @@ def _take_out(
         if dead and entry.after is None:
             continue  # nothing of the overlay's is there
         if now is Condition.OURS or (now is Condition.GONE and not dead):
-            needed.writes[entry.path] = _restore(site, entry)
+            needed.restore(site, entry)
         elif now is Condition.EDITED:
             (needed.left_alone if dead else needed.edited).append(entry.path)
 
@@ -279,17 +290,8 @@ def _bring_about(
         needed.edited.append(change.path)
 
 
-def _restore(site: Site, entry: Entry) -> Write:
-    """Compute the write that restores a file: its bytes, and its mode where it was removed."""
-    after = None if entry.before is None else ledgers.copies(site.root, site.package)(entry.before)
-    real = site.real(entry.path)
-    now = site.read(entry.path)
-    form = site.form(real)
-    return Write(real, now, after, form if now is not None else form._replace(mode=entry.mode))
-
-
 def _removal(
-    action: str, site: Site, old: Ledger | None, needed: _Needed, more: Sequence[Write] = ()
+    action: str, site: Site, old: Ledger | None, needed: _Needed, more: Sequence[Change] = ()
 ) -> Intent:
     """Build the transaction that removes everything of the overlay.
 
@@ -300,4 +302,6 @@ def _removal(
         writes += state_files(site, old, None, ())
     elif not writes:
         return Intent(action)
-    return assemble(action, site, writes, old, None, [*needed.writes], needed.left_alone)
+    return assemble(
+        action, site, writes, old, None, [*needed.writes], needed.left_alone, needed.modes
+    )

@@ -20,9 +20,10 @@ from overlay.on_disk.changes import Application, Rebuilt, to_adopt, to_apply, to
 from overlay.on_disk.journal import Journal, reading
 from overlay.on_disk.site import Site, unwritable
 from overlay.on_disk.writes import Intent
-from overlay.package import VLLM, Package
+from overlay.package import Package
 from overlay.results import Change, Plan
 from overlay.results.invocation import command
+from overlay.targets.target import Target
 
 
 class TransactionResult(NamedTuple):
@@ -39,100 +40,68 @@ class TransactionResult(NamedTuple):
 
 
 def applying(
-    root: Path,
-    plan: Plan,
-    features: Sequence[Feature],
-    *,
-    release: str,
-    record_file: Path | None = None,
-    basis: str | None = None,
-    package: Package = VLLM,
+    target: Target, plan: Plan, features: Sequence[Feature], basis: str | None = None
 ) -> Work:
-    """The work that brings the target in ``root`` to what a plan wants; none where it is so.
+    """The work that brings a target to what a plan wants; none where it is so.
 
     :param plan: made from the pristine view, needing no attention; what the ledger lists as
         applied and the plan no longer wants is removed.
     :param features: those that the plan was made from.
-    :param release: the public version of the package in ``root``.
-    :param record_file: RECORD, where one lies beside the package.
     :param basis: digest of the ledger that the plan was made from (``ledger.digest``), so that
         nothing is undone that another command has done since; ``None``: any ledger will do.
     :raises ValueError: if the plan needs attention.
     """
     if plan.state.needs_attention:
         raise ValueError(f"a plan that is {plan.state.value} cannot be applied")
-    request = Application(plan, tuple(features), release, record_file, basis)
-    return Work(root, package, lambda site: to_apply(site, request))
+    request = Application(plan, tuple(features), target.stated, target.record_file, basis)
+    return Work(target, lambda site: to_apply(site, request))
 
 
 def would_apply(
-    root: Path,
-    plan: Plan,
-    features: Sequence[Feature],
-    *,
-    release: str,
-    record_file: Path | None = None,
-    timeout: float = lock.TIMEOUT,
-    package: Package = VLLM,
+    target: Target, plan: Plan, features: Sequence[Feature], timeout: float = lock.TIMEOUT
 ) -> bool:
     """Whether applying would write anything; nothing is written, and an error is the same error.
 
     :raises TransactionError: as `carry_out`, for what shows without writing.
     """
-    with reading(root, timeout, package):
-        site = Site(root.resolve(), package)
-        if plan.changes and ledgers.load(site.root, package) is None:
+    work = applying(target, plan, features)
+    with reading(work.root, timeout, work.package):
+        site = Site(work.root, work.package)
+        if plan.changes and ledgers.load(site.root, work.package) is None:
             # Nothing is applied yet, so everything is written; RECORD need not be parsed for that.
             for change in plan.changes:
                 site.real(change.path)
             return True
-        request = Application(plan, tuple(features), release, record_file)
-        return bool(_worked_out(site, lambda site: to_apply(site, request)).writes)
+        return bool(_worked_out(site, work.compute).writes)
 
 
 def reverting(
-    root: Path,
-    *,
-    release: str | None = None,
-    record_file: Path | None = None,
+    target: Target,
     rebuild: Callable[[], Rebuilt] | None = None,
     basis: str | None = None,
     edits: Sequence[Change] = (),
-    package: Package = VLLM,
 ) -> Work:
-    """The work that brings the target in ``root`` back to its pristine bytes.
+    """The work that brings a target back to its pristine bytes.
 
-    :param release: the public version of the package in ``root``, where it is known.
-    :param record_file: RECORD, where one lies beside the package; for a ledger that is lost.
     :param rebuild: reconstructs a ledger that is lost (``overlay.on_disk.rebuild.rebuild``).
     :param basis: digest of the ledger that is to be reverted; ``None``: any will do.
     :param edits: edited files that are saved elsewhere, from their present bytes to the pristine
         ones, which are put back as well.
     """
-
-    def compute(site: Site) -> Intent:
-        return to_revert(site, release, record_file, rebuild, basis, edits)
-
-    return Work(root, package, compute)
+    release, record_file = target.public, target.record_file
+    return Work(target, lambda site: to_revert(site, release, record_file, rebuild, basis, edits))
 
 
 def adopting(
-    root: Path,
-    plan: Plan,
-    features: Sequence[Feature],
-    folders: Sequence[str],
-    *,
-    release: str,
-    record_file: Path | None = None,
-    package: Package = VLLM,
+    target: Target, plan: Plan, features: Sequence[Feature], folders: Sequence[str]
 ) -> Work:
-    """The work that writes the ledger of patches that are in the target already, and no file.
+    """The work that writes the ledger of patches that are in a target already, and no file.
 
     :param plan: made from the pristine bytes; its changes end in the bytes that are there.
     :param folders: the folders that were made for added modules, outermost first.
     """
-    request = Application(plan, tuple(features), release, record_file)
-    return Work(root, package, lambda site: to_adopt(site, request, tuple(folders)))
+    request = Application(plan, tuple(features), target.stated, target.record_file)
+    return Work(target, lambda site: to_adopt(site, request, tuple(folders)))
 
 
 class Work(NamedTuple):
@@ -141,9 +110,19 @@ class Work(NamedTuple):
     :ivar compute: computes the writes from the files as they are, under the lock.
     """
 
-    root: Path
-    package: Package
+    target: Target
     compute: Callable[[Site], Intent]
+
+    @property
+    def package(self) -> Package:
+        """The package that is written to."""
+        return self.target.package
+
+    @property
+    def root(self) -> Path:
+        """The folder that holds it."""
+        assert self.target.root is not None, "a command that writes has refused what has no folder"
+        return self.target.root.resolve()
 
 
 def carry_out(
@@ -182,7 +161,7 @@ def carry_out(
 
 def _intended(work: Work, timeout: float) -> Intent | None:
     """What would be written; ``None`` where something has to be ended first."""
-    root = work.root.resolve()
+    root = work.root
     with reading(root, timeout, work.package):
         if journal.pending(root, work.package):
             return None
@@ -194,7 +173,7 @@ def _carried_out(work: Work, intent: Intent | None, timeout: float) -> Transacti
 
     :param intent: what there was to write a moment ago.
     """
-    root, package = work.root.resolve(), work.package
+    root, package = work.root, work.package
     recovered = None
     if intent is None or intent.writes:
         with lock.exclusive(root, timeout, package):
@@ -266,8 +245,8 @@ def _stage(site: Site, intent: Intent, transaction: Journal) -> None:
     # The old bytes first: once all new bytes are staged, the transaction may be finished.
     for write, step in zip(intent.writes, transaction.steps, strict=True):
         if write.before is not None:
-            files.keep(root, step.path, step.old, write.before, write.form)
+            files.keep(root, step.path, step.old, write.before, intent.forms[write.path])
     for write, step in zip(intent.writes, transaction.steps, strict=True):
         if write.after is not None:
-            files.create(root, step.new, write.after, write.form)
+            files.create(root, step.new, write.after, intent.forms[write.path])
     recovery.sync(root, transaction)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import overlay
@@ -13,27 +14,22 @@ from overlay.on_disk.journal import Journal, Step
 from overlay.on_disk.ledger import Ledger
 from overlay.on_disk.site import Site
 from overlay.package import Package
+from overlay.results import Change
 from overlay.untrusted import sha256
-
-
-class Write(NamedTuple):
-    """New bytes of one file; ``None`` means no file."""
-
-    path: str
-    before: bytes | None
-    after: bytes | None
-    form: Form
 
 
 class Intent(NamedTuple):
     """A transaction that is ready to be written.
 
-    :ivar writes: in the order in which they are made; none: there is nothing to do.
+    :ivar writes: changes in the order in which they are made, each path as it is without links;
+        none: there is nothing to do.
+    :ivar forms: the mode and owner of each file that is written, by its path.
     :ivar changed: the files of the package among them, as the ledger calls them.
     """
 
     action: str
-    writes: tuple[Write, ...] = ()
+    writes: tuple[Change, ...] = ()
+    forms: Mapping[str, Form] = MappingProxyType({})
     added_folders: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
@@ -50,17 +46,19 @@ class Intent(NamedTuple):
 def assemble(
     action: str,
     site: Site,
-    writes: Sequence[Write],
+    writes: Sequence[Change],
     old: Ledger | None,
     new: Ledger | None,
     changed: Sequence[str],
     left_alone: Sequence[str],
+    modes: Mapping[str, int] = MappingProxyType({}),
 ) -> Intent:
     """Order writes into a transaction.
 
     :param old: the present ledger; :param new: the next one, ``None``: everything is removed.
     :param changed: the files of the package among the writes, as the ledger calls them.
     :param left_alone: files that a void ledger lists and no longer owns.
+    :param modes: of files that come back and are not there to say it, by their paths.
     :raises TransactionError: if two writes are to one file.
     """
     package = site.package
@@ -72,6 +70,8 @@ def assemble(
             "was changed; replace the link by a copy"
         )
     ordered = sorted(writes, key=lambda write: (_rank(write, new, package), write.path))
+    forms = {write.path: site.form(write.path) for write in ordered}
+    forms |= {path: forms[path]._replace(mode=mode) for path, mode in modes.items()}
     missing_folders: dict[str, None] = {}
     for write in ordered:
         if write.after is not None:
@@ -85,6 +85,7 @@ def assemble(
     return Intent(
         action=action,
         writes=tuple(ordered),
+        forms=forms,
         added_folders=tuple(folder for folder in missing_folders if folder != package.state_folder),
         dropped=(
             *reversed(dropped),
@@ -103,7 +104,7 @@ def _has_copies(ledger: Ledger) -> bool:
     return any(entry.before is not None for entry in ledger.entries)
 
 
-def _rank(write: Write, new: Ledger | None, package: Package) -> int:
+def _rank(write: Change, new: Ledger | None, package: Package) -> int:
     """Position of a write in the order of steps.
 
     RECORD lists a file as long as it may be there; modules come before the call sites that need

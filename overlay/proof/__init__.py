@@ -1,5 +1,5 @@
 """Proof on the user's own machine: models with a known answer, engine runs, and timing.
 
-No module here imports vLLM, and none but ``engine_side`` imports PyTorch, before it is asked to:
-what starts an engine runs where there is neither.
+No module here imports vLLM or PyTorch before it is asked to: what starts an engine runs where there
+is neither.
 """

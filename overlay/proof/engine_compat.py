@@ -1,4 +1,4 @@
-"""What ``verify`` touches inside vLLM, 0.20.0 to 0.33.0, in one place.
+"""What ``verify`` and ``bench`` touch inside vLLM, 0.20.0 to 0.33.0, in one place.
 
 Imported in the environment of the engine only; nothing here runs before vLLM may be imported.
 """
@@ -86,3 +86,27 @@ def runner_version(runner: Any) -> ModelRunner | None:
     if "vllm.v1.worker.gpu.model_runner" in modules:
         return ModelRunner.V2
     return ModelRunner.V1 if "vllm.v1.worker.gpu_model_runner" in modules else None
+
+
+class BenchExtension:
+    """What ``step_time`` asks vLLM's workers, in whichever process they run.
+
+    vLLM mixes it into its worker class (``worker_extension_cls``), so that
+    ``LLM.collective_rpc`` reaches its methods by name.
+    """
+
+    model_runner: Any
+
+    def bench_describe(self) -> dict[str, Any]:
+        """The runner's module; ``draft_graphs``, where the drafter has any: mode, keys by role."""
+        drafter = drafter_of(self.model_runner)
+        description: dict[str, Any] = {"runner": type(self.model_runner).__module__}
+        graphs = getattr(drafter, "draft_graphs", None)
+        if graphs is not None:
+            roles = [key.role for key in drafter.cudagraph_dispatcher.draft_keys]
+            description["draft_graphs"] = {
+                "mode": graphs.mode,
+                "keys": dict(Counter(roles)),
+                "withdrawn": graphs.withdrawn,
+            }
+        return description

@@ -24,7 +24,7 @@ from overlay.proof.shapes import EAGLE3, SHAPES, Drafter, write_configs
 from overlay.proof.verify_engine import parser_class
 
 _PROMPT_TOKENS = 128
-_EXTENSION = "overlay.proof.engine_side.BenchExtension"
+_EXTENSION = "overlay.proof.engine_compat.BenchExtension"
 #: Runs until two in a row agree, at most.
 _WARM_UPS = 6
 

@@ -14,7 +14,7 @@ from overlay._features import folder as features
 from overlay._features.documents import MalformedToml, parse_toml
 from overlay._features.switches import declarations
 from overlay.errors import MAX_LINE, OverlayError
-from overlay.in_memory.patch_folders import further_packages
+from overlay.in_memory.inventory import further_packages
 from tests.support.patches import hunk, patch_text, write_feature
 
 PATCH = patch_text("vllm/a.py", hunk([" a", "+b"], "f"))

@@ -101,7 +101,7 @@ def test_a_feature_is_active_where_one_of_its_parts_is() -> None:
 
 
 class Serving:
-    """A process that has the code of dbo and of demo; the part of a ``Publisher`` that counts."""
+    """A process that has the code of dbo and of demo; the part of it that is asked here."""
 
     def features(self) -> tuple[str, ...]:
         return ("dbo", "demo")

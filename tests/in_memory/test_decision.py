@@ -17,8 +17,7 @@ from overlay import settings
 from overlay.in_memory import decision as decisions
 from overlay.in_memory.activation import FeatureDecision, digest
 from overlay.in_memory.decision import settled_without_plan
-from overlay.in_memory.packages import root_of
-from overlay.in_memory.patch_folders import further_packages, patches_folders
+from overlay.in_memory.inventory import further_packages, patches_folders, root_of
 from overlay.on_disk.ledger import Ledger, load
 from overlay.results import Reason, State
 from overlay.targets.resolution import resolve

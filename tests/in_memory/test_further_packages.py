@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from overlay.in_memory.patch_folders import further_packages, package_in
+from overlay.in_memory.inventory import further_packages, package_in
 from overlay.package import VLLM
 
 if sys.version_info >= (3, 11):

@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from overlay.in_memory import ranks
+from tests.support.process_records import rank_report
 
 
 def test_missing_ranks_share_one_bound_and_all_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +30,7 @@ def test_missing_ranks_share_one_bound_and_all_are_named(monkeypatch: pytest.Mon
             return said[key]
 
     monkeypatch.setattr("overlay.in_memory.ranks.time.monotonic", lambda: now[0])
-    mine = ranks.report(9, "0.26.0", "a" * 64, "demo (memory)")
+    mine = rank_report(9)
     said["vllm-overlay/4"] = json.dumps(mine._replace(rank=4)._asdict()).encode()
     with pytest.raises(ranks.RanksDiffer) as stopped:
         ranks._require_all(mine, Store(), 10)

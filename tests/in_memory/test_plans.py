@@ -155,7 +155,7 @@ def test_what_only_the_disk_can_hold_is_left_out_with_the_reason(tmp_path: Path)
     texts, facts = preparation._planned_entry(plans, frozenset())
     assert not texts
     rows = {row["id"]: row for row in facts["features"]}  # type: ignore[union-attr]
-    assert not any(row["chosen"] for row in rows.values())
+    assert not any(row["active"] for row in rows.values())
     assert {row["state"] for row in rows.values()} == {State.PRISTINE}
     assert "(vllm/chat.jinja), which no import" in rows["data"]["why"]
     assert "apply it on disk" in rows["gone"]["why"]

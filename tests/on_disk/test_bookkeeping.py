@@ -11,6 +11,7 @@ import overlay
 from overlay.on_disk import bookkeeping, ledger
 from overlay.on_disk.ledger import Entry, Ledger, RecordEntry
 from overlay.on_disk.site import Site
+from overlay.on_disk.writes import assemble
 from overlay.package import VLLM, Package, package_named
 from overlay.results import Change, FeatureResult, FileResult, HunkResult, Plan, Reason, State
 from overlay.targets.record import Row, our_rows
@@ -193,22 +194,22 @@ def test_what_is_no_longer_wanted_goes_and_a_strangers_file_stays(tmp_path: Path
     for path in (other, f"{VLLM.pristine_folder}/mine"):
         (site.root / path).parent.mkdir(parents=True, exist_ok=True)
         (site.root / path).write_bytes(b"x")
-    (site.root / other).chmod(0o640)
     writes = {
         write.path: write
         for write in bookkeeping.state_files(site, None, made(site), changes(VLLM))
     }
     assert f"{VLLM.pristine_folder}/mine" not in writes
     assert (writes[other].before, writes[other].after) == (b"x", None)
-    assert writes[other].form.mode == 0o640
-    assert writes[VLLM.ledger_path].form.mode == 0o644
 
 
 def test_the_form_of_record_is_kept(tmp_path: Path) -> None:
     site = target(tmp_path, VLLM)
     (site.root / RECORD).chmod(0o600)
-    (*_, write) = bookkeeping.state_files(site, None, made(site), changes(VLLM))
-    assert (write.path, write.before, write.form.mode) == (RECORD, own_rows(VLLM), 0o600)
+    new = made(site)
+    writes = bookkeeping.state_files(site, None, new, changes(VLLM))
+    assert writes[-1][:2] == (RECORD, own_rows(VLLM))
+    forms = assemble("apply", site, writes, None, new, [], []).forms
+    assert (forms[RECORD].mode, forms[VLLM.ledger_path].mode) == (0o600, 0o644)
 
 
 @both

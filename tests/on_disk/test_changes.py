@@ -12,7 +12,16 @@ from overlay.on_disk.ledger import LedgerLost
 from overlay.on_disk.writes import Intent
 from overlay.package import VLLM, Package
 from overlay.results import Change
-from tests.support.small_targets import EDITED, OWN, RECORD, Target, both, lose, target
+from tests.support.small_targets import (
+    EDITED,
+    OWN,
+    PATCHED,
+    RECORD,
+    Target,
+    both,
+    lose,
+    target,
+)
 from tests.support.transactions import Snapshot, snapshot
 
 
@@ -161,6 +170,35 @@ def test_edits_are_taken_out_where_nothing_is_applied(tmp_path: Path) -> None:
     assert place.carry_out(to_revert(place.site, edits=edits)) == (place.other,)
     assert (place.root / place.other).read_bytes() == OWN
     assert (place.root / place.other).stat().st_mode & 0o777 == 0o600
+
+
+@both
+def test_an_edit_from_before_the_apply_is_taken_out_too(tmp_path: Path, package: Package) -> None:
+    """What apply found there was the edit; the release's own bytes take its place."""
+    place = target(tmp_path, package)
+    place.apply()
+    edits = (Change(place.patched, PATCHED, b"the release's own\n"),)
+    assert place.carry_out(to_revert(place.site, edits=edits)) == (place.patched, place.added)
+    assert (place.root / place.patched).read_bytes() == b"the release's own\n"
+
+
+def test_what_is_left_over_goes_behind_a_removal_of_another_release(tmp_path: Path) -> None:
+    """The file that was removed does not come back: it is that release's, which is gone."""
+    place = target(tmp_path, VLLM)
+    more = "vllm/new/d.py"
+    request = place.request()
+    changes = (
+        Change(place.patched, OWN, None),
+        *request.plan.changes[1:],
+        Change(more, None, OWN),
+    )
+    place.carry_out(
+        to_apply(place.site, request._replace(plan=request.plan._replace(changes=changes)))
+    )
+    (place.root / place.added).unlink()
+    assert place.carry_out(to_revert(place.site, "0.27.0")) == (more,)
+    assert not (place.root / place.patched).exists()
+    assert not (place.root / "vllm/new").exists()
 
 
 def test_an_edit_behind_a_link_is_taken_out_of_the_real_file(tmp_path: Path) -> None:

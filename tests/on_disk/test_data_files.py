@@ -15,9 +15,10 @@ from packaging.version import Version
 
 from overlay._features.feature_folder import read_feature
 from overlay._features.model import Feature
+from overlay._features.sources import ErrorList
 from overlay.authoring.composing import compose_file, whole_file
 from overlay.authoring.writing import render_patch
-from overlay.errors import LedgerError, PatchFormatError, RevertRefused, TransactionError
+from overlay.errors import LedgerError, RevertRefused, TransactionError
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import Condition, PristineView, conditions, void
 from overlay.on_disk.rebuild import rebuild
@@ -66,7 +67,7 @@ def feature_of(
         patch = render_patch(HEADERS, path, hunks or (whole_file(before[path], data),))
         files[f"{number}-topic/0.20.0..0.33.0.patch"] = patch.encode()
     folder = write_feature(place, files)
-    errors: list[PatchFormatError] = []
+    errors = ErrorList()
     feature = read_feature(folder, place, "test", errors)
     assert feature is not None, errors
     return feature

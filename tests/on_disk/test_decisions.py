@@ -245,14 +245,9 @@ def test_what_is_so_already_is_an_apply_that_wrote_nothing(site: Site) -> None:
 def _would(site: Site, patches: PatchSet) -> bool | str:
     """What ``would_apply`` answers, or says."""
     try:
-        return transaction.would_apply(
-            site.root,
-            patches.plan(site.pristine),
-            [patches.feature()],
-            release="0.26.0",
-            record_file=site.record,
-            timeout=1,
-        )
+        place = one_package.target(site.root, "0.26.0", site.record)
+        plan = patches.plan(site.pristine)
+        return transaction.would_apply(place, plan, [patches.feature()], timeout=1)
     except TransactionError as error:
         return str(error)
 

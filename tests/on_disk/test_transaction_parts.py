@@ -57,14 +57,8 @@ def apply(place: Target, after: bytes = PATCHED, basis: str | None = None) -> Tr
 
 def would(place: Target, after: bytes = PATCHED) -> bool:
     wanted = place.request(after)
-    return transaction.would_apply(
-        place.root,
-        wanted.plan,
-        wanted.features,
-        release="0.26.0",
-        record_file=wanted.record_file,
-        package=place.package,
-    )
+    found = one_package.target(place.root, "0.26.0", wanted.record_file, place.package)
+    return transaction.would_apply(found, wanted.plan, wanted.features)
 
 
 @both
@@ -172,12 +166,9 @@ def two(folder: Path) -> list[Target]:
 def works(places: list[Target]) -> list[Work]:
     return [
         transaction.applying(
-            place.root,
+            one_package.target(place.root, "0.26.0", place.root / RECORD, place.package),
             place.request().plan,
             place.request().features,
-            release="0.26.0",
-            record_file=place.root / RECORD,
-            package=place.package,
         )
         for place in places
     ]
@@ -297,7 +288,7 @@ def test_a_target_that_cannot_be_looked_at_is_said_to_be_as_it_was(
 ) -> None:
     place = target(tmp_path, VLLM)
     error = OSError(errno.EIO, "Input/output error", "/x")
-    work = Work(place.root, VLLM, failing(error))
+    work = Work(one_package.target(place.root), failing(error))
     with pytest.raises(TransactionError) as caught:
         transaction.carry_out([work])
     assert str(caught.value) == f"{described(error)}. Nothing was changed."

@@ -157,9 +157,7 @@ def test_a_former_transaction_over_both_is_ended_in_each(name: str, deaths: list
     action: dict[str, Callable[[Pair, Package], object]] = {
         "apply": lambda pair, package: commit.carry_out([pair.applying(package)]),
         "upgrade": lambda pair, package: commit.carry_out([pair.applying(package, TWO)]),
-        "revert": lambda pair, package: commit.carry_out(
-            [commit.reverting(pair.place(package), package=package)]
-        ),
+        "revert": lambda pair, package: commit.carry_out([pair.reverting(package)]),
     }
     with transactions.memory_folder(Path(os.environ.get("TMPDIR", "/tmp"))) as folder:
         scenario = scenario_of(name, folder)

@@ -9,11 +9,11 @@ import pytest
 
 import overlay
 from overlay.errors import TransactionError
-from overlay.on_disk.files import Form
 from overlay.on_disk.journal import Step
 from overlay.on_disk.ledger import Entry, Ledger
 from overlay.on_disk.site import Site
-from overlay.on_disk.writes import Intent, Write, assemble
+from overlay.on_disk.writes import Intent, assemble
+from overlay.results import Change
 from tests.support import fake_vllm
 
 RECORD = "vllm-0.26.0.dist-info/RECORD"
@@ -32,7 +32,7 @@ def ordered(
     site: Path, new: Ledger | None, *writes: tuple[str, bytes | None, bytes | None]
 ) -> Intent:
     """The transaction of some writes, which are given in the order that they must not have."""
-    made = [Write(path, before, after, Form(0o644)) for path, before, after in writes]
+    made = [Change(*write) for write in writes]
     return assemble("apply", Site(site), made[::-1], None, new, ["vllm/b.py", "vllm/a.py"], [])
 
 
@@ -69,6 +69,22 @@ def test_a_revert_takes_its_rows_out_of_record_last(site: Path) -> None:
     ]
     intent = ordered(site, None, *wanted)
     assert [write.path for write in intent.writes] == [path for path, *_ in wanted]
+
+
+def test_each_file_has_its_form_and_what_comes_back_its_mode(site: Path) -> None:
+    (site / "vllm/__init__.py").chmod(0o640)
+    writes = [
+        Change("vllm/__init__.py", OLD, NEW),
+        Change("vllm/gone.py", None, NEW),
+        Change("vllm/z/new.py", None, NEW),
+    ]
+    modes = {"vllm/gone.py": 0o755}
+    intent = assemble("apply", Site(site), writes, None, ledger(), [], [], modes)
+    assert {path: form.mode for path, form in intent.forms.items()} == {
+        "vllm/__init__.py": 0o640,
+        "vllm/gone.py": 0o755,
+        "vllm/z/new.py": 0o644,
+    }
 
 
 def test_the_folder_of_copies_goes_where_no_copy_is_needed(site: Path) -> None:

@@ -13,6 +13,7 @@ from overlay.on_disk.recovery import recover
 from overlay.package import VLLM, Package, package_named
 from overlay.results import Change, FeatureResult, FileResult, Plan
 from tests.support import fake_vllm
+from tests.support.one_package import target
 from tests.support.transactions import ONE, RELEASE, PatchSet, Snapshot, snapshot
 
 ASCEND = package_named("vllm_ascend")
@@ -63,14 +64,12 @@ class Pair:
     def applying(self, package: Package, patches: PatchSet = ONE) -> commit.Work:
         """The work that applies a patch set to one of the packages."""
         features: Sequence[Feature] = [patches.feature()]
-        return commit.applying(
-            self.place(package),
-            planned(patches, package),
-            features,
-            release=VERSIONS[package],
-            record_file=self.record(package),
-            package=package,
-        )
+        place = target(self.place(package), VERSIONS[package], self.record(package), package)
+        return commit.applying(place, planned(patches, package), features)
+
+    def reverting(self, package: Package) -> commit.Work:
+        """The work that reverts one of the packages."""
+        return commit.reverting(target(self.place(package), package=package))
 
     def apply(self, patches: PatchSet = ONE, order: Sequence[Package] = (VLLM, ASCEND)) -> None:
         """Apply a patch set to both."""
@@ -78,8 +77,7 @@ class Pair:
 
     def revert(self, order: Sequence[Package] = (VLLM, ASCEND)) -> None:
         """Revert both."""
-        works = [commit.reverting(self.place(package), package=package) for package in order]
-        commit.carry_out(works)
+        commit.carry_out([self.reverting(package) for package in order])
 
     def recover(self, package: Package) -> str | None:
         """End what was interrupted in one of the packages."""

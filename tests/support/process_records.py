@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from overlay._processes import records
-from overlay._processes.counts import COUNTS_NAME
-from overlay._processes.records import Meaning, ProcessRecord
+from overlay._processes.records import COUNTS_NAME, Meaning, ProcessRecord
 from overlay.in_memory.ranks import RankReport
 from overlay.results import Way
 

@@ -23,9 +23,8 @@ from overlay.proof.commands.pair import Pair, expect_pair, pair_of
 from overlay.proof.commands.question import BenchQuestion
 from overlay.proof.commands.verify import prompt_lines, refuse_unknown_models
 from overlay.proof.engine_launch import link_packages
-from overlay.proof.reports.benched import BenchReport, benched
+from overlay.proof.reports.benched import BenchReport
 from overlay.proof.texts import questions
-from overlay.report.words import count
 from overlay.results.invocation import command
 from overlay.untrusted import parse_json
 
@@ -79,20 +78,7 @@ def bench(
             if place is not None:
                 place.write_text(json.dumps(texts), encoding="utf-8")
             launch = Launch(question, python, work, code, logs, budget, place)
-            measured = BenchStage(launch, on_end).measure()
-    return BenchReport(
-        benched(measured.timed, measured.served, measured.gaps),
-        question.model or question.shape,
-        question.k,
-        measured.timed,
-        measured.left,
-        measured.served,
-        (f"engines started in each of {count(question.rounds, 'round')}", *measured.notes),
-        measured.gaps,
-        dummy=question.model is None,
-        budget=question.budget,
-        rounds=question.rounds,
-    )
+            return BenchStage(launch, on_end).measure()
 
 
 def check_question(question: BenchQuestion) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from overlay.errors import OverlayError
 from overlay.proof.commands.budget import Part, Start
@@ -17,21 +17,7 @@ from overlay.proof.commands.launch import Launch
 from overlay.proof.commands.verify_failures import failure_text
 from overlay.proof.engine_pool import EngineEnd, Job, run_jobs
 from overlay.proof.repeats import Gap, Quantity, Served, Timed, read, read_served
-
-
-class Measured(NamedTuple):
-    """What the rounds gave.
-
-    :ivar left: why an engine was left out, by name; :ivar notes: which rounds were left out.
-    :ivar gaps: what was not measured because the budget was spent.
-    """
-
-    timed: tuple[Timed, ...]
-    served: tuple[Served, ...]
-    left: Mapping[str, str]
-    notes: tuple[str, ...]
-    gaps: tuple[Gap, ...]
-
+from overlay.proof.reports.benched import BenchReport, benched
 
 #: Takes an engine when it starts (``None``) and when it has ended.
 OnJob = Callable[[Job, EngineEnd | None], None]
@@ -59,8 +45,8 @@ class BenchStage:
     _results: dict[tuple[Part, str], list[Mapping[str, Any]]] = field(default_factory=dict)
     _left: dict[str, str] = field(default_factory=dict)
 
-    def measure(self) -> Measured:
-        """Run the rounds.
+    def measure(self) -> BenchReport:
+        """Run the rounds, and report on them.
 
         :raises OverlayError: if the question's reference or the overlay does not serve, or the
             budget was spent before both were measured.
@@ -83,7 +69,20 @@ class BenchStage:
                 f"expected to measure {reference} and the overlay within --budget "
                 f"{question.budget:g} s, found it spent before both were: give a larger one"
             )
-        return Measured(timed, served, self._left, notes, self._gaps(timed, served))
+        gaps = self._gaps(timed, served)
+        return BenchReport(
+            benched(timed, served, gaps),
+            question.model or question.shape,
+            question.k,
+            timed,
+            self._left,
+            served,
+            notes,
+            gaps,
+            dummy=question.model is None,
+            budget=question.budget,
+            rounds=question.rounds,
+        )
 
     def _has(self, part: Part, engine: str) -> bool:
         return engine not in self._left and (part, engine) in self._results

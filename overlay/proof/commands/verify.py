@@ -205,28 +205,21 @@ def _own_set(question: VerifyQuestion) -> ModelSet:
 def prompt_lines(place: Path) -> tuple[str, ...]:
     """The prompts of the file of ``--prompts``.
 
-    :raises UsageError: if there is none.
+    :raises UsageError: if there is none, or it cannot be read as text.
     """
-    prompts = tuple(line for line in _text_of(place).splitlines() if line.strip())
+    try:
+        content = read_regular(place)
+        if content is None:
+            raise UsageError(f"--prompts {place}: expected a text file, there is none")
+        lines = content.decode("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"--prompts {place}: expected a text file in UTF-8, which can be read: {error}"
+        ) from error
+    prompts = tuple(line for line in lines if line.strip())
     if not prompts:
         raise UsageError(f"--prompts {place}: expected a prompt on each line, none")
     return prompts
-
-
-def _text_of(prompts: Path) -> str:
-    """The content of the file of ``--prompts``.
-
-    :raises UsageError: if it cannot be read as text.
-    """
-    try:
-        content = read_regular(prompts)
-        if content is None:
-            raise UsageError(f"--prompts {prompts}: expected a text file, there is none")
-        return content.decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"--prompts {prompts}: expected a text file in UTF-8, which can be read: {error}"
-        ) from error
 
 
 @dataclass(frozen=True)

@@ -188,7 +188,7 @@ class BenchReport(Report):
 
     :ivar shape: the name of the shape, or of the model.
     :ivar left: why an engine was left out, by name.
-    :ivar notes: how often the engines started, and which rounds were left out.
+    :ivar notes: which rounds were left out.
     :ivar gaps: what was not measured, because the budget was spent.
     :ivar dummy: whether the weights are dummies.
     :ivar budget: seconds that all engines together could take.
@@ -225,15 +225,16 @@ class BenchReport(Report):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What was left out, and which servers did not become steady."""
+        """How often engines started, what was left out, which servers did not become steady."""
         unsteady = (
             f"{each.engine}: the last runs with {enumeration(list(map(str, each.unsteady)))} "
             "requests at a time did not agree"
             for each in self.served
             if each.unsteady
         )
+        rounds = f"engines started in each of {count(self.rounds, 'round')}"
         about = (*self._runners, *self._accepted)
-        return (*self._not_measured, *self.notes, *about, *self._starts, *unsteady)
+        return (*self._not_measured, rounds, *self.notes, *about, *self._starts, *unsteady)
 
     @property
     def _runners(self) -> Iterator[str]:

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from overlay.errors import OverlayError
 from overlay.proof.commands.budget import ENGINES, Budget, Part
-from overlay.proof.commands.engines import BenchStage, Measured, OnJob
+from overlay.proof.commands.engines import BenchStage, OnJob
 from overlay.proof.commands.launch import Launch
 from overlay.proof.commands.question import BenchQuestion
 from overlay.proof.engine_pool import EngineEnd, Job
 from overlay.proof.repeats import Quantity
 from overlay.proof.reports.bench_page import page
-from overlay.proof.reports.benched import OVERLAY, STOCK, V2, BenchReport, benched
+from overlay.proof.reports.benched import OVERLAY, STOCK, V2, BenchReport
 from overlay.report.words import enumeration
 
 #: Seconds of a start and of each cell behind it, of one engine.
@@ -99,7 +99,7 @@ def ended(
     return how
 
 
-def measure(work: Path, engines: Engines, **options: Any) -> Measured:
+def measure(work: Path, engines: Engines, **options: Any) -> BenchReport:
     models = {"model": "a/b", "draft": "a/c", "against": "both"}
     question = BenchQuestion(concurrency=(1, 8, 32), **models, **options)
     budget = Budget(question.budget, engines.clock)
@@ -134,7 +134,7 @@ def test_no_engine_goes_on_beyond_the_budget_and_every_gap_is_named(
         expect_named(engines, measured)
 
 
-def expect_named(engines: Engines, measured: Measured) -> None:
+def expect_named(engines: Engines, measured: BenchReport) -> None:
     """Every cell was measured or is a gap, and none is both."""
     gaps = {(g.engine, g.what, size) for g in measured.gaps for size in g.requests}
     found = {(t.engine, Quantity.STEP_TIME, size) for t in measured.timed for size in t.batches}
@@ -181,27 +181,18 @@ def test_a_first_round_that_is_too_long_ends_with_the_budget(tmp_path: Path) -> 
         (STOCK, Quantity.FIRST_TOKEN, ()),
     ]
     assert (V2, Quantity.STEP_TIME, (32,)) in gaps
-    report = shown(measured, 405.0)
-    lines = "\n".join(map(str, report.own_lines()))
-    for text in (lines, page(report)):
+    lines = "\n".join(map(str, measured.own_lines()))
+    for text in (lines, page(measured)):
         assert "not measured, the budget of 405 s was spent (--budget): stock V1" in text
         assert "server with 1, 8 and 32 requests at a time" in text
-    rows = report.tables[0].rows
+    rows = measured.tables[0].rows
     assert rows[3][-3:] == ("not measured", "overlap", "-")
-    assert report.own_data()["bench"]["not_measured"][0] == {
+    assert measured.own_data()["bench"]["not_measured"][0] == {
         "engine": STOCK,
         "what": "serving",
         "requests": [1, 8, 32],
     }
-    assert report.verdict.endswith("the budget did not allow all figures.")
-
-
-def shown(measured: Measured, budget: float) -> BenchReport:
-    verdict = benched(measured.timed, measured.served, measured.gaps)
-    return BenchReport(
-        verdict, "1b", 3, measured.timed, {}, measured.served, measured.notes, measured.gaps,
-        budget=budget,
-    )  # fmt: skip
+    assert measured.verdict.endswith("the budget did not allow all figures.")
 
 
 def test_rounds_beyond_the_budget_are_left_out_and_named(tmp_path: Path) -> None:

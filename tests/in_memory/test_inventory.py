@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import overlay
 from overlay import settings
+from overlay._features.folder import load_all
 from overlay._features.sources import source_of
 from overlay.in_memory.decision import settled_without_plan
-from overlay.in_memory.patch_folders import patches_folders, required_features
+from overlay.in_memory.inventory import patches_folders, required_features, root_of, running
 from overlay.on_disk.ledger import Ledger, LedgerFeature
+from overlay.package import package_named
 from overlay.results import FeatureResult, FileResult, State
+from overlay.targets.target import Absent
 from tests.support.patches import write_feature
 
 RELEASE = "0.26.0"
@@ -188,6 +194,17 @@ def test_features_that_say_so_are_required(shipped: Path, tmp_path: Path) -> Non
     write_feature(other, {}, id="broken", toml="required = true\nno toml")
     write_feature(shipped, {}, id="own", toml="\trequired = true")
     assert required_features(switches) == {"whole", "zoo", "broken", "own"}
+    write_feature(other, {}, id="quoted", toml='note = """\nrequired = true\n"""\nunknown = 1')
+    write_feature(other, {}, id="inside", toml="[fault]\nrequired = true")
+    assert required_features(switches) == {"whole", "zoo", "broken", "own"}
+    loaded = load_all([team, other, shipped])
+    assert {each.id for each in loaded.malformed} >= {"broken", "quoted", "inside"}
+    required = {each.id for each in loaded.features if each.required}
+    required |= {each.id for each in loaded.malformed if each.required}
+    assert required_features(switches) == required
+    for variable in ("OVERLAY_REQUIRED", "OVERLAY_REQUIRED_PRESENT"):
+        more = switches._replace(present=settings.read({variable: "plain,all"}).present)
+        assert required_features(more) == {"whole", "zoo", "broken", "own", "plain", "all"}
 
 
 def test_the_word_alone_requires_nothing_and_is_not_parsed(
@@ -199,11 +216,62 @@ def test_the_word_alone_requires_nothing_and_is_not_parsed(
     (shipped.parent / "feature.toml").write_text("required = true\n")
     (shipped / "folder/feature.toml").symlink_to(shipped.parent / "feature.toml")
 
-    def never(folders: object) -> None:
-        raise AssertionError(folders)
+    def never(data: bytes) -> None:
+        raise AssertionError(data)
 
-    monkeypatch.setattr("overlay._features.folder.load_all", never)
+    monkeypatch.setattr("overlay._features.documents.parse_toml", never)
     assert required_features(PLAIN) == frozenset()
     write_feature(shipped, {}, id="zz", toml="required = true")
-    with pytest.raises(AssertionError, match="shipped"):
+    with pytest.raises(AssertionError, match="required = true"):
         required_features(PLAIN)
+
+
+# The packages of a process
+
+
+BESIDE = package_named("beside_vllm")
+
+
+@pytest.fixture
+def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a package that this process imported; it would import another one now."""
+    for name in ("first", "second"):
+        (tmp_path / name / BESIDE.name).mkdir(parents=True)
+        (tmp_path / name / BESIDE.initial).write_text("raise SystemExit\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "second"), *sys.path])
+    module = ModuleType(BESIDE.name)
+    module.__file__ = str(tmp_path / "first" / BESIDE.initial)
+    monkeypatch.setitem(sys.modules, BESIDE.name, module)
+    return tmp_path / "first"
+
+
+def test_the_package_that_runs_is_the_one_that_was_imported(first: Path) -> None:
+    module = sys.modules[BESIDE.name]
+    target = running(BESIDE)
+    assert (target.root, target.name, target.package) == (first, str(first), BESIDE)
+    assert target.vllm is None
+    module.__version__ = "1.2"  # type: ignore[attr-defined]  # as packages have
+    assert running(BESIDE).vllm == "1.2"
+    assert root_of(BESIDE) == first
+
+
+def test_an_editable_installation_tells_the_version_as_it_does_for_commands(first: Path) -> None:
+    sys.modules[BESIDE.name].__version__ = "dev"  # type: ignore[attr-defined]  # as packages have
+    info = first.parent / "second" / "beside_vllm-3.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: beside_vllm\nVersion: 3.0\n")
+    origin = {"url": first.as_uri(), "dir_info": {"editable": True}}
+    (info / "direct_url.json").write_text(json.dumps(origin))
+    assert running(BESIDE).vllm == "3.0"
+
+
+@pytest.mark.parametrize("file", [None, "/nowhere/beside_vllm/__init__.py"])
+def test_what_was_not_imported_from_a_file_is_what_would_be_imported(
+    first: Path, file: str | None
+) -> None:
+    sys.modules[BESIDE.name].__file__ = file
+    assert running(BESIDE).root == first.parent / "second"
+    del sys.modules[BESIDE.name]
+    assert running(BESIDE).root == root_of(BESIDE) == first.parent / "second"
+    with pytest.raises(Absent):
+        running(package_named("not_there"))
