@@ -22,7 +22,7 @@ from overlay.package import KNOWN_PACKAGES, Package, check_path, paths_in
 
 #: What a copy of the package's folder is called: its name and one of these.
 _COPY = re.compile(
-    r"[.~+-].*|[._-]?(orig|old|new|bak|backup|copy|mod|modified|patched|pristine)\d*"
+    r"[.~+-](?!.*-info$).*|[._-]?(orig|old|new|bak|backup|copy|mod|modified|patched|pristine)\d*"
 )
 
 #: The folders in which Python finds packages.

@@ -46,7 +46,7 @@ _DOC_ENDINGS = (".md", ".rst", ".txt")
 #: its kernels are built (`CMakeLists.txt`) is no such file, since Python calls those.
 _PACKAGING = re.compile(
     r"(setup\.(py|cfg)|pyproject\.toml|MANIFEST\.in|requirements[^/]*\.txt|requirements/.+"
-    r"|\.[^/]+|mkdocs\.ya?ml)"
+    r"|\.[^/]+|mkdocs\.ya?ml|(.*/)?[^/]+\.(dist|egg)-info/.*)"
 )
 
 
@@ -134,7 +134,9 @@ class _Sorted:
                 if other is not None and other != package:
                     self._refuse(file, _two_packages(file, package, other))
                     return
-                self._refuse(file, _half(file, package), "--partial takes it")
+                self._refuse(
+                    file, _outside(file, package), "the rest is half a change; --partial takes it"
+                )
         elif file.kind in _NO_TEXT:
             self.fates.append(FileFate(path, _NO_TEXT[file.kind]))
             if not partial:
@@ -239,12 +241,12 @@ def _two_packages(file: IncomingFile, package: Package, other: Package) -> str:
     )
 
 
-def _half(file: IncomingFile, package: Package) -> str:
-    """Why the rest of a change is half of it without a file outside the package."""
+def _outside(file: IncomingFile, package: Package) -> str:
+    """Why a file outside the package is refused."""
     why = f"which is no module or data file of {package.name}/"
     if file.path.startswith(f"{package.name}/") and not file.path.isprintable():
         why = f"and {file_problem(file.path, package)}"
-    return f"it {file.kind.value} {file.path}, {why}: the rest is half a change"
+    return f"it {file.kind.value} {file.path}, {why}"
 
 
 def _releases(package: Package) -> tuple[str, ...]:
