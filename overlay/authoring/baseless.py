@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from difflib import SequenceMatcher
 from itertools import pairwise
 from typing import NamedTuple
@@ -13,13 +13,19 @@ from overlay.authoring.incoming import IncomingFile
 from overlay.authoring.locating import ReleaseTexts, before_it, having, replay, vague_hunk
 from overlay.errors import OverlayError
 from overlay.planning.text import SourceText, TextError
-from overlay.results.invocation import command
 from overlay.untrusted import printable
 
 #: The share of a hunk's lines that a text must have to be called near.
 _NEAR = 0.6
 #: The most letters of a line that a sentence shows.
 _WIDTH = 60
+
+
+#: Bytes that are not UTF-8.
+_FOREIGN = re.compile("[\udc80-\udcff]")
+
+#: How to place a change by hand on the release that it is given, as a part of a sentence.
+ByHand = Callable[[str], str]
 
 
 class _Misfit(NamedTuple):
@@ -44,11 +50,13 @@ def why(
     following: Sequence[IncomingFile] = (),
     *,
     checkout: bool,
+    by_hand: ByHand,
 ) -> str:
     """Why an edited file has no base, and what to do, in a sentence.
 
     :param following: further changes of the file, on top of the first.
-    :param checkout: whether a checkout was looked at as well.
+    :param checkout: whether what ``--base`` names was looked at as well.
+    :param by_hand: how to place the change on a release by hand.
     :raises OverlayError: if a release cannot be read.
     """
     path = file.path
@@ -73,7 +81,7 @@ def why(
         )
     span = "..".join(dict.fromkeys((texts.names[0], texts.names[-1])))
     present = {name: data for name in texts.names if (data := texts.read(name, path)) is not None}
-    beside = ", nor in the checkout" if checkout else ""
+    beside = ", nor in what --base names" if checkout else ""
     older = _older(file, texts)
     elsewhere = f"if it was made on a release before {texts.names[0]}, name that with --releases"
     if older is not None:
@@ -87,6 +95,11 @@ def why(
             "place of its old name; if an earlier change does, import both in one command; "
             f"{elsewhere}"
         )
+    if (foreign := next(filter(_FOREIGN.search, _new_lines(file)), None)) is not None:
+        return (
+            f"its new line {_quote(foreign)} is not UTF-8: it was saved in another encoding: save "
+            "it as UTF-8, or get the mail itself"
+        )
     if (text := _with_it(file, present)) is not None:
         return text
     if (text := _spelt_otherwise(file, present)) is not None:
@@ -98,8 +111,12 @@ def why(
         )
     near = _nearest(file, present)
     if near is None:
-        step = _onto(file, next(reversed(present)))
-        return f"the lines that it changes in {path} are not in {span}{beside}: {elsewhere}; {step}"
+        step = by_hand(next(reversed(present)))
+        main = "" if checkout else "; if on upstream's main or a nightly, give its text with --base"
+        return (
+            f"the lines that it changes in {path} are not in {span}{beside}: {elsewhere}{main}; "
+            f"{step}"
+        )
     release, misfit = near
     around = (
         ", a line around the change, which `patch` passes over as fuzz" if misfit.around else ""
@@ -108,14 +125,12 @@ def why(
         f"the hunk at line {misfit.hunk.patch_line} does not fit {path} in {span}{beside}; "
         f"the nearest text is that of {release}, whose line {misfit.line} is "
         f"{_quote(misfit.present)} and not {_quote(misfit.expected)}{around}: correct the diff, or "
-        f"{_onto(file, release)}; {elsewhere}"
+        f"{by_hand(release)}; {elsewhere}"
     )
 
 
-def _onto(file: IncomingFile, release: str) -> str:
-    """The command that opens a session for a change that does not fit."""
-    step = command("import", file.source, "--id", "ID", "--release", release)
-    return f"place it by hand: {step}"
+def _new_lines(file: IncomingFile) -> Iterator[str]:
+    return (text for hunk in file.hunks for op, text in hunk.lines if op == "+")
 
 
 def _older(file: IncomingFile, texts: ReleaseTexts) -> str | None:

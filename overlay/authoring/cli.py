@@ -149,6 +149,11 @@ def import_(
 @click.option("--title", default="", help="What the change does, in a line (default: the ID).")
 @releases_option("With --from-edits: only these releases may be served, by default all")
 @click.option("--update", is_flag=True, help="With --from-edits: replace the feature of that id.")
+@click.option(
+    "--removals",
+    is_flag=True,
+    help="With --from-edits: a file that is missing was removed, not lost; the feature removes it.",
+)
 @_CONTEXT
 @asks
 def new(request: Request, /, id_: str, **options: Any) -> Report:
@@ -187,6 +192,7 @@ def new(request: Request, /, id_: str, **options: Any) -> Report:
         releases=options["releases"],
         update=options["update"],
         context=options["context"],
+        removals=options["removals"],
     )
 
 
@@ -201,10 +207,11 @@ def _expect_one_way(id_: str, target: str | None, options: Mapping[str, Any]) ->
             "to edit; --from-edits takes what was edited in an installed vLLM; `overlay import` "
             "takes a diff."
         )
-    if options["files"] and (target or options["releases"] or options["update"]):
+    of_edits = ("releases", "update", "removals")
+    if options["files"] and (target or any(options[name] for name in of_edits)):
         raise click.UsageError(
-            "--file edits files of a release, named by --release; TARGET, --python, --releases and "
-            "--update go with --from-edits."
+            "--file edits files of a release, named by --release; TARGET, --python, --releases, "
+            "--update and --removals go with --from-edits."
         )
     if options["from_edits"] and options["release"]:
         raise click.UsageError("--release goes with --file; --from-edits takes a TARGET.")

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from overlay.authoring.baseless import ByHand
 from overlay.authoring.baseless import why as why_no_base
 from overlay.authoring.building import EditedFile, FeatureChange, Prepared, Words, build
 from overlay.authoring.composing import NotComposable, compose_file, contexts_from, whole_file
@@ -27,6 +28,7 @@ from overlay.package import VLLM, Package
 from overlay.planning.scopes import Syntax
 from overlay.report.progress import Progress, counting
 from overlay.results import Fate
+from overlay.results.invocation import command
 
 _PULL = re.compile(r"\(#(\d+)\)\s*$")
 _UPSTREAM = "https://github.com/vllm-project/vllm"
@@ -47,6 +49,7 @@ def prepare(
     package: Package = VLLM,
     context: int | None = None,
     progress: Progress | None = None,
+    by_hand: ByHand | None = None,
 ) -> Prepared:
     """The feature that the commits, laid on each other, make.
 
@@ -58,6 +61,7 @@ def prepare(
     :param syntax: answers about texts, if they are remembered from elsewhere.
     :param package: the one that the feature is to patch.
     :param context: how many lines of context its hunks keep; default: as many as they need.
+    :param by_hand: how to place it by hand on a release; default: an import of ``source``.
     :raises UsageError: if the change renames, deletes or replaces a file of it, with the line.
     """
     edits, added, fates = sort_files(commits, partial, package)
@@ -65,9 +69,14 @@ def prepare(
     topics: list[EditedFile] = []
     contexts = contexts_from(context)
     contents = {path: added_content(file) for path, file in added.items()}
+
+    def as_it_came(release: str) -> str:
+        return f"place it by hand: {command('import', source, '--id', id_, '--release', release)}"
+
+    place = by_hand or as_it_came
     with counting(progress, "placed", len(edits), "file") as step:
         for path, parts in edits.items():
-            fate, topic = _topic(path, parts, texts, checkout, answers, contexts)
+            fate, topic = _topic(path, parts, texts, checkout, answers, contexts, place)
             fates.append(fate)
             step()
             if topic is None:
@@ -103,11 +112,16 @@ def _topic(
     checkout: Origin | None,
     syntax: Syntax,
     contexts: Sequence[int],
+    by_hand: ByHand,
 ) -> tuple[FileFate, EditedFile | None]:
     """One edited file, or why it cannot be placed."""
 
     def refused(problem: str, part: IncomingFile = parts[0]) -> tuple[FileFate, None]:
         return FileFate(path, Fate.EDITED, problem=f"{part.place}: {problem}"), None
+
+    def no_base() -> str:
+        has_base = checkout is not None
+        return why_no_base(parts[0], texts, parts[1:], checkout=has_base, by_hand=by_hand)
 
     base = locate(parts[0], texts, checkout, parts[1:])
     if base is None and parts[0].kind is ChangeKind.BINARY:
@@ -116,7 +130,7 @@ def _topic(
             "name a folder that has them with --base"
         )
     if base is None:
-        return refused(why_no_base(parts[0], texts, parts[1:], checkout=checkout is not None))
+        return refused(no_base())
     after = base.after
     for part in parts[1:]:
         following = following_bytes(after, part)
@@ -131,7 +145,11 @@ def _topic(
     base, last = replace(base, after=after), parts[-1]
     if last.kind in (ChangeKind.REMOVED, ChangeKind.RENAMED):
         if last.kind is ChangeKind.REMOVED and after:
-            return refused(f"it removes {path}, and shows a part of its lines only", last)
+            return refused(
+                f"it removes {path}, and shows a part of its lines only: make it with `git diff` "
+                "without -D",
+                last,
+            )
         release, by_id, words = base.release, base.by_id, _made_on(base, texts)
         fate = FileFate(path, Fate.EDITED, release, by_id, 1, removes=True, made_on=words)
         return fate, EditedFile(base, (whole_file(base.before, None),))
@@ -140,7 +158,7 @@ def _topic(
     except NotComposable as error:
         if base.by_id or not having(parts[0], texts, parts[1:]):
             return refused(str(error))
-        return refused(why_no_base(parts[0], texts, parts[1:], checkout=checkout is not None))
+        return refused(no_base())
     if (problem := uncompilable(path, after, syntax)) is not None:
         return refused(f"with the change, {problem}")
     words = _made_on(base, texts)

@@ -32,7 +32,14 @@ MAX_BYTES = 64 * 1024 * 1024
 #: A change of more files is refused: all of vLLM 0.33.0 has fewer, and each is written twice.
 MAX_FILES = 10_000
 
-_MAIL = re.compile(rb"^From [0-9a-f]{7,64} .*$", re.MULTILINE)
+_MAIL = re.compile(
+    rb"^From (?:[0-9a-f]{7,64} .*|\S+ [^\n]*\d\d:\d\d:\d\d[^\n]* \d{4}.*)$", re.MULTILINE
+)
+#: The headers of a mail that was saved alone, as far as the line that ends them.
+_HEADERS = re.compile(rb"(?:[A-Za-z][\w-]*:[^\n]*\n(?:[ \t][^\n]*\n)*)+(?=\r?\n)")
+_SENDER = re.compile(rb"^(?:From|Subject): ", re.MULTILINE | re.IGNORECASE)
+#: What a mail that is sent on says of the change's own author, as git reads it.
+_IN_BODY = re.compile(r"\A\s*^(?:(?:From|Subject|Date): .*\n)+", re.MULTILINE)
 _INDEX = re.compile(r"^index (?P<old>[0-9a-f]{7,64})\.\.[0-9a-f]{7,64}(?: \d+)?\s*$")
 _SUBJECT_PREFIX = re.compile(r"^\s*\[[^\]]*PATCH[^\]]*\]\s*")
 _NO_BLOB = re.compile(r"^0+$")
@@ -66,6 +73,28 @@ _MAX_HEADER = 8 * 1024
 #: A header that the parser reads for itself, of a mail or of a part of one.
 _OF_PARTS = re.compile(
     rb"^(content-[a-z-]+|mime-version):[^\n]*(?:\n[ \t][^\n]*)*", re.MULTILINE | re.IGNORECASE
+)
+
+
+#: How files begin that hold a diff and are no text, each with what helps.
+_NO_TEXT_BEGINS = {
+    b"\xff\xfe": "UTF-16, as PowerShell writes it: git diff --output=FILE writes bytes",
+    b"\xfe\xff": "UTF-16: save it as UTF-8",
+    b"\x1f\x8b": "one that gzip packed: unpack it",
+    b"\xfd7zXZ": "one that xz packed: unpack it",
+    b"BZh": "one that bzip2 packed: unpack it",
+    b"PK\x03\x04": "one that zip packed: unpack it",
+}
+
+#: What people save in the place of a diff, each with what helps.
+_OTHER_FORMS = (
+    (rb"^\x1b\[[\d;]*m(diff|---|\+\+\+|@@)", "the colours of a terminal: git diff --no-color"),
+    (rb"^\*{3} \d+(,\d+)? \*{4}", "a context diff: make it with diff -u, or git diff"),
+    (rb"^\d+(,\d+)?[acd]\d+(,\d+)?\r?\n[<>] ", "a diff without names: make it with diff -u"),
+    (rb"^(>+ ?|[ \t]+)(diff --git|--- )", "a diff of quoted or indented lines: get the file"),
+    (rb"^ \S.* \| +\d+ [-+]+\r?$", "the summary of a diff: leave out --stat"),
+    (rb"^:\d{6} \d{6} ", "the names of a diff: leave out --raw"),
+    (rb"^Content-Disposition: attachment", "a mail with no text attached: unpack what is"),
 )
 
 
@@ -159,18 +188,24 @@ def read_changes(data: bytes, name: str) -> tuple[Commit, ...]:
     if _MAIL.match(data):
         starts = [match.start() for match in _MAIL.finditer(data) if _begins_mail(data, match)]
         commits = tuple(_mails(data, starts, name))
-    elif re.match(rb"^(From|Date|Subject|Message-I[dD]): ", data):
-        commits = (_mail(data, name, 0),)
+    elif _is_mail(data):
+        commits = tuple(_mail(data, name, 0))
     else:
         commits = (Commit(_files(_text(data, name), name, 0)),)
     if (count := sum(len(commit.files) for commit in commits)) > MAX_FILES:
         raise UsageError(f"{name}: expected a change of at most {MAX_FILES} files, found {count}")
     if not any(commit.files for commit in commits):
         raise UsageError(
-            f"{name}:1: expected a unified diff or mails of `git format-patch`, found no file that "
-            "it changes"
+            f"{name}:1: expected a unified diff or mails of `git format-patch`, found "
+            f"{_other_form(data)}"
         )
     return commits
+
+
+def _other_form(data: bytes) -> str:
+    """What a text is that changes no file, and how to get it as a diff."""
+    forms = (words for pattern, words in _OTHER_FORMS if re.search(pattern, data, re.MULTILINE))
+    return next(forms, "no file that it changes")
 
 
 def _require_whole(data: bytes, name: str) -> None:
@@ -185,6 +220,9 @@ def _require_whole(data: bytes, name: str) -> None:
             f"{name}:1: expected a diff, found a byte-order mark before it; save it as UTF-8 "
             "without one"
         )
+    for begin, what in _NO_TEXT_BEGINS.items():
+        if data.startswith(begin):
+            raise UsageError(f"{name}: expected a diff as text, found {what}")
     if data and not data.endswith(b"\n"):
         last = data.count(b"\n") + 1
         raise UsageError(
@@ -193,9 +231,20 @@ def _require_whole(data: bytes, name: str) -> None:
         )
 
 
+def _is_mail(data: bytes) -> bool:
+    """Whether a text is one mail without the line by which a mailbox parts them."""
+    headers = _HEADERS.match(data)
+    return re.match(rb"(From|Date|Subject|Message-I[dD]): ", data) is not None or (
+        headers is not None and _SENDER.search(headers[0]) is not None
+    )
+
+
 def _begins_mail(data: bytes, match: re.Match[bytes]) -> bool:
     """Whether a line opens a mail: it comes first or behind a blank line, and headers follow."""
     start, stop = match.span()
+    is_gits = re.match(rb"From [0-9a-f]{7,64} ", match[0])
+    if not is_gits and not re.match(rb"\r?\n[A-Za-z][\w-]*: ", data[stop : stop + 100]):
+        return False
     before = data[max(0, start - 2) : start]
     return before in (b"", b"\n\n", b"\r\n") or (
         start == 0 or re.match(rb"\r?\nFrom: ", data[stop : stop + 8]) is not None
@@ -214,14 +263,14 @@ def _mails(data: bytes, starts: list[int], name: str) -> Iterator[Commit]:
     """The change of each mail of a mailbox, in which they begin at ``starts``."""
     line = 0
     for start, stop in pairwise([*starts, len(data)]):
-        yield _mail(data[start:stop], name, line)
+        yield from _mail(data[start:stop], name, line)
         line += data.count(b"\n", start, stop)
 
 
-def _mail(data: bytes, name: str, offset: int) -> Commit:
-    """The change of a mail; ``UsageError`` where the parser does not get through it."""
+def _mail(data: bytes, name: str, offset: int) -> list[Commit]:
+    """The changes of a mail; ``UsageError`` where the parser does not get through it."""
     try:
-        return _read_mail(data, name, offset)
+        return list(_read_mail(data, name, offset))
     # What the standard library's parser raises on mails that nobody wrote, besides its own errors.
     except (RecursionError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise UsageError(
@@ -230,25 +279,34 @@ def _mail(data: bytes, name: str, offset: int) -> Commit:
         ) from error
 
 
-def _read_mail(data: bytes, name: str, offset: int) -> Commit:
+def _read_mail(data: bytes, name: str, offset: int) -> Iterator[Commit]:
+    """The change of a mail, and those of the mails that are attached to it."""
     raw_mail = _MAIL.sub(b"", data, count=1).lstrip(b"\r\n")
     for match in _OF_PARTS.finditer(raw_mail):
         _require_short(match[1].decode(), len(match[0]), name)
     message = message_from_bytes(raw_mail, policy=mail_policy)
-    raw = b"".join(map(_part, _leaves(message)))
+    parts = [_part(leaf) for leaf in _leaves(message)]
+    attached = [part for part in parts[1:] if _MAIL.match(part)]
+    raw = b"".join(part for part in parts if part not in attached)
     text = _without_signature(_text(raw, name))
     begins = re.search(r"^(diff --git |--- (?!$)|Index: )", text, re.MULTILINE)
     words = _LONE.sub("\N{REPLACEMENT CHARACTER}", text[: begins.start()] if begins else text)
     # The lines of the body are those of the file unless the mail was encoded for transport.
-    header_lines = data.count(b"\n") - raw.count(b"\n")
-    body_words = re.split(r"^---\s*$", words, maxsplit=1, flags=re.MULTILINE)[0].strip()
-    offset += header_lines + words.count("\n")
-    return Commit(
-        files=_files(text[begins.start() :], name, offset) if begins else (),
-        subject=_SUBJECT_PREFIX.sub("", " ".join(_header(message, "Subject", name).split())),
-        message=body_words,
-        author=_header(message, "From", name).strip(),
-    )
+    body_at = offset + data.count(b"\n") - raw.count(b"\n") + words.count("\n")
+    body_words = re.split(r"^---\s*$", words, maxsplit=1, flags=re.MULTILINE)[0]
+    headers = {field: _header(message, field, name) for field in ("Subject", "From")}
+    if (own := _IN_BODY.match(body_words)) and len(own[0]) <= _MAX_HEADER:
+        headers |= dict(line.split(": ", 1) for line in own[0].strip().splitlines())
+        body_words = body_words[own.end() :]
+    if begins or not attached:
+        yield Commit(
+            files=_files(text[begins.start() :], name, body_at) if begins else (),
+            subject=_SUBJECT_PREFIX.sub("", " ".join(headers["Subject"].split())),
+            message=body_words.strip(),
+            author=headers["From"].strip(),
+        )
+    for part in attached:
+        yield from _read_mail(part, name, offset)
 
 
 def _leaves(message: Message) -> Iterator[Message]:
@@ -262,7 +320,7 @@ def _leaves(message: Message) -> Iterator[Message]:
         return
     for part in message.walk():
         text = part.get_content_maintype() == "text" and part.get_content_subtype() != "html"
-        if text or (part.get_filename() or "").endswith((".patch", ".diff")):
+        if text or (part.get_filename() or "").endswith((".patch", ".diff", ".txt")):
             yield part
 
 
@@ -270,6 +328,7 @@ def _part(part: Message) -> bytes:
     """The bytes of a part, as UTF-8 where it says that it has another encoding, as git does it."""
     payload = part.get_payload(decode=True)
     raw = payload if isinstance(payload, bytes) else b""
+    raw += b"" if raw.endswith(b"\n") or not raw else b"\n"
     charset = str(part.get_content_charset() or "utf-8")
     if part.is_multipart() or charset in ("utf-8", "us-ascii"):
         return raw
@@ -336,12 +395,19 @@ def _files(text: str, name: str, offset: int) -> tuple[IncomingFile, ...]:
         parsed = PatchSet(lines)
     except UnidiffParseError as error:
         raise UsageError(
-            f"{name}:{offset + lines.number}: expected a unified diff: {str(error).strip()}"
+            f"{name}:{offset + lines.number}: expected a unified diff: {_problem(error, text)}"
         ) from error
     raw = text.split("\n")
     return tuple(
         _with_bytes(_file(entry, name, offset), entry, raw, name, offset) for entry in parsed
     )
+
+
+def _problem(error: Exception, text: str) -> str:
+    """Why a text is no diff, in words."""
+    if re.search(r"^.*(\[-.*-\]|\{\+.*\+\})", text, re.MULTILINE):
+        return "found one of words: leave out --word-diff"
+    return str(error).strip()
 
 
 def _with_bytes(

@@ -22,7 +22,7 @@ from overlay.package import KNOWN_PACKAGES, Package, check_path, paths_in
 
 #: What a copy of the package's folder is called: its name and one of these.
 _COPY = re.compile(
-    r"[.~+-].*|[._-]?(orig|old|new|bak|backup|copy|mod|modified|patched|pristine)\d*"
+    r"[.~+-](?!.*-info$).*|[._-]?(orig|old|new|bak|backup|copy|mod|modified|patched|pristine)\d*"
 )
 
 #: The folders in which Python finds packages.
@@ -107,8 +107,15 @@ def place(
         cut off.
     """
     if rule != BY_RELEASES:
-        files = (_ruled(file, rule) for commit in commits for file in commit.files)
-        return Placed(_with(commits, list(files)))
+        files = [_ruled(file, rule) for commit in commits for file in commit.files]
+        if files and not any(file.path.startswith(f"{package.name}/") for file in files):
+            options = [] if rule.strip is None else [f"--strip {rule.strip}"]
+            options += [f"--directory {rule.directory}"] if rule.directory else []
+            raise UsageError(
+                f"{files[0].place}: expected a path in {package.name}/ by {' '.join(options)}, "
+                f"found {files[0].path}: leave the option out, and the releases tell"
+            )
+        return Placed(_with(commits, files))
     return _Placing(package, texts).placed(commits)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NamedTuple
 
 from packaging.version import Version
 
@@ -279,9 +280,10 @@ class Porter:
         variant, base = lost.variant, lost.base
         patch = variant.patch
         moved = Moved(patch.path, base, origin, patch.hunks)
-        place = follow(moved, release, self.texts, self.syntax, everywhere=True)
+        texts = self._texts_with(feature, base, patch.path)
+        place = follow(moved, release, texts, self.syntax, everywhere=True)
         if place is None:
-            files = follow_each(moved, release, self.texts, self.syntax, everywhere=True)
+            files = follow_each(moved, release, texts, self.syntax, everywhere=True)
             if not files:
                 return lost
             options = [word for path in dict.fromkeys(files.values()) for word in ("--file", path)]
@@ -388,11 +390,24 @@ class Porter:
 
     def _text_of(self, feature: Feature, base: str, path: str) -> bytes | None:
         """The text that a variant was made on: a release's, or what its folder keeps of a build."""
-        if base not in self.texts.names and not feature.shipped:
-            own = read_below(in_home(feature.origin).resolve(), f"{feature.id}/{OWN_BASE}/{path}")
-            if own is not None:
-                return own
-        return self.texts.read(base, path)
+        own = self._own_text(feature, base, path)
+        return self.texts.read(base, path) if own is None else own
+
+    def _own_text(self, feature: Feature, base: str, path: str) -> bytes | None:
+        """What the folder of a feature keeps of the build that it was made on."""
+        if base in self.texts.names or feature.shipped:
+            return None
+        return read_below(in_home(feature.origin).resolve(), f"{feature.id}/{OWN_BASE}/{path}")
+
+    def _texts_with(self, feature: Feature, base: str, path: str) -> ReleaseTexts:
+        """The releases, among them a build of which a feature's folder keeps the one file."""
+        own = self._own_text(feature, base, path)
+        if own is None:
+            return self.texts
+        build = _OneFile(path, own)
+        return ReleaseTexts(
+            self.texts.names, lambda name: build if name == base else self.texts.open(name)
+        )
 
     def _below(self, earlier: Sequence[Feature], release: str, path: str) -> bytes | None:
         """A release's file with the features on it that serve the release, as a check has them."""
@@ -434,6 +449,16 @@ class Porter:
         near = self._nearest(variant, release)
         steps = abs(_place(names, near) - _place(names, release))
         return steps, _place(names, near)
+
+
+class _OneFile(NamedTuple):
+    """All that is known of a build; satisfies ``Tree``."""
+
+    path: str
+    data: bytes
+
+    def read(self, path: str) -> bytes | None:
+        return self.data if path == self.path else None
 
 
 def _place(names: Sequence[str], release: str) -> int:

@@ -46,18 +46,12 @@ _DOC_ENDINGS = (".md", ".rst", ".txt")
 #: its kernels are built (`CMakeLists.txt`) is no such file, since Python calls those.
 _PACKAGING = re.compile(
     r"(setup\.(py|cfg)|pyproject\.toml|MANIFEST\.in|requirements[^/]*\.txt|requirements/.+"
-    r"|\.[^/]+|mkdocs\.ya?ml)"
+    r"|\.[^/]+|mkdocs\.ya?ml|(.*/)?[^/]+\.(dist|egg)-info/.*)"
 )
 
 
-#: What a feature can do to a file.
-_CARRIED = (
-    ChangeKind.MODIFIED,
-    ChangeKind.ADDED,
-    ChangeKind.REMOVED,
-    ChangeKind.RENAMED,
-    ChangeKind.BINARY,
-)
+#: Folders in which projects keep their packages.
+_SOURCES = re.compile(r"^(\./|src/|python/|lib/)+")
 
 #: What has no text that a feature could carry, and what becomes of it where a part is enough.
 _NO_TEXT = {
@@ -108,8 +102,8 @@ def sort_files(
         for file in commit.files:
             sorted_.take(file, package, partial=partial)
     sorted_.expect_apart()
-    if sorted_.refused:
-        raise UsageError("\n".join(told_once(sorted_.refused)))
+    if problems := sorted_.problems():
+        raise UsageError("\n".join(problems))
     return sorted_.edits, sorted_.added, sorted_.fates
 
 
@@ -120,7 +114,7 @@ class _Sorted:
     edits: dict[str, list[IncomingFile]] = field(default_factory=dict)
     added: dict[str, IncomingFile] = field(default_factory=dict)
     fates: list[FileFate] = field(default_factory=list)
-    refused: list[tuple[str, str]] = field(default_factory=list)
+    refused: list[tuple[str, str, str]] = field(default_factory=list)
 
     def take(self, file: IncomingFile, package: Package, *, partial: bool) -> None:
         """Sort one file."""
@@ -140,9 +134,14 @@ class _Sorted:
                 if other is not None and other != package:
                     self._refuse(file, _two_packages(file, package, other))
                     return
-                self._refuse(file, _half(file, package))
-        elif file.kind in _NO_TEXT and partial:
+                self._refuse(
+                    file, _outside(file, package), "the rest is half a change; --partial takes it"
+                )
+        elif file.kind in _NO_TEXT:
             self.fates.append(FileFate(path, _NO_TEXT[file.kind]))
+            if not partial:
+                what = f"it {file.kind.value} {path}; a feature edits files in place, adds new ones"
+                self._refuse(file, f"{what} and removes them", "--partial leaves that out")
         elif (problem := _unsaid(file, package)) is not None:
             self._refuse(file, problem)
         else:
@@ -152,7 +151,8 @@ class _Sorted:
                     self._refuse(
                         file,
                         f"it gives {path} the mode {file.mode}, and a feature "
-                        "carries texts, no modes (--partial leaves the mode out)",
+                        "carries texts, no modes",
+                        "--partial leaves the mode out",
                     )
             self._keep(file)
 
@@ -183,8 +183,17 @@ class _Sorted:
         else:
             self.edits.setdefault(path, []).append(file)
 
-    def _refuse(self, file: IncomingFile, problem: str) -> None:
-        self.refused.append((file.path, f"{file.place}: {problem}"))
+    def _refuse(self, file: IncomingFile, problem: str, rest: str = "") -> None:
+        """Note why a file is refused, and how to get the rest of the change, where there is one."""
+        self.refused.append((file.path, f"{file.place}: {problem}", rest))
+
+    def problems(self) -> list[str]:
+        """Why files are refused, one sentence a cause."""
+        carried = self.edits or self.added
+        return told_once(
+            (path, f"{problem} ({rest})" if rest and carried else problem)
+            for path, problem, rest in self.refused
+        )
 
     def expect_apart(self) -> None:
         """Refuse added modules that cannot lie beside each other in a folder."""
@@ -232,14 +241,12 @@ def _two_packages(file: IncomingFile, package: Package, other: Package) -> str:
     )
 
 
-def _half(file: IncomingFile, package: Package) -> str:
-    """Why the rest of a change is half of it without a file outside the package."""
+def _outside(file: IncomingFile, package: Package) -> str:
+    """Why a file outside the package is refused."""
     why = f"which is no module or data file of {package.name}/"
     if file.path.startswith(f"{package.name}/") and not file.path.isprintable():
         why = f"and {file_problem(file.path, package)}"
-    return (
-        f"it {file.kind.value} {file.path}, {why}: the rest is half a change (--partial takes it)"
-    )
+    return f"it {file.kind.value} {file.path}, {why}"
 
 
 def _releases(package: Package) -> tuple[str, ...]:
@@ -250,7 +257,7 @@ def _releases(package: Package) -> tuple[str, ...]:
 
 def _whose(path: str) -> str:
     """How to import a change of what may be another package; empty where it cannot be one."""
-    name, _, below = path.partition("/")
+    name, _, below = _SOURCES.sub("", path).partition("/")
     if not below.endswith(".py") or package_problem(name) is not None:
         return ""
     if (distribution := namespace_of(name)) is not None:
@@ -268,13 +275,10 @@ def _leaves(path: str) -> bool:
 
 def _unsaid(file: IncomingFile, package: Package) -> str | None:
     """Why a change of a file cannot be carried, and what helps; ``None`` where it can."""
-    if file.kind not in _CARRIED:
-        was, step = "", "--partial leaves that out"
-        if file.kind is ChangeKind.COPIED:
-            was, step = f" (from {file.old_path})", "`git diff --no-renames` has the new file whole"
+    if file.kind is ChangeKind.COPIED:
         return (
-            f"it {file.kind.value} {file.path}{was}; a feature edits files in place, adds new "
-            f"ones and removes them: {step}"
+            f"it {file.kind.value} {file.path} (from {file.old_path}); a feature edits files in "
+            "place, adds new ones and removes them: `git diff --no-renames` has the new file whole"
         )
     if file.kind is ChangeKind.BINARY and file.binary is None:
         return (
@@ -305,6 +309,8 @@ def _fate(file: IncomingFile, package: Package) -> Fate:
         return Fate.PACKAGING
     if path == "CMakeLists.txt":
         return Fate.OUTSIDE
+    if path == f"{package.name}/_version.py":
+        return Fate.PACKAGING  # a build writes it, and a diff of two installations has it
     if path.startswith(_DOCS) or ("/" not in path and path.endswith(_DOC_ENDINGS)):
         return Fate.DOCS
     if file_problem(path, package) is not None:

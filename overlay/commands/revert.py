@@ -96,7 +96,8 @@ def revert(request: Request, keep_as: Keep | None = None) -> RevertReport:
     edits: Kept = wings.load(wings.KEEP_EDITS, "--keep-as").keep(request, targets, keep_as)
     recovery = "; ".join(text for text in (recovery, *edits.notes) if text)
     if edits.report is None:
-        return _amend(_everything(request, targets, recovery, explicit=explicit), edits)
+        report = _everything(request, targets, recovery, explicit=explicit, edits=edits.edits)
+        return _amend(report, edits)
     if edits.folder is None:
         answers = [_report(target, Plan(())) for target in targets]
         verdict = not_kept(_report(edits.target, Plan(())), edits.report.verdict)

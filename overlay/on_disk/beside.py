@@ -15,12 +15,16 @@ from typing import NamedTuple
 
 from overlay.errors import TargetError
 from overlay.package import Package, path_problem
+from overlay.results import State
 from overlay.untrusted import kind, open_regular
 
 _PIECE = 1 << 20
 
 #: What was done to a data file.
 EDITED, ADDED, REMOVED = "edited", "added", "removed"
+
+#: What became of a file of which nobody said that it is to go.
+MISSING = State.MISSING.value
 
 
 class Beside(NamedTuple):
@@ -31,9 +35,6 @@ class Beside(NamedTuple):
 
     path: str
     what: str
-
-    def __str__(self) -> str:
-        return f"{self.path} ({self.what})"
 
 
 def beside(root: Path, record: Mapping[str, str], package: Package) -> tuple[Beside, ...]:
@@ -113,14 +114,15 @@ def _digest(file: Path) -> str:
 
 def _by_folder(changed: Iterable[Beside], own: set[str]) -> Iterator[Beside]:
     """The changes, with those in a folder that is not the release's as one."""
-    folders: dict[str, int] = {}
+    folders: dict[tuple[str, str], int] = {}
     for each in changed:
         parts = each.path.split("/")
         ways = ("/".join(parts[:depth]) for depth in range(1, len(parts)))
         foreign = next((way for way in ways if way not in own), None)
-        if foreign is None or each.what == REMOVED:
+        if foreign is None:
             yield each
         else:
-            folders[foreign] = folders.get(foreign, 0) + 1
-    for folder, files in folders.items():
-        yield Beside(f"{folder}/", f"added, {files} file{'s' if files > 1 else ''}")
+            what = MISSING if each.what == MISSING else ADDED
+            folders[foreign, what] = folders.get((foreign, what), 0) + 1
+    for (folder, what), files in folders.items():
+        yield Beside(f"{folder}/", f"{what}, {files} file{'s' if files > 1 else ''}")

@@ -36,6 +36,9 @@ _CLASS = re.compile(r"(?:@[^\n'\"\\]*\n)*class ")
 _GOING_ON = re.compile(r"\\\n(?:\Z|(?:    )?(?:@|def |class |async def ))")
 #: What says something of all of a scope, wherever it stands in it.
 _DECLARED = tuple(word + end for word in ("global", "nonlocal") for end in " \t\\")
+#: What ends before a statement, with nothing but so many blanks between: else it is in a comment.
+_BEFORE = ("", "\n", ";", ":")
+_BLANKS = 200
 _FUTURE = "from __future__ import annotations\n"
 
 
@@ -170,10 +173,16 @@ def _parts(chunk: str) -> tuple[str, ...]:
     try:
         header = f"class {_outline(head)[0][0]}:\n"
         parts = (head, *(header + method for method in methods))
-        alone = all(_outline(part)[0][1:] == (0, part.count("\n")) for part in parts[:-1])
+        alone = all(map(_is_alone, parts[:-1]))
         return parts if alone and _outline(parts[-1]) else (chunk,)
     except UnparsableError:
         return (chunk,)
+
+
+@lru_cache(_MOST)
+def _is_alone(part: str) -> bool:
+    """Whether a part of a class is that and nothing else."""
+    return _outline(part)[0][1:] == (0, part.count("\n"))
 
 
 def _put_together(parts: Sequence[str]) -> tuple[Definition, ...]:
@@ -191,12 +200,20 @@ def _put_together(parts: Sequence[str]) -> tuple[Definition, ...]:
 @lru_cache(_MOST)
 def _compiles(chunk: str, flags: int) -> bool:
     """Whether a chunk compiles, and declares nothing of the module around it."""
-    declared = max(map(chunk.rfind, _DECLARED))
+    declared = max(_last(word, chunk) for word in _DECLARED)
     if declared < 0:
         return all(_part_compiles(part, flags) for part in _parts(chunk))
     _, start, stop = next(iter(_of_chunk(chunk)), ("", 0, 0))
     inside = start == 0 and chunk.count("\n", 0, declared) < stop
     return inside and _part_compiles(chunk, flags)
+
+
+def _last(word: str, chunk: str) -> int:
+    """Where the last statement that begins with a word may be; less than 0 where none is."""
+    at = chunk.rfind(word)
+    while at > 0 and chunk[max(0, at - _BLANKS) : at].rstrip(" \t")[-1:] not in _BEFORE:
+        at = chunk.rfind(word, 0, at)
+    return at
 
 
 @lru_cache(_MOST)

@@ -10,6 +10,7 @@ from overlay.report.base import Report
 from overlay.report.lines import Line, Span, labelled
 from overlay.report.model import TargetFailure, TargetReport
 from overlay.report.words import enumeration
+from overlay.results import State
 
 #: The most files beside modules that the text names one by one; the JSON has all of them.
 _MOST_BESIDE = 200
@@ -127,7 +128,9 @@ class RevertReport(OneTarget):
 def beside_lines(beside: Sequence[tuple[str, str]]) -> Iterator[Line]:
     """The changed files that are not modules: a line each, at most so many."""
     for path, what in beside[:_MOST_BESIDE]:
-        yield Line((Span("! ", "bad"),), (Span(f"{path} ({what}): a feature carries modules"),))
+        lost = what.startswith(State.MISSING.value)
+        why = "lost, unless you say that it was removed" if lost else "no feature carries it"
+        yield Line((Span("! ", "bad"),), (Span(f"{path} ({what}): {why}"),))
     if len(beside) > _MOST_BESIDE:
         yield Line(
             (Span("! ", "bad"),), (Span(f"{len(beside) - _MOST_BESIDE} others of that kind"),)

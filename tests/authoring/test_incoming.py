@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import gzip
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -133,6 +136,15 @@ def test_a_missing_final_newline_is_kept() -> None:
         (DIFF.replace(b" c = 4\n", b"?\n"), r"x:9: .*expected"),
         (b"a\n\0\n", "x:2: .*NUL"),
         (b"x" * (MAX_BYTES + 1), "at most"),
+        (DIFF.decode().encode("utf-16"), "UTF-16"),
+        (gzip.compress(DIFF), "gzip"),
+        (re.sub(rb"(?m)^(?=.)", b"\x1b[1m", DIFF), "--no-color"),
+        (re.sub(rb"(?m)^(?=.)", b"> ", DIFF), "quoted"),
+        (b"2c2\n< b = 2\n---\n> b = 3\n", "make it with diff -u"),
+        (b"*** a/x\n--- b/x\n***************\n*** 1,2 ****\n! a\n", "a context diff"),
+        (b" vllm/a.py | 2 +-\n 1 file changed\n", "leave out --stat"),
+        (b":100644 100644 1234567 89abcde M\tvllm/a.py\n", "leave out --raw"),
+        (DIFF.replace(b"-b = 2\n+b = 3", b"b = [-2-]{+3+}"), "leave out --word-diff"),
     ],
 )
 def test_what_is_no_diff_is_refused(data: bytes, message: str) -> None:
@@ -206,3 +218,58 @@ def test_the_words_of_a_mail_are_unicode_whatever_its_bytes(place: bytes) -> Non
     for words in (commit.subject, commit.message, commit.author):
         words.encode()
     assert commit.files[0].hunks[0].pre == ("a = '\udcff'",)
+
+
+def eml(*parts: tuple[str, bytes], form: str = "mixed") -> bytes:
+    """A mail as a client saves it: its servers' headers first, and its attachments encoded."""
+    lines = [
+        "Return-Path: <ada@example.org>",
+        "Received: from a by b;\n  Tue, 3 Nov 2026 10:00:00 +0100",
+        "From: Ada <ada@example.org>",
+        "Subject: [PATCH] Two of them",
+        f'Content-Type: multipart/{form}; boundary="=="',
+        "",
+    ]
+    for kind, data in parts:
+        encoded = base64.encodebytes(data).decode()
+        lines += ["--==", f"Content-Type: {kind}", "Content-Transfer-Encoding: base64", "", encoded]
+    return "\n".join([*lines, "--==--", ""]).encode()
+
+
+PATCH = 'application/octet-stream; name="1.patch"'
+#: One that is saved as a text is so by its name alone.
+TEXT = 'application/octet-stream; name="1.txt"'
+
+
+@pytest.mark.parametrize("kind", [PATCH, TEXT, "text/x-patch"])
+@pytest.mark.parametrize(
+    "mailbox", ["", "From - Tue Nov 03 10:00:00 2026\n", "From a 10:00:00 2026\n"]
+)
+def test_a_mail_of_a_client_is_read_with_its_attachment(kind: str, mailbox: str) -> None:
+    data = mailbox.encode() + eml(("text/plain", b"See it.\n"), (kind, DIFF))
+    (commit,) = read_changes(data, "x.eml")
+    assert (commit.subject, commit.author) == ("Two of them", "Ada <ada@example.org>")
+    assert commit.files[0].hunks[0].post == ("a = 1", "b = 3", "c = 4")
+
+
+def test_what_a_mail_shows_in_html_as_well_is_read_once() -> None:
+    html = b"<pre>" + DIFF + b"</pre>\n"
+    (commit,) = read_changes(
+        eml(("text/plain", DIFF), ("text/html", html), form="alternative"), "x.eml"
+    )
+    assert len(commit.files) == 1
+
+
+def test_mails_that_are_attached_are_commits_of_their_own() -> None:
+    second = MAIL.replace(b"1/2", b"2/2").replace(b"Count what", b"Weigh what")
+    data = eml(("text/plain", b"Please apply.\n"), (PATCH, MAIL), (PATCH, second))
+    commits = read_changes(data, "x.eml")
+    assert [commit.subject[:17] for commit in commits] == ["[Core] Count what", "[Core] Weigh what"]
+    assert {commit.author for commit in commits} == {"Jörg <joerg@example.com>"}
+
+
+def test_who_wrote_a_change_that_was_sent_on_is_in_the_mail() -> None:
+    data = MAIL.replace(b"\nWhy it", b"\nFrom: Ada <ada@example.org>\nSubject: Own\n\nWhy it")
+    (commit,) = read_changes(data, "x.mbox")
+    assert (commit.subject, commit.author) == ("Own", "Ada <ada@example.org>")
+    assert commit.message.startswith("Why it is right.")

@@ -16,6 +16,9 @@ PLAIN = ["x = 1", "pass", "# c", "", "  # deeper", "if x: pass", "def g(): pass"
 ODD = [
     "global x",
     "nonlocal x",
+    "if x: global x",
+    "x = 1; global x",
+    "x = 'a global x'  # of the global x",
     "class A:",
     "@d",
     "@d(",
@@ -184,3 +187,19 @@ def test_every_text_of_this_suite_is_read_alike() -> None:
             raise AssertionError(path) from None
         certain += compiles_in_chunks(data)
     assert certain > 20
+
+
+@pytest.mark.parametrize("word", ["global", "nonlocal"])
+def test_a_word_of_a_comment_declares_nothing(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+    """A class of which one method changes is compiled method by method all the same."""
+    sizes: list[int] = []
+    real = parsing.compile_error
+
+    def watched(source: str, path: str, flags: int = 0) -> str | None:
+        sizes.append(len(source))
+        return real(source, path, flags)
+
+    monkeypatch.setattr(parsing, "compile_error", watched)
+    text = CLASS.replace("x = 1", f"x = 1  # of the {word} x").replace("A(B)", f"Own(B.{word}s)")
+    assert compiles_in_chunks(text.encode())
+    assert max(sizes) < len(text) / 2

@@ -8,11 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from packaging.version import Version
 
-from overlay._features.folder import load
 from overlay._features.model import Feature, of_package, paths_of
 from overlay.authoring import releases as package_releases
 from overlay.authoring.building import Prepared, texts_with
@@ -41,6 +40,7 @@ from overlay.report.progress import doing
 from overlay.report.words import count, enumeration
 from overlay.results import Fate, Outcome
 from overlay.results.invocation import Invocation, absolute, command
+from overlay.settings import in_home
 from overlay.targets.resolution import release_named
 from overlay.targets.target import Progress
 
@@ -95,7 +95,18 @@ def import_change(
     parts = _parts(read, packages, names, paths, request.progress)
     if onto is not None:
         return _placed_onto(parts, id_, onto, patches, base, partial=partial, update=update)
-    imports = _Imports(Memo(), base, partial, patches, update, context, request.progress)
+    options = {
+        "--base": checkout,
+        "--releases": releases,
+        "--strip": paths.strip,
+        "--directory": paths.directory or None,
+        "--partial": partial or None,
+        "--update": update or None,
+    }
+    given = ((name, value) for name, value in options.items() if value is not None)
+    again = tuple(word for pair in given for word in map(str, pair) if word != str(True))
+    shared = request, Memo(), base, partial, patches, update, context
+    imports = _Imports(*shared, tuple(sources), again, len(parts) > 1)
     if each or len(parts) > 1:
         return _series(imports, parts, id_, each=each)
     (part,) = parts
@@ -103,7 +114,7 @@ def import_change(
     _require_carried([prepared.summary], part)
     folder = prepared.folder
     written = None if folder is None else write_folder(folder, patches, update=update)
-    return _report(prepared.summary, written, part.prefixes, below, sources)
+    return imports.report(prepared.summary, part, part.sources, below, written)
 
 
 def _placed_onto(
@@ -248,15 +259,22 @@ def _of(source: ChangeSource, package: Package, further: Sequence[Package] | Non
 
 @dataclass(frozen=True)
 class _Imports:
-    """The arguments that every feature of an import shares."""
+    """The arguments that every feature of an import shares.
 
+    :ivar sources: what the command was given; :ivar again: the options that place it by hand, too.
+    :ivar several: whether the change is of several packages.
+    """
+
+    request: Request
     syntax: Syntax
     checkout: Origin | None
     partial: bool
     patches: Path
     update: bool
     context: int | None
-    progress: Progress | None = None
+    sources: tuple[str, ...] = ()
+    again: tuple[str, ...] = ()
+    several: bool = False
 
     def on_top(
         self,
@@ -275,25 +293,43 @@ class _Imports:
         unplaced = prepared.folder is None and not prepared.summary.problems
         if unplaced and self.checkout is not None and not series:
             return self._on_build(self.checkout, part, sources, id_) or prepared, ()
-        if not prepared.summary.problems or not self.patches.is_dir():
+        if not prepared.summary.problems:
             return prepared, ()
         paths = {fate.path for fate in prepared.summary.problems}
-        ids = {feature.id for feature in series}
+        ids = {id_, *(feature.id for feature in series)}
         touching = [
             feature
-            for feature in of_package(load([self.patches]), part.package)
-            if feature.id < id_ and feature.id not in ids
-            if paths & {*paths_of([feature]), *_modules(feature)}
+            for feature in self._features(part.package)
+            if feature.id not in ids and paths & {*paths_of([feature]), *_modules(feature)}
         ]
-        below = sorted((*touching, *series), key=lambda feature: feature.id)
-        stacked = (
-            self.prepare(part, sources, id_, texts_with(below, part.texts, self.syntax))
-            if touching
-            else prepared
-        )
-        if stacked.summary.problems:
-            return prepared, ()
-        return stacked, tuple(feature.id for feature in touching)
+        before = [each for each in touching if each.id < id_ or not self._is_beside(each)]
+        for some in (before, touching) if len(before) < len(touching) else (before,):
+            below = sorted((*some, *series), key=lambda each: (self._is_beside(each), each.id))
+            texts = texts_with(below, part.texts, self.syntax)
+            stacked = self.prepare(part, sources, id_, texts) if some else prepared
+            if stacked.summary.problems:
+                continue
+            if len(some) > len(before):
+                last = max(each.id for each in some if self._is_beside(each))
+                raise UsageError(
+                    f"{sources[0].name}: it was made on what {enumeration([e.id for e in some])} "
+                    f"makes of {min(paths)}, and {id_} comes before {last} in the order of ids: "
+                    f"choose one behind it, such as --id {last}-{id_}"
+                )
+            return stacked, tuple(feature.id for feature in some)
+        return prepared, ()
+
+    def _features(self, package: Package) -> tuple[Feature, ...]:
+        """The features at hand, those shipped first."""
+        request = self.request
+        if request.patches and not self.patches.is_dir():
+            request = request._replace(patches=request.patches[:-1])
+        return tuple(each for each in of_package(request.at_hand(), package) if not each.malformed)
+
+    def _is_beside(self, feature: Feature) -> bool:
+        """Whether a feature is one of the folder that is written to, or of this import."""
+        folders = [in_home(folder).absolute() for folder in self.request.patches[:-1]]
+        return not feature.shipped and Path(feature.origin).absolute() not in folders
 
     def _on_build(
         self, origin: Origin, part: _Part, sources: Sequence[ChangeSource], id_: str
@@ -349,8 +385,51 @@ class _Imports:
             syntax=self.syntax,
             package=part.package,
             context=self.context,
-            progress=self.progress,
+            progress=self.request.progress,
+            by_hand=lambda release: self.by_hand(part, sources, id_, release),
         )
+
+    def report(
+        self,
+        summary: Summary,
+        part: _Part,
+        own: Sequence[ChangeSource],
+        below: tuple[str, ...],
+        folder: Path | None,
+    ) -> ImportReport:
+        """The report of a feature of ``own``, made on those of ``below``, in its folder."""
+        span = None if summary.releases is None or folder is None else str(summary.releases)
+        return ImportReport(
+            concluded(summary, folder, self.by_hand(part, own, summary.id, _nearest(summary))),
+            feature=summary.id,
+            title=summary.title,
+            commits=summary.commits,
+            files=summary.files,
+            outcomes=summary.outcomes,
+            releases=span,
+            merged=summary.merged,
+            folder=folder,
+            holders=summary.holders,
+            warnings=summary.warnings,
+            context=None if folder is None else summary.context,
+            moved=summary.moved,
+            prefixes=dict(part.prefixes),
+            below=below,
+        )
+
+    def by_hand(self, part: _Part, own: Sequence[ChangeSource], id_: str, release: str) -> str:
+        """How a person places a change on a release, in a part of a sentence.
+
+        :param own: the change, of what the command was given.
+        """
+        is_part = sum(len(source.commits) for source in own) < len(part.commits)
+        names, first = self.sources, "place it by hand: "
+        if is_part or "-" in names:
+            names, first = (f"{id_}.patch",), f"{first}save it as {id_}.patch, then "
+        options = ("--id", id_, "--release", release, *self.again)
+        if self.several and "--releases" not in options:
+            options += ("--partial", "--releases", f"{part.package.distribution}=={release}")
+        return f"{first}{command('import', *names, *options)}"
 
 
 def _modules(feature: Feature) -> list[str]:
@@ -366,42 +445,50 @@ def _series(imports: _Imports, parts: Sequence[_Part], id_: str, *, each: bool) 
 
     :raises UsageError: if one of their ids exists and is not to be replaced.
     """
-    reports: list[tuple[Prepared, _Part, tuple[str, ...]]] = []
+    made: list[_Made] = []
     for part in parts:
         own = id_ if part is parts[0] else f"{id_}-{distribution_name(part.package.distribution)}"
         if each:
-            reports += [(entry, part, below) for entry, below in _each(imports, part, own)]
+            of_part = _each(imports, part, own)
         else:
             require_free(imports.patches, own, update=imports.update, option="--id")
-            prepared, below = imports.on_top(part, part.sources, own)
-            reports.append((prepared, part, below))
-        _require_carried([entry.summary for entry, of, _ in reports if of is part], part)
-    prepared_all = [entry for entry, _, _ in reports]
-    complete = all(e.folder is not None or not _carried(e.summary) for e in prepared_all)
-    some = any(entry.folder is not None for entry in prepared_all)
-    written = _write_all(prepared_all, imports.patches) if complete and some else {}
-    return series(
-        tuple(
-            _report(entry.summary, written.get(entry.summary.id), part.prefixes, below)
-            for entry, part, below in reports
-        )
-    )
+            of_part = [_Made(part, part.sources, *imports.on_top(part, part.sources, own))]
+        _require_carried([entry.prepared.summary for entry in of_part], part)
+        made += of_part
+    prepared = [entry.prepared for entry in made]
+    complete = all(e.folder is not None or not _carried(e.summary) for e in prepared)
+    some = any(entry.folder is not None for entry in prepared)
+    written = _write_all(prepared, imports.patches) if complete and some else {}
+    reports = []
+    for part, sources, entry, below in made:
+        folder = written.get(entry.summary.id)
+        reports.append(imports.report(entry.summary, part, sources, below, folder))
+    return series(tuple(reports))
 
 
-def _each(imports: _Imports, part: _Part, id_: str) -> list[tuple[Prepared, tuple[str, ...]]]:
+class _Made(NamedTuple):
+    """A feature of several, with what it is made of."""
+
+    part: _Part
+    sources: Sequence[ChangeSource]
+    prepared: Prepared
+    below: tuple[str, ...]
+
+
+def _each(imports: _Imports, part: _Part, id_: str) -> list[_Made]:
     """Make a feature of each commit, on top of those before and of the folder's."""
-    prepared: list[tuple[Prepared, tuple[str, ...]]] = []
+    made: list[_Made] = []
     features: list[Feature] = []
     commits = [(source, commit) for source in part.sources for commit in source.commits]
     for number, (source, commit) in enumerate(commits, 1):
         name = _id(id_, number, len(commits), commit)
         require_free(imports.patches, name, update=imports.update, option="--id")
-        alone = replace(source, commits=(commit,))
-        with doing(imports.progress, f"making {name}, {number} of {len(commits)}"):
-            prepared.append(imports.on_top(part, [alone], name, features))
-        if (folder := prepared[-1][0].folder) is not None:
+        alone = (replace(source, commits=(commit,)),)
+        with doing(imports.request.progress, f"making {name}, {number} of {len(commits)}"):
+            made.append(_Made(part, alone, *imports.on_top(part, alone, name, features)))
+        if (folder := made[-1].prepared.folder) is not None:
             features.append(check_folder(folder))
-    return prepared
+    return made
 
 
 def _write_all(prepared: Sequence[Prepared], patches: Path) -> dict[str, Path]:
@@ -441,33 +528,6 @@ def _require_carried(summaries: Sequence[Summary], part: _Part) -> None:
     raise UsageError(
         f"{place}: expected a change of Python modules of {part.package.name}/, found nothing that "
         f"a feature carries ({kinds}): there is nothing to import"
-    )
-
-
-def _report(
-    summary: Summary,
-    folder: Path | None,
-    prefixes: tuple[tuple[str, str], ...] = (),
-    below: tuple[str, ...] = (),
-    sources: Sequence[str] = (),
-) -> ImportReport:
-    span = None if summary.releases is None or folder is None else str(summary.releases)
-    return ImportReport(
-        concluded(summary, folder, sources),
-        feature=summary.id,
-        title=summary.title,
-        commits=summary.commits,
-        files=summary.files,
-        outcomes=summary.outcomes,
-        releases=span,
-        merged=summary.merged,
-        folder=folder,
-        holders=summary.holders,
-        warnings=summary.warnings,
-        context=None if folder is None else summary.context,
-        moved=summary.moved,
-        prefixes=dict(prefixes),
-        below=below,
     )
 
 
@@ -619,10 +679,10 @@ def series(imports: tuple[ImportReport, ...]) -> SeriesReport:
     return SeriesReport(Verdict(worst.code, text), imports)
 
 
-def concluded(summary: Summary, folder: Path | None, sources: Sequence[str] = ()) -> Verdict:
+def concluded(summary: Summary, folder: Path | None, by_hand: str) -> Verdict:
     """The verdict of ``import``.
 
-    :param sources: what the command was given, which the next one repeats.
+    :param by_hand: how a person places the change.
     """
     if summary.problems:
         return Verdict(Code.NOT_PLACED, _not_placed(len(summary.problems)))
@@ -637,9 +697,8 @@ def concluded(summary: Summary, folder: Path | None, sources: Sequence[str] = ()
             there = single if len(modules) == 1 else "are files of their own there"
             why = f"{enumeration(modules, most=3)} {there}: give the added module another name"
         text = f"Nothing was written: {summary.id} lands on none of the releases; {why}."
-        if sources and not modules:
-            step = command("import", *sources, "--id", summary.id, "--release", _nearest(summary))
-            text = f"{text[:-1]}. Place it by hand: {step}."
+        if not modules:
+            text = f"{text[:-1]}. {by_hand[:1].upper()}{by_hand[1:]}."
         return Verdict(Code.NOT_IMPORTED, text)
     wrote = f"Wrote {folder} for {summary.releases}"
     if summary.review:
@@ -654,9 +713,9 @@ def _nearest(summary: Summary) -> str:
 
     It is the last one before the first that has it, or has a part of it; else the newest.
     """
-    names = list(summary.outcomes)
+    names = list(summary.outcomes) or [""]
     there = (Outcome.UPSTREAM, Outcome.PARTLY)
-    first = next((at for at, name in enumerate(names) if summary.outcomes[name] in there), 0)
+    first = next((at for at, o in enumerate(summary.outcomes.values()) if o in there), 0)
     return names[first - 1]
 
 

@@ -24,7 +24,7 @@ from overlay.errors import OverlayError, UsageError
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.beside import folders_of
 from overlay.on_disk.journal import reading
-from overlay.report.words import enumeration
+from overlay.report.words import enumeration, was_were
 from overlay.results import Change
 from overlay.results.invocation import command
 from overlay.targets.target import Target
@@ -53,11 +53,23 @@ def keep(request: Request, targets: Sequence[Target], keep_as: Keep) -> Kept:
     ]
     beside = tuple((o.path, o.what) for workshop in with_others for o in workshop.beside or ())
     titles = enumeration([workshop.target.package.title for workshop in with_others])
+    lost = [edit.path for workshop in workshops for edit in workshop.lost]
+    if lost:
+        notes.append(
+            f"{enumeration(lost, most=3)} {was_were(lost)} missing, perhaps lost, so no feature "
+            "removes it: `overlay new ID --from-edits --removals` makes one before a revert"
+        )
+    edits = {
+        workshop.target.package.name: [
+            Change(edit.path, edit.now, edit.pristine) for edit in (*workshop.edits, *workshop.lost)
+        ]
+        for workshop in workshops
+    }
     if not edited:
         what = "no module" if beside else "nothing"
         looked_at = enumeration([workshop.target.package.title for workshop in workshops])
         notes.append(f"{what} was edited in {looked_at}, so no feature was made")
-        return Kept({}, None, None, targets[0], tuple(notes), beside, titles)
+        return Kept(edits, None, None, targets[0], tuple(notes), beside, titles)
     holders = {id(workshop): saved(workshop, keep_as.id) for workshop in edited}
     if len(edited) > 1:
         for workshop in edited:
@@ -71,12 +83,6 @@ def keep(request: Request, targets: Sequence[Target], keep_as: Keep) -> Kept:
         if workshop is not own and feature is not None:
             title = workshop.target.package.title
             notes.append(f"the edits of {title} are kept in {Path(feature.origin) / feature.id}")
-    edits = {
-        workshop.target.package.name: [
-            Change(edit.path, edit.now, edit.pristine) for edit in workshop.edits
-        ]
-        for workshop in edited
-    }
     report = _report(own, holders[id(own)], keep_as)
     notes += _emptied(edited)
     return Kept(edits, report, report.folder, own.target, tuple(notes), beside, titles)

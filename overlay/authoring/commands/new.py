@@ -26,7 +26,7 @@ from overlay.commands.request import Request
 from overlay.commands.scene import resolve
 from overlay.errors import PackageIndexError, UsageError
 from overlay.on_disk import ledger as ledgers
-from overlay.on_disk.beside import Beside, beside, by_folder
+from overlay.on_disk.beside import MISSING, Beside, beside, by_folder
 from overlay.on_disk.disk_state import conditions, void
 from overlay.on_disk.edits import FileEdit, PristineFiles, data_edits, find, unhashed
 from overlay.on_disk.journal import reading
@@ -34,6 +34,7 @@ from overlay.on_disk.ledger import Ledger
 from overlay.package import VLLM, Package, Tree, path_problem
 from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
+from overlay.planning.whole import removed_by
 from overlay.report.progress import doing
 from overlay.results import Fate, Plan
 from overlay.results.invocation import command
@@ -50,6 +51,7 @@ def new_from_edits(
     releases: str | None = None,
     update: bool = False,
     context: int | None = None,
+    removals: bool = False,
 ) -> NewReport:
     """Make a feature of the edits of an installed vLLM; the edits stay where they are.
 
@@ -59,6 +61,7 @@ def new_from_edits(
         package that was edited; default: every known release of vLLM.
     :param update: replace a feature of that id.
     :param context: how many lines of context the hunks keep; default: as many as they need.
+    :param removals: whether a file that is missing was removed on purpose, and not lost.
     :raises UsageError: if the id exists or cannot be one, the target is a file or a release, or
         what the edits were made on cannot be told.
     :raises OverlayError: if the target, its pristine text or the features cannot be read.
@@ -74,7 +77,7 @@ def new_from_edits(
             f"{package.name}/, where files were edited; found a file or a release, which nobody "
             "edits"
         )
-    workshop = survey(request, target, target.root)
+    workshop = survey(request, target, target.root, removals=removals)
     if any(feature.id == id_ for feature in workshop.below):
         raise UsageError(
             f"{id_} is applied there and its files were edited since: choose another id, on top of "
@@ -139,14 +142,14 @@ def _report(
     :param span: the range that the feature serves; :param more: further fields of the report.
     """
     return NewReport(
-        made_new(id_, files, folder, span, workshop.beside or ()),
+        made_new(id_, files, folder, span, workshop.left_out),
         id_,
         str(workshop.release),
         files,
         releases=span,
         folder=folder,
         target=workshop.target.name,
-        beside=workshop.beside or (),
+        beside=workshop.left_out,
         **more,
     )
 
@@ -164,6 +167,7 @@ class Workshop:
     :ivar stacks: path -> ids of the features that patched it.
     :ivar features: every feature at hand, in order; :ivar folders: where they come from, in order.
     :ivar beside: what was changed and is no module; ``None`` where no RECORD tells it.
+    :ivar lost: the files that are missing, and of which nobody said that they are to go.
     :ivar progress: that of the request.
     """
 
@@ -178,16 +182,29 @@ class Workshop:
     written: Mapping[str, bytes | None] = field(default_factory=dict)
     stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     beside: tuple[Beside, ...] | None = None
+    lost: tuple[FileEdit, ...] = ()
     progress: Progress | None = None
+
+    @property
+    def left_out(self) -> tuple[Beside, ...]:
+        """What differs and is in no feature of the edits; a folder that is gone as one."""
+        paths = [edit.path for edit in self.lost]
+        present = set(self.target.record or paths).difference(paths)
+        lost = [Beside(path, MISSING) for path in paths]
+        return (*(self.beside or ()), *(by_folder(lost, present) if present else lost))
 
     def base(self, edit: FileEdit) -> bytes | None:
         """The text that an edit was made on."""
         return edit.pristine if edit.written is None else self.written[edit.path]
 
 
-def survey(request: Request, target: Target, root: Path) -> Workshop:
+def survey(request: Request, target: Target, root: Path, *, removals: bool = False) -> Workshop:
     """Find the edits of a target, and the texts that they were made on; nothing is written.
 
+    A file that is missing was lost: an installation that was cut off lacks some, too.  It was
+    removed where the user says so, or a feature at hand removes it.
+
+    :param removals: whether the user says so.
     :raises UsageError: if its release cannot be told, an apply was interrupted there, or the
         features that patched an edited file are not at hand as they were applied.
     :raises OverlayError: if a file or its pristine text cannot be read.
@@ -231,18 +248,32 @@ def survey(request: Request, target: Target, root: Path) -> Workshop:
     if request.patches and not os.path.lexists(request.folders[-1]):
         request = request._replace(patches=request.patches[:-1])
     features = request.authored(package)
+    meant = _removed_by(features, release)
+    lost = {edit for edit in edits if not (removals or edit.now is not None or edit.path in meant)}
     workshop = Workshop(
         target,
         release,
         ledger,
         pristine,
-        edits,
+        tuple(edit for edit in edits if edit not in lost),
         features,
         request.folders,
         beside=changed_beside,
+        lost=tuple(edit for edit in edits if edit in lost),
         progress=request.progress,
     )
-    return _with_patched(workshop) if any(edit.written for edit in edits) else workshop
+    return _with_patched(workshop) if any(edit.written for edit in workshop.edits) else workshop
+
+
+def _removed_by(features: Sequence[Feature], release: Version) -> set[str]:
+    """The files of a release that features remove."""
+    return {
+        variant.patch.path
+        for feature in features
+        for topic in feature.topics
+        for variant in topic.variants
+        if release in variant.releases and removed_by(variant.patch.hunks)
+    }
 
 
 def _with_patched(workshop: Workshop) -> Workshop:

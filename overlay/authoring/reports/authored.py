@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 from overlay._features.model import Hunk
 from overlay.authoring.landing import ContextKept, landings, moved_lines, on_disk_only
 from overlay.authoring.triage import FileFate
-from overlay.on_disk.beside import Beside
+from overlay.on_disk.beside import MISSING, Beside
 from overlay.package import is_module
 from overlay.planning.whole import removed_by
 from overlay.report.base import Report, by_fields
@@ -20,7 +20,7 @@ from overlay.report.lines import Line, Span, labelled
 from overlay.report.targets import beside_lines
 from overlay.report.words import agree, count, enumeration
 from overlay.results import Fate, Outcome
-from overlay.results.invocation import absolute, command
+from overlay.results.invocation import Command, absolute, command
 
 
 class AuthoredHunks(NamedTuple):
@@ -214,10 +214,12 @@ def made_new(
         carried = count(problems + len(beside), "file")
         text = f"Nothing was written: {carried} could not be carried; see above."
         return Verdict(Code.NOT_MADE, text)
+    update = () if folder is None else ("--update",)
+    removing = command("new", feature, "--from-edits", "--removals", *update)
     if not files:
         text = "Nothing was written: no module differs from the release or from the patches."
         if beside:
-            text = f"{text[:-1]}, and a feature carries nothing else: {not_carried(beside)}."
+            text = f"{text[:-1]}; left out, {_left_out(beside, removing)}."
         return Verdict(Code.NOTHING_EDITED, text)
     if folder is None:
         text = f"Nothing was written: {feature} lands on none of the releases; see above."
@@ -225,14 +227,25 @@ def made_new(
     step = f"{command('revert', '--keep-as', feature)} takes them out"
     text = f"Wrote {folder} for {releases}; the edits stay in place: {step}."
     if beside:
-        text = f"{text[:-1]}; not in it, since no feature carries it: {not_carried(beside)}."
+        text = f"{text[:-1]}; not in it, {_left_out(beside, removing)}."
         return Verdict(Code.KEPT_IN_PART, text)
     return Verdict(Code.MADE, text)
 
 
-def not_carried(beside: Sequence[Beside]) -> str:
-    """Which changed files no feature carries, in a sentence."""
-    return enumeration(list(map(str, beside)))
+def _left_out(beside: Sequence[Beside], removing: Command) -> str:
+    """Why files that differ are in no feature, in a sentence; those that are missing come last.
+
+    :param removing: the command that makes a feature of what is missing.
+    """
+    missing = [f"{path} ({what})" for path, what in beside if what.startswith(MISSING)]
+    others = [f"{path} ({what})" for path, what in beside if not what.startswith(MISSING)]
+    reasons = [f"since no feature carries it: {enumeration(others)}"] if others else []
+    if missing:
+        reasons.append(
+            f"since it may be lost: {enumeration(missing)}; a reinstall brings that back, and "
+            f"{removing} makes a feature that removes it"
+        )
+    return "; ".join(reasons)
 
 
 def edited(

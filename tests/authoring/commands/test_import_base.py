@@ -8,9 +8,10 @@ import pytest
 from packaging.version import Version
 
 from overlay._features.folder import load
+from overlay.authoring import following
 from overlay.planning.planner import plan
 from overlay.results import State
-from tests.authoring.commands.test_port import releases
+from tests.authoring.commands.test_port import no_such_release, releases
 from tests.authoring.test_importing import diff
 from tests.support import port_world as world
 from tests.support.cli import Cli
@@ -57,6 +58,31 @@ def test_a_build_between_releases_is_carried(cli: Cli, nightly: Path, single: bo
     ported = cli("port", "c", world.NAMES[1], "--patches", nightly.parent / "p")
     assert ported.exit in (0, 1), ported.err
     assert "there is none" not in ported.err
+
+
+def test_a_function_that_only_a_build_has_is_shown_for_review(
+    cli: Cli, nightly: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No release has it, so it is looked for in other files, and the build itself is no release."""
+    other = world.PATH.replace("/", "/more_", 1)
+
+    def tree(name: str, **_: object) -> MemoryTree:
+        return MemoryTree(
+            dict.fromkeys((world.PATH, other), no_such_release(name).read(world.PATH))
+        )
+
+    monkeypatch.setattr("overlay.targets.resolution.resolve", tree)
+    monkeypatch.setattr(following, "_candidates", lambda *_, **__: iter([other]))
+    text = (nightly / world.PATH).read_bytes()
+    own = text + b"\n\ndef only_there(size):\n    half = size // 2\n    return half + 1\n"
+    (nightly / world.PATH).write_bytes(own)
+    change = diff(world.PATH, own, own.replace(b"half + 1", b"half + 2"), ids=False)
+    (nightly.parent / "c.diff").write_bytes(change)
+    result = call(cli, nightly, nightly)
+    assert result.exit == 0, result.err
+    ported = cli("port", "c", world.NAMES[1], "--patches", nightly.parent / "p")
+    assert ported.exit == 1, ported.err
+    assert "missing  vllm/" in ported.out
 
 
 def test_a_release_is_a_base(cli: Cli, tmp_path: Path) -> None:

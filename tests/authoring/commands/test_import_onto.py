@@ -52,7 +52,7 @@ def opened(cli: Cli, change: Path, *more: str) -> Path:
 def test_what_lands_nowhere_is_placed_by_hand(cli: Cli, change: Path) -> None:
     told = cli("import", change, "--id", "replay-all", "--patches", change.parent / "ours")
     assert told.exit == 2
-    assert f"import {change} --id ID --release" in told.err
+    assert f"import {change} --id replay-all --release" in told.err
     ours = opened(cli, change)
     assert not ours.exists()
     named = cli("port", "--show", f"port-{RELEASE}", "--patches", ours)  # as it was told to

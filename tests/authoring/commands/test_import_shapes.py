@@ -97,3 +97,22 @@ def test_it_is_imported_as_it_is(cli: Cli, tmp_path: Path, name: str) -> None:
         for path in (site / "vllm").rglob("*.py")
     }
     assert made == there
+
+
+def test_the_file_that_a_build_writes_is_left_out(cli: Cli, tmp_path: Path) -> None:
+    """A diff of two installations has it, and a feature would change what vLLM says it is."""
+    version = part("a/vllm/_version.py", "b/vllm/_version.py", b"version = 1\n", b"v = 2\n", DATES)
+    for site in ("", f"a/{DIST}"):
+        row = part(
+            f"{site}vllm-1.dist-info/RECORD",
+            f"{site}vllm-1.dist-info/RECORD",
+            b"a\n",
+            b"b\n",
+            DATES,
+        )
+        (tmp_path / "c.diff").write_text(version + edited("a/", "b/") + row)
+        told = cli(
+            "import", tmp_path / "c.diff", "--id", "c", "--patches", tmp_path / "p", "--update"
+        )
+        assert told.exit == 0, told.err
+        assert "left out  2 packaging" in told.out

@@ -294,3 +294,53 @@ def test_applying_a_feature_of_random_edits_gives_them_byte_for_byte(
         assert (clean / path).read_bytes() == after
         cli("revert", site, "--keep-as", "mine", "--patches", ours)
         assert (site / path).read_bytes() == before
+
+
+def test_a_file_that_is_missing_is_lost_unless_somebody_says_that_it_was_removed(
+    cli: Cli, site: Path, ours: Path
+) -> None:
+    edit(site, PROPOSER, "self.model = None", "self.model = 1")
+    (site / RUNNER).unlink()
+    words = ("new", "stop-fix", site, "--from-edits", "--patches", ours)
+    lost = cli(*words)
+    assert lost.exit == 1
+    assert f"{RUNNER} (missing)" in lost.last
+    assert "--removals" in lost.last
+    assert [path.name for path in (ours / "stop-fix").glob("[0-9]*")] == ["10-proposer"]
+    removed = cli(*words, "--update", "--removals", "--json")
+    jsonschema.Draft202012Validator(SCHEMA).validate(removed.json)
+    assert removed.exit == 0, removed.out
+    assert removed.json["new"]["beside"] == []
+    # A feature that removes the file says so as well.
+    assert cli(*words, "--update").exit == 0
+    reverted = cli("revert", site, "--keep-as", "stop-fix", "--patches", ours)
+    assert reverted.exit == 0, reverted.out
+    assert digest(site) == digest(fake_vllm.site_packages(site.parent / "clean"))
+
+
+def test_what_an_installation_lost_comes_back_and_no_feature_removes_it(
+    cli: Cli, site: Path, ours: Path
+) -> None:
+    pristine = digest(site)
+    edit(site, PROPOSER, "self.model = None", "self.model = 1")
+    (site / RUNNER).unlink()
+    result = cli("revert", site, "--keep-as", "mine", "--patches", ours)
+    assert result.exit == 0
+    assert f"{RUNNER} was missing, perhaps lost, so no feature removes it" in result.out
+    assert digest(site) == pristine
+    (site / RUNNER).unlink()
+    assert cli("revert", site, "--keep-as", "more", "--patches", ours).exit == 0
+    assert digest(site) == pristine
+    assert not (ours / "more").exists()
+    assert cli("apply", site, "--feature", "mine", "--patches", ours).exit == 0
+    assert (site / RUNNER).exists()
+
+
+def test_a_lost_file_that_the_overlay_patched_comes_back(cli: Cli, site: Path, ours: Path) -> None:
+    pristine = digest(site)
+    assert cli("apply", site).exit == 0
+    edit(site, RUNNER, "(1, 2, 4)", "(1, 2)")
+    (site / PROPOSER).unlink()
+    result = cli("revert", site, "--keep-as", "mine", "--patches", ours)
+    assert result.exit == 0, result.out
+    assert digest(site) == pristine
