@@ -7,8 +7,9 @@
 With a GPU ``--stock`` and ``--patched`` are import paths (as of ``PYTHONPATH``): a pristine vLLM,
 and one that ``overlay apply`` patched, or ``OVERLAY:SITE`` for one that is patched in memory.
 Without them both are copies of the CPU engine that ``scripts/environment.py engine`` makes, or of
-the environment of ``--python``, with the graph double.  Compared is what every step schedules, allocates, drafts and accepts, and what
-each request is answered.  A difference ends it: it is printed with the command that repeats it.
+the environment of ``--python``, with the graph double.  Compared is what every step schedules,
+allocates, drafts and accepts, and what each request is answered.  A difference ends it: it is
+printed with the command that repeats it.
 
 Exit 0: nothing differs, and every feature was at work.  1: else.
 """
