@@ -30,8 +30,8 @@ SIZES = "decode-graph-sizes"
 MENDS = (LIMIT, PROMPTS, WEIGHTS, SAMPLING, GATE, LEAST)
 #: Those whose fault a known release has mended itself, and the last release that has it.
 RETIRED = {REASONING: "0.26.0"}
-#: Those that patch what both model runners have.
-BOTH_RUNNERS = (SCHEDULER, SIZES, WEIGHTS, SAMPLING, REASONING)
+#: Those that patch what both model runners of the newest release have.
+BOTH_RUNNERS = (SCHEDULER, SIZES, WEIGHTS, SAMPLING)
 #: The features that patch the known releases.
 OURS = (DRAFTS, STEADY, GREEDY, DBO, BOOKKEEPING, SCHEDULER, SIZES, *MENDS, *RETIRED)
 
