@@ -5,8 +5,13 @@ A release that has one no longer fails here, and so does one that begins to.
 
 from __future__ import annotations
 
+import ast
+import json
 import re
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from packaging.version import Version
@@ -14,10 +19,16 @@ from packaging.version import Version
 from overlay._features.documents import parse_toml
 from overlay.package import KNOWN_RELEASES, VLLM, ReleaseRange
 from overlay.targets.resolution import resolve
+from tests.engine.engine_launch import foreign_environment
 
 pytestmark = pytest.mark.network
 
 UNMENDED = Path(__file__).resolve().parents[2] / "scripts/unmended_faults.toml"
+SCRIPT = Path(__file__).resolve().parents[1] / "gpu/state_index.py"
+PLACES = (
+    "vllm/third_party/flash_linear_attention/ops/fused_sigmoid_gating.py",
+    "vllm/model_executor/layers/fla/ops/fused_sigmoid_gating.py",
+)
 DRAFTER = "vllm/v1/spec_decode/llm_base_proposer.py"
 
 
@@ -40,3 +51,60 @@ def test_nothing_of_v2_asks_whether_the_draft_is_to_run_eagerly() -> None:
         if not any(re.search(rb"(speculative|draft)\w*\.enforce_eager", text) for text in texts):
             ignoring.append(release)
     assert ignoring == releases_with("enforce_eager of the draft")
+
+
+def kernel_of(release: str) -> bytes:
+    """A release's linear-attention kernel."""
+    (text,) = (text for place in PLACES if (text := resolve(release).read(place)))
+    return text
+
+
+@pytest.mark.engine
+def test_a_row_of_linear_attention_takes_states_that_are_not_its_own(
+    engine_python: Path, tmp_path: Path
+) -> None:
+    kernels = {release: kernel_of(release) for release in releases_with("linear-attention kernel")}
+    assert tuple(kernels) == KNOWN_RELEASES
+    assert len(set(kernels.values())) == 1
+    kernel, out = tmp_path / "kernel.py", tmp_path / "out.json"
+    kernel.write_bytes(kernels[KNOWN_RELEASES[-1]])
+    cases = ("in range", "count 0, first row", "longer than the width, last row")
+    subprocess.run(
+        [engine_python, SCRIPT, out, "--kernel", kernel, "--only", *cases],
+        env={**foreign_environment(), "TRITON_INTERPRET": "1"},
+        check=True,
+    )
+    result = json.loads(out.read_text(encoding="utf-8"))
+    behind = result["blocks"] + 1
+    assert [(each["reads"], each["writes"]) for each in result["cases"]] == [
+        ({}, {}),
+        ({"0": [behind]}, {}),
+        ({}, {"2": [behind]}),
+    ]
+
+
+def ends(release: str) -> bool:
+    """Whether a request at the end of its context ends without its min_tokens."""
+    (function,) = (
+        each
+        for each in ast.parse(resolve(release).read("vllm/v1/core/sched/utils.py") or b"").body
+        if isinstance(each, ast.FunctionDef) and each.name == "check_stop"
+    )
+    future = ast.parse("from __future__ import annotations").body
+    names: dict[str, Any] = {"RequestStatus": SimpleNamespace(FINISHED_LENGTH_CAPPED="length")}
+    exec(compile(ast.Module([*future, function], []), release, "exec"), names)
+    asked = SimpleNamespace(min_tokens=9, eos_token_id=1, stop_token_ids=())
+    request = SimpleNamespace(
+        pooling_params=None,
+        sampling_params=asked,
+        output_token_ids=[5, 6],
+        num_output_tokens=2,
+        num_tokens=96,
+        max_tokens=60,
+    )
+    return bool(names["check_stop"](request, 96))
+
+
+def test_a_request_without_its_min_tokens_never_ends() -> None:
+    endless = [release for release in KNOWN_RELEASES if not ends(release)]
+    assert endless == releases_with("without its min_tokens")
