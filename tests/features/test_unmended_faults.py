@@ -6,12 +6,12 @@ A release that has one no longer fails here, and so does one that begins to.
 from __future__ import annotations
 
 import ast
-import itertools
+import json
 import re
-from collections.abc import Sequence
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from packaging.version import Version
@@ -19,13 +19,17 @@ from packaging.version import Version
 from overlay._features.documents import parse_toml
 from overlay.package import KNOWN_RELEASES, VLLM, ReleaseRange
 from overlay.targets.resolution import resolve
+from tests.engine.engine_launch import foreign_environment
 
 pytestmark = pytest.mark.network
 
 UNMENDED = Path(__file__).resolve().parents[2] / "scripts/unmended_faults.toml"
-MANAGER = "vllm/v1/structured_output/__init__.py"
+SCRIPT = Path(__file__).resolve().parents[1] / "gpu/state_index.py"
+PLACES = (
+    "vllm/third_party/flash_linear_attention/ops/fused_sigmoid_gating.py",
+    "vllm/model_executor/layers/fla/ops/fused_sigmoid_gating.py",
+)
 DRAFTER = "vllm/v1/spec_decode/llm_base_proposer.py"
-END = 7
 
 
 def releases_with(words: str) -> list[str]:
@@ -34,94 +38,6 @@ def releases_with(words: str) -> list[str]:
     (fault,) = (each for each in faults if words in each["symptom"])
     span = ReleaseRange.parse(fault["releases"], VLLM)
     return [release for release in KNOWN_RELEASES if Version(release) in span]
-
-
-class Bounds(NamedTuple):
-    """`ConstraintBounds` of 0.33.0."""
-
-    grammar_start: int
-    constraint_start: int
-
-
-class Reasoner:
-    """Reasoning ends with the token `END`."""
-
-    def is_reasoning_end(self, tokens: Sequence[int]) -> bool:
-        return END in tokens
-
-    def is_reasoning_end_streaming(self, _: Sequence[int], delta: Sequence[int]) -> bool:
-        return END in list(delta)
-
-
-def manager_of(release: str) -> Any:
-    """A release's StructuredOutputManager, as far as it tells a grammar what was said."""
-    text = resolve(release).read(MANAGER)
-    assert text is not None
-    (kind,) = (
-        each
-        for each in ast.parse(text).body
-        if isinstance(each, ast.ClassDef) and each.name == "StructuredOutputManager"
-    )
-    others = {"__init__", "_get_reasoner", "grammar_init", "grammar_bitmask", "_fill_bitmasks"}
-    kind.body = [
-        each for each in kind.body if isinstance(each, ast.FunctionDef) and each.name not in others
-    ]
-    future = ast.parse("from __future__ import annotations").body
-    names: dict[str, Any] = {
-        "TYPE_CHECKING": False,
-        "itertools": itertools,
-        "StructuredOutputGrammar": object,
-        "StructuredOutputOptions": SimpleNamespace(STRUCTURAL_TAG="structural tag"),
-        "ParserEngineReasoningAdapter": Bounds,
-        "ConstraintBounds": Bounds,
-        "_CONSTRAINED_FROM_START": Bounds(0, 0),
-        "_NO_SPEC_TOKENS": Bounds(1, 1),
-    }
-    exec(compile(ast.Module([*future, kind], []), release, "exec"), names)
-    manager = names["StructuredOutputManager"]()
-    manager.reasoner, manager._get_reasoner = Reasoner(), lambda _: Reasoner()
-    manager.enable_in_reasoning = False
-    manager.vllm_config = SimpleNamespace(speculative_config=SimpleNamespace())
-    return manager
-
-
-def heard_by_grammar(release: str, tokens: list[int]) -> list[int]:
-    """What the grammar of a request is told of a step that gave these tokens, by its scheduler."""
-    heard: list[int] = []
-    grammar = SimpleNamespace(accept_tokens=lambda _, given: not heard.extend(given))
-    asked = SimpleNamespace(
-        grammar=grammar,
-        reasoning_ended=False,
-        reasoning_end_token_index=None,
-        structured_output_key=("json", "{}"),
-    )
-    prompt = [1, 2, 3]
-    request = SimpleNamespace(
-        request_id="r",
-        use_structured_output=True,
-        structured_output_request=asked,
-        prompt_token_ids=prompt,
-        all_token_ids=prompt + tokens,
-        num_computed_tokens=len(prompt),
-        num_output_placeholders=0,
-    )
-    manager = manager_of(release)
-    if hasattr(manager, "accept_tokens"):  # from 0.30 on
-        manager.accept_tokens(request, tokens)
-    elif manager.should_advance(request):
-        trim = getattr(manager, "trim_reasoning_for_advance", lambda _, given: given)
-        grammar.accept_tokens("r", trim(request, tokens))
-    assert asked.reasoning_ended
-    return heard
-
-
-def test_a_grammar_is_not_told_what_follows_the_end_of_the_reasoning_in_a_step() -> None:
-    deaf = [
-        release
-        for release in KNOWN_RELEASES
-        if heard_by_grammar(release, [4, 5, END, 8, 9]) != [8, 9]
-    ]
-    assert deaf == releases_with("end of the reasoning")
 
 
 def test_nothing_of_v2_asks_whether_the_draft_is_to_run_eagerly() -> None:
@@ -135,3 +51,60 @@ def test_nothing_of_v2_asks_whether_the_draft_is_to_run_eagerly() -> None:
         if not any(re.search(rb"(speculative|draft)\w*\.enforce_eager", text) for text in texts):
             ignoring.append(release)
     assert ignoring == releases_with("enforce_eager of the draft")
+
+
+def kernel_of(release: str) -> bytes:
+    """A release's linear-attention kernel."""
+    (text,) = (text for place in PLACES if (text := resolve(release).read(place)))
+    return text
+
+
+@pytest.mark.engine
+def test_a_row_of_linear_attention_takes_states_that_are_not_its_own(
+    engine_python: Path, tmp_path: Path
+) -> None:
+    kernels = {release: kernel_of(release) for release in releases_with("linear-attention kernel")}
+    assert tuple(kernels) == KNOWN_RELEASES
+    assert len(set(kernels.values())) == 1
+    kernel, out = tmp_path / "kernel.py", tmp_path / "out.json"
+    kernel.write_bytes(kernels[KNOWN_RELEASES[-1]])
+    cases = ("in range", "count 0, first row", "longer than the width, last row")
+    subprocess.run(
+        [engine_python, SCRIPT, out, "--kernel", kernel, "--only", *cases],
+        env={**foreign_environment(), "TRITON_INTERPRET": "1"},
+        check=True,
+    )
+    result = json.loads(out.read_text(encoding="utf-8"))
+    behind = result["blocks"] + 1
+    assert [(each["reads"], each["writes"]) for each in result["cases"]] == [
+        ({}, {}),
+        ({"0": [behind]}, {}),
+        ({}, {"2": [behind]}),
+    ]
+
+
+def ends(release: str) -> bool:
+    """Whether a request at the end of its context ends without its min_tokens."""
+    (function,) = (
+        each
+        for each in ast.parse(resolve(release).read("vllm/v1/core/sched/utils.py") or b"").body
+        if isinstance(each, ast.FunctionDef) and each.name == "check_stop"
+    )
+    future = ast.parse("from __future__ import annotations").body
+    names: dict[str, Any] = {"RequestStatus": SimpleNamespace(FINISHED_LENGTH_CAPPED="length")}
+    exec(compile(ast.Module([*future, function], []), release, "exec"), names)
+    asked = SimpleNamespace(min_tokens=9, eos_token_id=1, stop_token_ids=())
+    request = SimpleNamespace(
+        pooling_params=None,
+        sampling_params=asked,
+        output_token_ids=[5, 6],
+        num_output_tokens=2,
+        num_tokens=96,
+        max_tokens=60,
+    )
+    return bool(names["check_stop"](request, 96))
+
+
+def test_a_request_without_its_min_tokens_never_ends() -> None:
+    endless = [release for release in KNOWN_RELEASES if not ends(release)]
+    assert endless == releases_with("without its min_tokens")

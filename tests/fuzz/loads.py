@@ -330,24 +330,31 @@ def reduced(load: Sequence[Event], without: Sequence[int]) -> list[Event]:
     return [event for event in left if event.get("id") in added or "id" not in event]
 
 
-def relied_on(load: Sequence[Event], shape: Shape, *, gpu: bool, stale_frames: bool) -> list[Event]:
+def relied_on(
+    load: Sequence[Event], shape: Shape, *, gpu: bool, stale_frames: bool, endless: bool
+) -> list[Event]:
     """A load without what a stock vLLM itself does wrong.
 
     Prompt logprobs are computed behind the drafts, of hidden states that the drafter's own
     PIECEWISE graphs may have overwritten (vllm#53488).  A request that a reset preempts under
     asynchronous scheduling loses a step for each of its placeholders, drafts among them, where only
-    one is on its way (0.22 to 0.26); it is not scheduled again, and the load would never end.
+    one is on its way (0.22 to 0.26); it is not scheduled again, and the load would never end.  Nor
+    does a request that comes to the end of its context without its min_tokens (up to 0.28).
 
     :param stale_frames: whether the release drops as many steps as there are placeholders.
+    :param endless: whether it asks for min_tokens before it asks for the end of the context.
     """
     left_out = {"prompt_logprobs"} if shape.piecewise(gpu=gpu) else set()
     renamed = {"reset running": "reset"} if shape.asynchronous and stale_frames else {}
 
     def kept(event: Event) -> Event:
         changed = {**event, "do": renamed.get(event["do"], event["do"])}
-        if left_out and "parameters" in event:
+        if "parameters" in event:
             asked = event["parameters"]
-            changed["parameters"] = {name: asked[name] for name in asked if name not in left_out}
+            room = shape.length - len(event["prompt"])
+            short = {"min_tokens"} if endless and asked.get("min_tokens", 0) > room else set()
+            names = asked.keys() - left_out - short
+            changed["parameters"] = {name: asked[name] for name in asked if name in names}
         return changed
 
     return [kept(event) for event in load]

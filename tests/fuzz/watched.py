@@ -272,6 +272,14 @@ def _drops_by_placeholders() -> bool:
     return "async_tokens_to_discard" in code.co_names
 
 
+def _asks_first() -> bool:
+    """Whether min_tokens are asked for before the end of the context is (up to 0.28)."""
+    from vllm.v1.core.sched.utils import check_stop
+
+    names = check_stop.__code__.co_names
+    return names.index("min_tokens") < names.index("num_tokens")
+
+
 def _logprobs(found: Any) -> Any:
     if not found:
         return None
@@ -323,7 +331,9 @@ def _outcome(watch: Watch, number: int, expected: dict[str, Any] | None = None) 
     given, shape = _asked()
     seed, last = given["seeds"][number], number + 1 == len(given["seeds"])
     load = reduced(draw_load(seed, shape, given["requests"]), given["without"] if last else ())
-    load = relied_on(load, shape, gpu=given["gpu"], stale_frames=_drops_by_placeholders())
+    load = relied_on(
+        load, shape, gpu=given["gpu"], stale_frames=_drops_by_placeholders(), endless=_asks_first()
+    )
     random.seed(seed)
     np.random.seed(seed % (1 << 32))
     torch.manual_seed(seed)

@@ -2,13 +2,14 @@
 """A stock vLLM beside one with the overlay's features, step by step, with loads drawn from seeds.
 
     fuzz.py --out result.json [--seconds 500] [--seed 1] [--only KEY=VALUE ...] [--variant NAME]
-            [--stock PATH --patched PATH]
+            [--stock PATH --patched PATH | --python PYTHON]
 
 With a GPU ``--stock`` and ``--patched`` are import paths (as of ``PYTHONPATH``): a pristine vLLM,
 and one that ``overlay apply`` patched, or ``OVERLAY:SITE`` for one that is patched in memory.
-Without them both are copies of the CPU engine that ``scripts/environment.py engine`` makes, with
-the graph double.  Compared is what every step schedules, allocates, drafts and accepts, and what
-each request is answered.  A difference ends it: it is printed with the command that repeats it.
+Without them both are copies of the CPU engine that ``scripts/environment.py engine`` makes, or of
+the environment of ``--python``, with the graph double.  Compared is what every step schedules,
+allocates, drafts and accepts, and what each request is answered.  A difference ends it: it is
+printed with the command that repeats it.
 
 Exit 0: nothing differs, and every feature was at work.  1: else.
 """
@@ -48,6 +49,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--variant", nargs="*", default=(), choices=pairs.VARIANTS)
     parser.add_argument("--stock", help="import path of a pristine vLLM")
     parser.add_argument("--patched", help="import path of a patched one")
+    parser.add_argument("--python", type=Path, help="of an environment with vLLM for CPU")
     return parser.parse_args()
 
 
@@ -65,7 +67,7 @@ def place_of(arguments: argparse.Namespace, work: Path) -> Iterator[Place]:
     from tests.engine.engine_fixtures import overlay
     from tests.engine.private_copy import make_private_copy
 
-    python = environment.engine_python()
+    python = arguments.python or environment.engine_python()
     copies = [make_private_copy(python, work / name) for name in ("stock", "patched")]
     overlay("apply", copies[1].site)
     yield Place(Side(copies[0].python), Side(copies[1].python), models, timeout=1800)

@@ -12,6 +12,7 @@ PACKAGES = (
     "vllm.v1.core",
     "vllm.v1.sample",
     "vllm.v1.spec_decode",
+    "vllm.v1.structured_output",
     "vllm.v1.worker",
 )
 

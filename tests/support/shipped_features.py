@@ -23,14 +23,17 @@ WEIGHTS = "draft-weights"
 SAMPLING = "draft-sampling"
 GATE = "draft-gate"
 LEAST = "min-tokens"
+REASONING = "reasoning-end"
 SCHEDULER = "steady-scheduler"
 SIZES = "decode-graph-sizes"
 #: Those that mend a fault of a stock vLLM.
 MENDS = (LIMIT, PROMPTS, WEIGHTS, SAMPLING, GATE, LEAST)
-#: Those that patch what both model runners have.
+#: Those whose fault a known release has mended itself, and the last release that has it.
+RETIRED = {REASONING: "0.26.0"}
+#: Those that patch what both model runners of the newest release have.
 BOTH_RUNNERS = (SCHEDULER, SIZES, WEIGHTS, SAMPLING)
 #: The features that patch the known releases.
-OURS = (DRAFTS, STEADY, GREEDY, DBO, BOOKKEEPING, SCHEDULER, SIZES, *MENDS)
+OURS = (DRAFTS, STEADY, GREEDY, DBO, BOOKKEEPING, SCHEDULER, SIZES, *MENDS, *RETIRED)
 
 
 @functools.cache
