@@ -220,6 +220,12 @@ def test_the_text_about_pip_is_one_and_true() -> None:
     assert "pip install ." in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+def test_the_first_command_is_on_the_first_screen() -> None:
+    text, _, _ = (ROOT / "README.md").read_text(encoding="utf-8").partition("```console")
+    shown = re.sub(r"<!--.*?-->|\]\([^)]*\)", " ", text)
+    assert len(re.findall(r"\S*\w\S*", shown)) <= 120
+
+
 # ---- files
 
 
