@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from overlay._features.model import MODULE_SCOPE, Hunk
 from overlay.authoring.carry import CarriedHunk
-from overlay.authoring.merge import Merge, Side, merge
+from overlay.authoring.merge import Merge, Region, Side, merge
 from overlay.authoring.ports import TopicPort, base_name
 from overlay.package import package_named
 from overlay.planning.attempt import Texts
@@ -82,26 +82,33 @@ def conflict(port: TopicPort, release: str) -> Conflict | None:
         f"{title} {release}",
     )
     whole = merge(base.lines, ours.lines, theirs.lines).marked(*labels)
-    lines = min(whole, _in_scopes(stuck, theirs, labels) or whole, key=len)
+    scoped = _in_scopes(stuck, theirs, labels) or whole
+    placed = all(each.merge is not None for each in stuck)
+    lines = scoped if len(scoped) + (0 if placed else _MOST) < len(whole) else whole
     return Conflict(port.origin, yours, port.after, _text(lines, theirs))
 
 
 def _in_scopes(
     stuck: Sequence[CarriedHunk], theirs: SourceText, labels: tuple[str, str, str]
 ) -> Sequence[str] | None:
-    """The release's text with each conflict inside its scope; ``None`` where no scope has it.
+    """The release's text with each conflict inside its scope; ``None`` where that is not told.
 
-    Where upstream moved a class, a merge of the whole file sets all of it against nothing.
+    What has no scope there stands at the end.  Where upstream moved a class, a merge of the whole
+    file sets all of it against nothing.
     """
     splices = []
     for each in stuck:
-        if each.merge is None or each.line is None:
-            return None
-        there = tuple(line for region in each.merge.regions for line in region.theirs)
+        text = each.merge
+        if text is None or each.line is None:
+            alone = Region(Side.CONFLICT, tuple(each.hunk.pre), tuple(each.hunk.post), ())
+            end = len(theirs.lines)
+            splices.append(Edit(end, end, Merge((alone,)).marked(*labels)))
+            continue
+        there = tuple(line for region in text.regions for line in region.theirs)
         place = range(each.line - 1, each.line - 1 + len(there))
         if theirs.lines[place.start : place.stop] != there:
             return None
-        splices.append(Edit(place.start, place.stop, each.merge.marked(*labels)))
+        splices.append(Edit(place.start, place.stop, text.marked(*labels)))
     try:
         return theirs.splice(splices).lines
     except TextError:  # two of one scope
