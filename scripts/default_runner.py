@@ -16,10 +16,9 @@ from overlay.results import ModelRunner
 from scripts import performance_real
 from scripts.performance_data import Row, Sitting, sittings_of
 
-HEAD = ["your vLLM", "your model", "its runner", "speed with the overlay, one H200 unless said"]
+HEAD = ["your vLLM", "your model", "runner", "speed over stock vLLM, H200"]
 #: Files of ``bench/results``.
 DRAFTS = "h200-default-engine-0.33.0-2026-11-26"
-HEAVY = "h200-default-engine-0.33.0-8b-2026-11-26"
 NO_DRAFTS = "h200-default-runner-0.33.0-no-drafts-2026-11-26"
 TEXT_33 = "h200-real-text-0.33.0-2026-11-26"
 TEXT_26 = "h200-real-text-0.26.0-2026-11-26"
@@ -47,24 +46,16 @@ class Entry(NamedTuple):
 
 
 def _on_newest(documents: Documents) -> list[float]:
-    """256 requests of 1B with drafts and without, real text with ever fewer requests, 256 of 8B."""
-
-    def wide(file: str, engine: str) -> list[float]:
-        loads = documents(file)["loads"]
-        return [loads[f"256 {load}"][engine]["median_ratio"] for load in ("uniform", "mixed")]
-
-    text = documents(TEXT_33)
-    return [
-        *wide(DRAFTS, "overlay"),
-        *wide(NO_DRAFTS, "mixed"),
-        *(_over(text, f"{each} requests", "V2 overlay") for each in (256, 64, 16)),
-        *wide(HEAVY, "decodes"),
+    """256 requests of 1B in flight, with drafts and without; then of real text."""
+    ratios = [
+        documents(file)["loads"]["256 mixed"][engine]["median_ratio"]
+        for file, engine in ((DRAFTS, "overlay"), (NO_DRAFTS, "mixed"))
     ]
+    return [*ratios, _over(documents(TEXT_33), "256 requests", "V2 overlay")]
 
 
 def _dense(documents: Documents) -> list[float]:
-    text = [_over(documents(TEXT_26), f"{each} requests", "V2 overlay") for each in (256, 64)]
-    return text + _steps("8b:3:FULL_AND_PIECEWISE", "v2", STEPS_26)(documents)
+    return [_over(documents(TEXT_26), "256 requests", "V2 overlay")]
 
 
 def _over(sitting: dict[str, Any], load: str, engine: str) -> float:
@@ -75,9 +66,8 @@ def _over(sitting: dict[str, Any], load: str, engine: str) -> float:
 
 def _mixtures(documents: Documents) -> list[float]:
     modes = {mode["mode"]: mode["phases"] for mode in documents(RANKS)["modes"]}
-    phases = ("one on each, rank 0", "eight on each, rank 0")
-    ratios = [modes["off"][name]["step_ms"] / modes["loop"][name]["step_ms"] for name in phases]
-    return ratios + _steps("moe:3:FULL_AND_PIECEWISE", "stock-v1", STEPS_26)(documents)
+    off, loop = (modes[name]["one on each, rank 0"]["step_ms"] for name in ("off", "loop"))
+    return [_steps("moe:3:FULL_AND_PIECEWISE", "stock-v1", STEPS_26)(documents)[0], off / loop]
 
 
 def _steps(cell: str, default: str, file: str) -> Callable[[Documents], list[float]]:
@@ -106,9 +96,7 @@ ENTRIES = (
         "0.33.0",
         "every model",
         V2,
-        "256 requests, 1B, decodes alone and with prefills among them: **{}** and **{}** with "
-        "drafts, {} and {} without; [real text](docs/performance.md#real-weights-and-real-text), "
-        "135M: **{}**, with 64 requests {}, with 16 {}; 8B: {} and {}",
+        "256 requests, 1B: **{}** with EAGLE3, **{}** without; 135M, real text: **{}**",
         _on_newest,
     ),
     Entry(
@@ -116,9 +104,7 @@ ENTRIES = (
         "0.26.0",
         "dense",
         V2,
-        "[real text](docs/performance.md#real-weights-and-real-text), 135M: **{}** with 256 "
-        "requests, {} with 64, with one nothing follows; 8B: nothing, on V1 with the overlay {} "
-        "with one request, ≈ {} with 32",
+        "256 requests, 135M, real text: **{}**",
         _dense,
     ),
     Entry(
@@ -126,9 +112,7 @@ ENTRIES = (
         "0.26.0",
         "most mixtures of experts",
         V1,
-        "[experts in the draft](docs/many-gpus.md#experts-in-the-draft), GLM-4.5-Air's shape, two "
-        "data-parallel H200s: **{}** with one request on each, **{}** with eight; 30B with a dense "
-        "draft: {}, and {} with 32",
+        "one request: {}; [experts in the draft](docs/many-gpus.md#experts-in-the-draft): **{}**",
         _mixtures,
     ),
     Entry(
@@ -136,7 +120,7 @@ ENTRIES = (
         "0.20.2",
         "every model",
         V1,
-        "1B: **{}** with one request, **{}** with 32",
+        "1B, one request: **{}**, 32: **{}**",
         _steps("1b:3:FULL_AND_PIECEWISE", "stock-v1", STEPS_20),
     ),
 )

@@ -40,6 +40,8 @@ UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 #: For the tests that need PyTorch and vLLM in their own process.
 TEST_TOOLS = ("pytest", "hypothesis", "platformdirs")
 PYTHONS = ("3.11", "3.12")
+#: Seconds after which a command that still runs is told of.
+PATIENCE = 20.0
 _PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet")
 
 
@@ -253,10 +255,9 @@ def _remember(notes: Path, key: dict[str, str], done: list[str]) -> None:
 
 
 def _run(what: str, command: list[str]) -> None:
-    ended = subprocess.run(command, check=False, text=True, capture_output=True)
-    if ended.returncode == 0:
+    status, output = _outcome(what, command)
+    if status == 0:
         return
-    output = (ended.stdout + ended.stderr).strip()
     tail = "\n".join(output.splitlines()[-15:])
     if what == "engine torch" and "No matching distribution found for torch" in output:
         raise TorchUnavailable(
@@ -266,9 +267,26 @@ def _run(what: str, command: list[str]) -> None:
             f"or in pip's configuration, and run this again. pip said:\n{tail}"
         )
     raise EnvironmentFailed(
-        f"{what}: this command ended with status {ended.returncode}: {' '.join(command)}\n{tail}\n"
+        f"{what}: this command ended with status {status}: {' '.join(command)}\n{tail}\n"
         "Mend what it names and run this again: it goes on where it stopped"
     )
+
+
+def _outcome(what: str, command: list[str]) -> tuple[int, str]:
+    """Run a command, and say every few seconds that it still runs: its status and its output."""
+    began = time.monotonic()
+    pipe, both = subprocess.PIPE, subprocess.STDOUT
+    with subprocess.Popen(command, text=True, stdout=pipe, stderr=both) as process:
+        while True:
+            try:
+                output, _ = process.communicate(timeout=PATIENCE)
+            except subprocess.TimeoutExpired:
+                say(f"[{what}] goes on, {time.monotonic() - began:.0f} s")
+            except BaseException:
+                process.kill()
+                raise
+            else:
+                return process.returncode, output.strip()
 
 
 def main() -> int:

@@ -277,10 +277,15 @@ def appendices(sittings: list[Sitting]) -> dict[Path, str]:
     acceptance = acceptance_table(sorted(RESULTS.glob("*-acceptance-*.json")))
     bodies = {
         "acceptance": ("Acceptance: every file of cells", [ACCEPTANCE_TOP, "", *acceptance]),
-        "step-times": ("Step times and memory: every sitting", [step_times(sittings)]),
+        "step-times": (
+            "Step times and memory: every sitting",
+            [STEPS_TOP, "", step_times(sittings)],
+        ),
         "servers": (
             "Servers: every sitting of `overlay bench`",
             [
+                SERVERS_TOP,
+                "",
                 *table(performance_serving.head(engines), servers),
                 "",
                 *performance_serving.notes(served),
@@ -302,7 +307,7 @@ def appendices(sittings: list[Sitting]) -> dict[Path, str]:
         ),
         "real-text": (
             "Real text: every sitting of `bench/real_text.py`",
-            table(performance_real.HEAD, performance_real.rows(RESULTS)),
+            [TEXT_TOP, "", *table(performance_real.HEAD, performance_real.rows(RESULTS))],
         ),
     }
     return {
@@ -315,6 +320,21 @@ ACCEPTANCE_TOP = """\
 Tiny models whose tokens and accepted drafts are known exactly, the oracle
 (`tests/gpu/acceptance.py`). A cell must equal the oracle or, where vLLM itself leaves it, the
 engine without graphs in the same cell. Replays are counted on the first rank."""
+
+
+STEPS_TOP = """\
+What a step of an engine takes with dummy weights, and what graphs take of the memory
+([how](../performance.md#model-runner-v1))."""
+
+
+SERVERS_TOP = """\
+Output tokens a second of servers asked by vLLM's own client: the median of runs, in brackets the
+least and the most. Behind \u2248 ranges overlap."""
+
+
+TEXT_TOP = """\
+Trained weights and held-out prompts ([the models](../performance.md#real-weights-and-real-text));
+ratios as in [engines in turn](paired-loads.md)."""
 
 
 PAIRED_TOP = """\

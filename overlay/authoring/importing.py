@@ -27,6 +27,7 @@ from overlay.authoring.triage import (
 from overlay.package import VLLM, Package
 from overlay.planning.scopes import Syntax
 from overlay.report.progress import Progress, counting
+from overlay.report.words import enumeration
 from overlay.results import Fate
 from overlay.results.invocation import command
 
@@ -100,7 +101,11 @@ def words_of(
     first, title = commits[0], _title(commits, id_)
     words = described(first.message)
     page = upstream or words.upstream or (_upstream(title) if package == VLLM else "")
-    why, origin = words.why or title, f"other, {page or source}"
+    further = [commit.subject for commit in commits[1:] if commit.subject]
+    why = words.why or title
+    if further:
+        why = f"{why}\n\nWith: {enumeration(further)}."
+    origin = f"other, {page or source}"
     fields = (id_, title, why, page, origin, first.author, today, package)
     return Words(*fields, words.keys, words.headers)
 

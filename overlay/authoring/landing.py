@@ -15,7 +15,7 @@ from overlay.authoring.composing import CONTEXT
 from overlay.authoring.context import FittedHunks
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.triage import FileFate
-from overlay.package import ReleaseRange, hiding, is_module
+from overlay.package import KNOWN_RELEASES, ReleaseRange, hiding, is_module
 from overlay.planning.upstream import module_in
 from overlay.report.lines import Line, Span, labelled
 from overlay.report.words import count, enumeration
@@ -213,5 +213,10 @@ def on_disk_only(
         what = f"it removes {removed[0]}" if removed else f"{data} is no module"
         yield labelled(0, "note: ", f"it cannot be patched in memory: {what}; apply it on disk")
         return
-    if early := early_among(paths, Version(releases.rpartition("..")[2])):
-        yield labelled(0, "note: ", f"it cannot be patched in memory: {why_on_disk(early)}")
+    first, last = (Version(text) for text in releases.split(".."))
+    known = [each for text in KNOWN_RELEASES if first <= (each := Version(text)) <= last] or [last]
+    early = {str(each): modules for each in known if (modules := early_among(paths, each))}
+    if early:
+        where = f"on {enumeration(list(early))} " if len(early) < len(known) else ""
+        why = why_on_disk(sorted({name for names in early.values() for name in names}))
+        yield labelled(0, "note: ", f"{where}it cannot be patched in memory: {why}")

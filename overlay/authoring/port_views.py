@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from overlay._features.model import MODULE_SCOPE, Hunk
-from overlay.authoring.merge import Merge, Side, merge
+from overlay.authoring.carry import CarriedHunk
+from overlay.authoring.merge import Merge, Region, Side, merge
 from overlay.authoring.ports import TopicPort, base_name
 from overlay.package import package_named
 from overlay.planning.attempt import Texts
@@ -63,10 +64,8 @@ def conflict(port: TopicPort, release: str) -> Conflict | None:
     """The texts of a topic; ``None`` where the release, or the base, has no such file."""
     if port.origin is None or port.before is None or port.after is None:
         return None
-    stuck = [
-        hunk.hunk for hunk in port.hunks if hunk.outcome in (Outcome.CONFLICT, Outcome.MISSING)
-    ]
-    yours = with_hunks(port.origin, stuck)
+    stuck = [each for each in port.hunks if each.outcome in (Outcome.CONFLICT, Outcome.MISSING)]
+    yours = with_hunks(port.origin, [each.hunk for each in stuck])
     if yours is None:
         return None
     try:
@@ -75,14 +74,45 @@ def conflict(port: TopicPort, release: str) -> Conflict | None:
         )
     except TextError:
         return None
-    merged = merge(base.lines, ours.lines, theirs.lines)
     title = package_named(port.path.partition("/")[0]).title
     origin = base_name(port.base)
-    name = f"yours ({port.variant.patch.name if origin == port.base else port.topic})"
-    lines = merged.marked(
-        name, origin if origin != port.base else f"{title} {origin}", f"{title} {release}"
+    labels = (
+        f"yours ({port.variant.patch.name if origin == port.base else port.topic})",
+        origin if origin != port.base else f"{title} {origin}",
+        f"{title} {release}",
     )
+    whole = merge(base.lines, ours.lines, theirs.lines).marked(*labels)
+    scoped = _in_scopes(stuck, theirs, labels) or whole
+    placed = all(each.merge is not None for each in stuck)
+    lines = scoped if len(scoped) + (0 if placed else _MOST) < len(whole) else whole
     return Conflict(port.origin, yours, port.after, _text(lines, theirs))
+
+
+def _in_scopes(
+    stuck: Sequence[CarriedHunk], theirs: SourceText, labels: tuple[str, str, str]
+) -> Sequence[str] | None:
+    """The release's text with each conflict inside its scope; ``None`` where that is not told.
+
+    What has no scope there stands at the end.  Where upstream moved a class, a merge of the whole
+    file sets all of it against nothing.
+    """
+    splices = []
+    for each in stuck:
+        text = each.merge
+        if text is None or each.line is None:
+            alone = Region(Side.CONFLICT, tuple(each.hunk.pre), tuple(each.hunk.post), ())
+            end = len(theirs.lines)
+            splices.append(Edit(end, end, Merge((alone,)).marked(*labels)))
+            continue
+        there = tuple(line for region in text.regions for line in region.theirs)
+        place = range(each.line - 1, each.line - 1 + len(there))
+        if theirs.lines[place.start : place.stop] != there:
+            return None
+        splices.append(Edit(place.start, place.stop, text.marked(*labels)))
+    try:
+        return theirs.splice(splices).lines
+    except TextError:  # two of one scope
+        return None
 
 
 def _text(lines: Sequence[str], like: SourceText) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
+from itertools import count
 
 from packaging.version import Version
 
@@ -66,20 +67,22 @@ def version_of(name: str, package: Package) -> Version:
     return pair[0]
 
 
-def tree_of(release: str, package: Package, progress: Progress | None) -> Target:
+def tree_of(release: str, package: Package, progress: Progress | None, which: str = "") -> Target:
     """The files of a release.
 
+    :param which: which one of many it is, for the progress.
     :raises OverlayError: if it cannot be read.
     """
-    with doing(progress, f"reading {package.title} {release}"):
+    with doing(progress, f"reading {package.title} {release}{which}"):
         return resolution.resolve(spelt(release, package), progress=progress)
 
 
 def texts_of(names: Sequence[str], package: Package, progress: Progress | None) -> ReleaseTexts:
     """The files of releases, from the cache or the package index, each read once."""
+    numbers = count(1)
     return ReleaseTexts(
         names,
-        lambda release: tree_of(release, package, progress),
+        lambda release: tree_of(release, package, progress, f", {next(numbers)} of {len(names)}"),
         lambda: [name for name in cached(package) if name not in names],
     )
 

@@ -125,7 +125,7 @@ class Report:
         return None
 
     def lines(self, *, verbose: bool = False) -> tuple[Line, ...]:
-        """The report for people; the last line is the verdict.
+        """The report for people; the last line is the verdict, or the error that left nothing else.
 
         :param verbose: whether to show everything.
         """
@@ -136,7 +136,10 @@ class Report:
 
             lines += target_lines(self.targets, verbose=verbose)
         lines += self.own_lines(verbose=verbose)
-        lines += self.error_lines()
+        errors = [*self.error_lines()]
+        lines += errors
+        if errors and not self.targets and self.exit is Exit.ERROR:
+            return tuple(lines)
         if lines and lines[-1] != BLANK:
             lines.append(BLANK)
         style = "good" if self.exit is Exit.OK else "bad"

@@ -28,9 +28,13 @@ def megabytes(size: int) -> str:
     return f"{size / 1e6:.1f} MB"
 
 
-def ids(features: Iterable[FeatureResult]) -> str:
-    """The ids of features as a list in a sentence."""
-    return enumeration([feature.feature for feature in features])
+def ids(features: Iterable[FeatureResult], most: int = 6) -> str:
+    """The ids of features in a sentence; of more than ``most`` their number.
+
+    The first few of many would hide the one that a reader looks for; the table names them all.
+    """
+    names = [feature.feature for feature in features]
+    return f"{len(names)} features" if len(names) > most else enumeration(names)
 
 
 def agree(things: Sequence[object], singular: str, plural: str) -> str:

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from overlay._features.model import MODULE_SCOPE, Hunk
+from overlay.authoring.carry import carry
 from overlay.authoring.composing import compose
-from overlay.authoring.port_views import merge_view, upstream_view
+from overlay.authoring.port_views import conflict, marker_lines, merge_view, upstream_view
 from overlay.authoring.ports import TopicPort
 from overlay.authoring.writing import check_files, render_patch
 from tests.support.port_world import HEADERS, PATH
@@ -140,3 +141,41 @@ def test_views_are_bounded_around_the_hunk() -> None:
     assert len(upstream_view(replace(topic, before=whole), hunk)) < 50
     conflict = b"a = 1\n<<<<<<< yours\n" + b"b = 1\n" * 500 + b"=======\n>>>>>>> theirs\n"
     assert len(merge_view(conflict)) < 50
+
+
+#: Two classes; upstream lets them change places and rewrites what ``b`` answers.
+FIRST = b"class A:\n" + b"".join(
+    b"    def a%d(self):\n        return %d\n" % (n, n) for n in range(9)
+)
+SECOND = b"class B:\n    def b(self):\n        one = 1\n        return one\n"
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_the_markers_stand_in_the_scope_of_the_hunk(*, moved: bool) -> None:
+    """Also where the classes of a file changed places: a merge of all of it tears one apart."""
+    base, mine = SECOND + FIRST, SECOND.replace(b"one = 1", b"one = 2") + FIRST
+    theirs = SECOND.replace(b"one = 1", b"one = 3")
+    release = FIRST + theirs if moved else theirs + FIRST
+    (hunk,) = compose(base, mine)
+    topic = replace(port(release)[0], origin=base, hunks=carry(base, [hunk], release).hunks)
+    texts = conflict(replace(topic, after=release), "0.21.0")
+    assert texts is not None
+    lines = texts.merged.decode().splitlines()
+    opening, base_marker, middle, closing = marker_lines(texts.merged)
+    assert lines[opening : base_marker - 1] == ["        one = 2"]
+    assert lines[middle : closing - 1] == ["        one = 3"]
+    kept = [line for at, line in enumerate(lines, 1) if not opening <= at <= closing]
+    assert kept == [line for line in release.decode().splitlines() if line != "        one = 3"]
+
+
+def test_what_has_no_scope_any_more_stands_alone_at_the_end() -> None:
+    """A merge of the whole file would set all that moved away against nothing."""
+    long = SECOND + b"".join(b"    def b%d(self):\n        return %d\n" % (n, n) for n in range(99))
+    release = b"VALUE = 1\n"
+    (hunk,) = compose(long, long.replace(b"one = 1", b"one = 2"))
+    topic = replace(port(release)[0], origin=long, hunks=carry(long, [hunk], release).hunks)
+    texts = conflict(replace(topic, after=release), "0.21.0")
+    assert texts is not None
+    assert texts.merged.startswith(release + b"<<<<<<< yours")
+    assert b"one = 2" in texts.merged
+    assert len(texts.merged.splitlines()) < 20

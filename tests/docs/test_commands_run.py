@@ -1,6 +1,6 @@
 """Every command of README and the pages runs, or is named here with what runs it.
 
-The blocks of README and of the tutorial are run by ``test_tutorial``, with their output.
+The sessions of README and of the tutorial are run by ``test_tutorial``, with their output.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ def calls() -> list[str]:
     """Each different call of the pages, but those of rendered blocks, without ``overlay``."""
     found = set()
     for name, page in PAGES.items():
+        run = [b for b in page.blocks if b.language == "console" or name != "README.md"]
         for line, text in commands(page):
-            in_block = any(b.line < line <= b.line + len(b.lines) for b in page.blocks)
+            in_block = any(b.line < line <= b.line + len(b.lines) for b in run)
             # An option that wants a value is named, not called.
             if text.endswith(("--require",)):
                 continue
@@ -70,7 +71,10 @@ def elsewhere(call: str) -> str | None:
 
 
 #: Calls that do the work of another one.
-AGAIN = ("check --releases all --json", "report", "doctor --json", "apply --feature draft-graphs")
+AGAIN = (
+    *("check --releases all --json", "report", "doctor --json", "apply --feature draft-graphs"),
+    "check --releases all --patches our-patches",
+)
 HERE = [call for call in calls() if elsewhere(call) is None]
 
 
@@ -117,6 +121,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def work(tmp_path: Path, ours: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A folder to be in, without the caller's variables."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "our-patches").symlink_to(ours)
     for name in ("OVERLAY", "OVERLAY_FEATURES", "OVERLAY_REQUIRED", "VLLM_PLUGINS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OVERLAY_PATCHES", str(ours))

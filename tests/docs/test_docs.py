@@ -54,6 +54,15 @@ def test_prose_has_lines_that_a_diff_can_show(name: str) -> None:
     assert not wide, f"over {WIDEST} characters: {', '.join(wide)}"
 
 
+@pytest.mark.parametrize("name", sorted(PAGES.keys() - {"CHANGELOG.md"}))
+def test_a_page_begins_with_what_it_is_for(name: str) -> None:
+    text = re.sub(r"<!--.*?-->", "", PAGES[name].path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    _, _, rest = text.strip().partition("\n")
+    assert re.match(r"\n+(?!```|- )[^\s#|!<]", rest), (
+        "a heading, a table, a list or code comes first"
+    )
+
+
 def test_the_index_lists_every_page() -> None:
     page = PAGES["docs/index.md"]
     listed = {target for _, target in page.links}
@@ -218,6 +227,12 @@ def test_the_text_about_pip_is_one_and_true() -> None:
         text = page.path.read_text(encoding="utf-8")
         assert not re.search(r"pip install (-\S+ )*vllm-overlay\b", text), name
     assert "pip install ." in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_first_command_is_on_the_first_screen() -> None:
+    text, _, _ = (ROOT / "README.md").read_text(encoding="utf-8").partition("```console")
+    shown = re.sub(r"<!--.*?-->|\]\([^)]*\)", " ", text)
+    assert len(re.findall(r"\S*\w\S*", shown)) <= 120
 
 
 # ---- files

@@ -353,7 +353,9 @@ def test_no_shipped_feature_says_another_runner_than_its_files() -> None:
             ]
             places = [(each.path, hunk.scope) for each in patches for hunk in each.hunks]
             runner = runner_of(places, release)
-            assert runner in (None, feature.model_runner), (feature.id, str(release))
+            assert runner in (None, feature.model_runner), (
+                f"{feature.id} patches {runner} in {release}: its feature.toml has to say so"
+            )
             told.add((feature.id, runner))
     assert {"context-limit", "prompt-logprobs", "steady-inputs", "greedy-verification"} <= {
         name for name, runner in told if runner is ModelRunner.V1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-import subprocess
+import sys
 from collections.abc import Callable
 from concurrent import futures
 from pathlib import Path
@@ -46,13 +46,13 @@ class Machine:
         self.ran: list[str] = []
         self.failing: dict[str, str] = {}
 
-    def run(self, command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    def run(self, _: str, command: list[str]) -> tuple[int, str]:
         word = next(word for word in STEPS if any(word in part for part in command))
         self.ran.append(word)
         if word == "venv":
             Path(command[-1]).mkdir(parents=True)
         output = self.failing.get(word, "")
-        return subprocess.CompletedProcess(command, 1 if output else 0, "", output)
+        return 1 if output else 0, output
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine(tmp_path / "cache")
     monkeypatch.setattr(environment, "CACHE", made.folder)
     monkeypatch.setattr(environment, "UNWANTED", ("audio",))
-    monkeypatch.setattr(environment.subprocess, "run", made.run)
+    monkeypatch.setattr(environment, "_outcome", made.run)
     return made
 
 
@@ -225,3 +225,13 @@ def test_that_nothing_of_vllm_ascend_ran_cannot_be_missed(
     lines = [line for line in result.outlines if line]
     assert any("VLLM-ASCEND WAS NOT TESTED" in line for line in lines[-3:])
     assert "there is no C compiler here" in lines[-2]
+
+
+@pytest.mark.slow
+def test_a_command_that_takes_long_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(environment, "PATIENCE", 0.05)
+    code = "import sys, time; time.sleep(1); print('out'); sys.exit('err')"
+    assert environment._outcome("dev tools", [sys.executable, "-c", code]) == (1, "out\nerr")
+    assert capsys.readouterr().out.startswith("[dev tools] goes on, 0 s\n")

@@ -24,7 +24,7 @@ from overlay.authoring.triage import FileFate
 from overlay.authoring.writing import check_folder, write_folder
 from overlay.commands.request import Request
 from overlay.commands.scene import resolve
-from overlay.errors import PackageIndexError, UsageError
+from overlay.errors import PackageIndexError, TargetError, UsageError
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.beside import MISSING, Beside, beside, by_folder
 from overlay.on_disk.disk_state import conditions, void
@@ -70,7 +70,11 @@ def new_from_edits(
     package, names = VLLM, None
     if releases is not None:
         package, names = package_releases.names_in(releases)
-    target = resolve(request, package)
+    try:
+        target = resolve(request, package)
+    except TargetError as error:
+        other = "Where another package was edited, name it: --releases NAME==VERSION"
+        raise TargetError(f"{error}. {other}" if releases is None else str(error)) from error
     if target.root is None:
         raise UsageError(
             f"{target.name}: expected an installed {package.title} or a folder that holds "
@@ -401,10 +405,11 @@ def readable(
     """
     trees: dict[str, Tree] = {own: tree}
     unread: dict[str, str] = {}
-    for name in candidates:
+    for number, name in enumerate(candidates, 1):
         if name not in trees:
             try:
-                trees[name] = package_releases.tree_of(name, package, progress)
+                which = f", {number} of {len(candidates)}"
+                trees[name] = package_releases.tree_of(name, package, progress, which)
             except PackageIndexError as error:
                 unread[name] = str(error)
     names = sorted(trees, key=Version)
