@@ -276,7 +276,7 @@ def _asks_first() -> bool:
     """Whether min_tokens are asked for before the end of the context is (up to 0.28)."""
     from vllm.v1.core.sched.utils import check_stop
 
-    names = check_stop.__code__.co_names
+    names: tuple[str, ...] = check_stop.__code__.co_names
     return names.index("min_tokens") < names.index("num_tokens")
 
 
