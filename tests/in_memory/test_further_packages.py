@@ -20,6 +20,7 @@ FORMS = {
     'package = "vllm_ascend"': "vllm_ascend",
     "package = 'vllm_ascend'": "vllm_ascend",
     '"package" = "vllm_ascend"  # "why"': "vllm_ascend",
+    'package = "vllm_ascend"  # not = "vllm"': "vllm_ascend",
     'package = "vllm\\u005fascend"': "vllm_ascend",
     '# package = "vllm_ascend"': "vllm",
     'why = """\npackage = "vllm_ascend"\n"""': "vllm",
