@@ -189,4 +189,6 @@ def _write(answer: Report | str, view: View) -> None:
     lines = answer.lines(verbose=view.verbose)
     if view.quiet:
         lines = (*answer.error_lines(), *(() if answer.exit == ERROR else lines[-1:]))
+    elif answer.exit == ERROR and not answer.targets and any(answer.error_lines()):
+        lines = lines[:-2]  # the blank line, and that it stopped, which the error says
     paint(lines, stream, view.color)

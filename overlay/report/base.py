@@ -125,7 +125,7 @@ class Report:
         return None
 
     def lines(self, *, verbose: bool = False) -> tuple[Line, ...]:
-        """The report for people; the last line is the verdict, or the error that left nothing else.
+        """The report for people; the last line is the verdict.
 
         :param verbose: whether to show everything.
         """
@@ -136,10 +136,7 @@ class Report:
 
             lines += target_lines(self.targets, verbose=verbose)
         lines += self.own_lines(verbose=verbose)
-        errors = [*self.error_lines()]
-        lines += errors
-        if errors and not self.targets and self.exit is Exit.ERROR:
-            return tuple(lines)
+        lines += self.error_lines()
         if lines and lines[-1] != BLANK:
             lines.append(BLANK)
         style = "good" if self.exit is Exit.OK else "bad"
