@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from overlay.report.codes import Code, Exit, Verdict
-from overlay.report.lines import BLANK, Line, Span, labelled
+from overlay.report.lines import BLANK, STOPPED, Line, Span, labelled
 
 if TYPE_CHECKING:
     from overlay.report.model import TargetReport
@@ -204,4 +204,4 @@ def failure(command: str, error: str, code: Code = Code.ENVIRONMENT) -> FailureR
     :param command: its name, or ``overlay`` where it is not known.
     """
     name = command if command == "overlay" else f"overlay {command}"
-    return FailureReport(Verdict(code, f"{name} stopped: see the error."), command, error)
+    return FailureReport(Verdict(code, f"{name} {STOPPED}"), command, error)
