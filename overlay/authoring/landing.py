@@ -214,9 +214,9 @@ def on_disk_only(
         yield labelled(0, "note: ", f"it cannot be patched in memory: {what}; apply it on disk")
         return
     first, last = (Version(text) for text in releases.split(".."))
-    known = [each for text in KNOWN_RELEASES if first <= (each := Version(text)) <= last] or [last]
-    early = {str(each): modules for each in known if (modules := early_among(paths, each))}
+    span = [each for text in KNOWN_RELEASES if first <= (each := Version(text)) <= last] or [last]
+    early = {str(each): modules for each in span if (modules := early_among(paths, each))}
     if early:
-        where = f"on {enumeration(list(early))} " if len(early) < len(known) else ""
+        where = f"on {enumeration(list(early))} " if len(early) < len(span) else ""
         why = why_on_disk(sorted({name for names in early.values() for name in names}))
         yield labelled(0, "note: ", f"{where}it cannot be patched in memory: {why}")

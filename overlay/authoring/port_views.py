@@ -83,8 +83,8 @@ def conflict(port: TopicPort, release: str) -> Conflict | None:
     )
     whole = merge(base.lines, ours.lines, theirs.lines).marked(*labels)
     scoped = _in_scopes(stuck, theirs, labels) or whole
-    placed = all(each.merge is not None for each in stuck)
-    lines = scoped if len(scoped) + (0 if placed else _MOST) < len(whole) else whole
+    spare = 0 if all(each.merge is not None for each in stuck) else _MOST
+    lines = scoped if len(scoped) + spare < len(whole) else whole
     return Conflict(port.origin, yours, port.after, _text(lines, theirs))
 
 

@@ -183,10 +183,12 @@ def _write(answer: Report | str, view: View) -> None:
     if body is not None:
         sys.stdout.buffer.write(body)
         sys.stdout.flush()
-    from overlay.report.lines import paint
+    from overlay.report.lines import STOPPED, paint
 
     stream = sys.stderr if body is not None or answer.exit == ERROR else sys.stdout
     lines = answer.lines(verbose=view.verbose)
     if view.quiet:
         lines = (*answer.error_lines(), *(() if answer.exit == ERROR else lines[-1:]))
+    elif answer.verdict.endswith(STOPPED):
+        lines = lines[:-2]  # without it, and the blank line before it
     paint(lines, stream, view.color)

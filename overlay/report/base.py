@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from overlay.report.codes import Code, Exit, Verdict
-from overlay.report.lines import BLANK, Line, Span, labelled
+from overlay.report.lines import BLANK, STOPPED, Line, Span, labelled
 
 if TYPE_CHECKING:
     from overlay.report.model import TargetReport
@@ -125,7 +125,7 @@ class Report:
         return None
 
     def lines(self, *, verbose: bool = False) -> tuple[Line, ...]:
-        """The report for people; the last line is the verdict, or the error that left nothing else.
+        """The report for people; the last line is the verdict.
 
         :param verbose: whether to show everything.
         """
@@ -136,10 +136,7 @@ class Report:
 
             lines += target_lines(self.targets, verbose=verbose)
         lines += self.own_lines(verbose=verbose)
-        errors = [*self.error_lines()]
-        lines += errors
-        if errors and not self.targets and self.exit is Exit.ERROR:
-            return tuple(lines)
+        lines += self.error_lines()
         if lines and lines[-1] != BLANK:
             lines.append(BLANK)
         style = "good" if self.exit is Exit.OK else "bad"
@@ -207,4 +204,4 @@ def failure(command: str, error: str, code: Code = Code.ENVIRONMENT) -> FailureR
     :param command: its name, or ``overlay`` where it is not known.
     """
     name = command if command == "overlay" else f"overlay {command}"
-    return FailureReport(Verdict(code, f"{name} stopped: see the error."), command, error)
+    return FailureReport(Verdict(code, f"{name} {STOPPED}"), command, error)

@@ -41,6 +41,8 @@ class Line(NamedTuple):
         return "".join(span.escaped for span in (*self.head, *self.body)).rstrip()
 
 
+#: The end of a verdict that says no more than the error above it.
+STOPPED = "stopped: see the error."
 BLANK = Line(())
 
 

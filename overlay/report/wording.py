@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from overlay.report.codes import Code, Exit, Verdict
+from overlay.report.lines import STOPPED
 from overlay.report.model import Pending, TargetFailure, TargetReport
 from overlay.report.problems import CLASH, MALFORMED, problems, word
 from overlay.report.words import agree, enumeration, ids, in_states, is_are, vllm, was_were
@@ -134,7 +135,7 @@ def checked(targets: Sequence[TargetReport], failures: Sequence[TargetFailure] =
     if failures:
         number, of = len(failures), len(failures) + len(targets)
         if of == 1:
-            return Verdict(Code.ENVIRONMENT, "overlay check stopped: see the error.")
+            return Verdict(Code.ENVIRONMENT, f"overlay check {STOPPED}")
         text = f"{number} of {of} targets could not be checked: see the errors."
         return Verdict(Code.ENVIRONMENT, text)
     if len(targets) == 1:

@@ -184,10 +184,12 @@ def test_holes_are_named() -> None:
     assert "10-proposer has no variant for 0.23.0 and 0.24.0" in shown
 
 
-def test_an_error_that_left_nothing_else_stands_alone() -> None:
+def test_an_error_comes_before_the_verdict() -> None:
     assert text(failure("check", "no vLLM\nInstall one")).splitlines() == [
         "error: no vLLM",
         "       Install one",
+        "",
+        "overlay check stopped: see the error.",
     ]
 
 

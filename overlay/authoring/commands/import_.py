@@ -591,8 +591,8 @@ class ImportReport(Report):
         read = f"{count(len(self.files), 'file')}, {count(self.commits, 'commit')}: {self.title}"
         yield labelled(0, "read      ", read)
         for before, after in self.prefixes.items():
-            named = f"{before} is" if before else "what names no folder is in"
-            yield labelled(0, "paths     ", f"{named} {after or 'left out'}")
+            subject = f"{before} is" if before else "what names no folder is in"
+            yield labelled(0, "paths     ", f"{subject} {after or 'left out'}")
         if self.below:
             yield labelled(0, "on top of ", enumeration(self.below))
         if self.left_out:
