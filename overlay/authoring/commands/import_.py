@@ -44,6 +44,9 @@ from overlay.settings import in_home
 from overlay.targets.resolution import release_named
 from overlay.targets.target import Progress
 
+#: What the report of an import has of its summary, as it is there.
+_OF_SUMMARY = ("title", "commits", "files", "outcomes", "merged", "holders", "warnings", "moved")
+
 #: The most letters of a subject that an id of ``--each`` takes.
 _SLUG = 40
 
@@ -300,7 +303,7 @@ class _Imports:
         touching = [
             feature
             for feature in self._features(part.package)
-            if feature.id not in ids and paths & {*paths_of([feature]), *_modules(feature)}
+            if feature.id not in ids and not paths.isdisjoint(paths_of([feature]))
         ]
         before = [each for each in touching if each.id < id_ or not self._is_beside(each)]
         for some in (before, touching) if len(before) < len(touching) else (before,):
@@ -402,19 +405,12 @@ class _Imports:
         return ImportReport(
             concluded(summary, folder, self.by_hand(part, own, summary.id, _nearest(summary))),
             feature=summary.id,
-            title=summary.title,
-            commits=summary.commits,
-            files=summary.files,
-            outcomes=summary.outcomes,
             releases=span,
-            merged=summary.merged,
             folder=folder,
-            holders=summary.holders,
-            warnings=summary.warnings,
             context=None if folder is None else summary.context,
-            moved=summary.moved,
             prefixes=dict(part.prefixes),
             below=below,
+            **{name: getattr(summary, name) for name in _OF_SUMMARY},
         )
 
     def by_hand(self, part: _Part, own: Sequence[ChangeSource], id_: str, release: str) -> str:
@@ -430,11 +426,6 @@ class _Imports:
         if self.several and "--releases" not in options:
             options += ("--partial", "--releases", f"{part.package.distribution}=={release}")
         return f"{first}{command('import', *names, *options)}"
-
-
-def _modules(feature: Feature) -> list[str]:
-    """The paths of the modules that a feature adds."""
-    return [module.path for module in feature.added]
 
 
 # Several features: --each, and a change of several packages
