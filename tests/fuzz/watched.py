@@ -277,7 +277,7 @@ def _asks_first() -> bool:
     from vllm.v1.core.sched.utils import check_stop
 
     names = check_stop.__code__.co_names
-    return names.index("min_tokens") < names.index("num_tokens")
+    return bool(names.index("min_tokens") < names.index("num_tokens"))
 
 
 def _leaves_masks() -> bool:

@@ -111,7 +111,7 @@ def answers(llm: Any) -> dict[str, Any]:
     finally:
         scheduler._update_after_schedule, scheduler.update_draft_token_ids = inner, take
     # The names of what was served are taken.
-    beside = serve(llm, [(at, f"{name} d", *rest) for at, name, *rest in added])
+    beside = serve(llm, [(at, f"{name} d", prompt, given) for at, name, prompt, given in added])
     return {"right": right, "beside": beside, "end": Parser.end, "counts": counts()}
 
 
