@@ -108,3 +108,14 @@ def ends(release: str) -> bool:
 def test_a_request_without_its_min_tokens_never_ends() -> None:
     endless = [release for release in KNOWN_RELEASES if not ends(release)]
     assert endless == releases_with("without its min_tokens")
+
+
+def test_a_row_that_moves_leaves_its_mask_of_allowed_tokens() -> None:
+    stale = []
+    for release in KNOWN_RELEASES:
+        text = (resolve(release).read("vllm/v1/worker/gpu_input_batch.py") or b"").decode()
+        (condense,) = re.findall(r"    def condense\(.*?(?=\n    def )", text, re.DOTALL)
+        assert "allowed_token_ids_mask_cpu_tensor[empty_index] = (" in condense
+        if "allowed_token_ids_mask_cpu_tensor[last_req_index].fill_(False)" not in condense:
+            stale.append(release)
+    assert stale == releases_with("allowed_token_ids of another")

@@ -331,7 +331,13 @@ def reduced(load: Sequence[Event], without: Sequence[int]) -> list[Event]:
 
 
 def relied_on(
-    load: Sequence[Event], shape: Shape, *, gpu: bool, stale_frames: bool, endless: bool
+    load: Sequence[Event],
+    shape: Shape,
+    *,
+    gpu: bool,
+    stale_frames: bool,
+    endless: bool,
+    stale_masks: bool,
 ) -> list[Event]:
     """A load without what a stock vLLM itself does wrong.
 
@@ -339,12 +345,15 @@ def relied_on(
     PIECEWISE graphs may have overwritten (vllm#53488).  A request that a reset preempts under
     asynchronous scheduling loses a step for each of its placeholders, drafts among them, where only
     one is on its way (0.22 to 0.26); it is not scheduled again, and the load would never end.  Nor
-    does a request that comes to the end of its context without its min_tokens (up to 0.28).
+    does a request that comes to the end of its context without its min_tokens (up to 0.28).  The
+    tokens that one may say are asked of another in its row (up to 0.30).
 
     :param stale_frames: whether the release drops as many steps as there are placeholders.
     :param endless: whether it asks for min_tokens before it asks for the end of the context.
+    :param stale_masks: whether a row that moves leaves the mask of its allowed tokens behind.
     """
     left_out = {"prompt_logprobs"} if shape.piecewise(gpu=gpu) else set()
+    left_out |= {"allowed_token_ids"} if stale_masks else set()
     renamed = {"reset running": "reset"} if shape.asynchronous and stale_frames else {}
 
     def kept(event: Event) -> Event:

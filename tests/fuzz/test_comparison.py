@@ -38,13 +38,14 @@ def test_a_seed_makes_one_pair_and_one_load(seed: int, gpu: bool, without: set[i
     assert gpu or not sampled
 
 
-@given(SEEDS, st.booleans(), st.booleans(), st.booleans())
+@given(SEEDS, st.booleans(), st.booleans(), st.booleans(), st.booleans())
 def test_a_load_leaves_out_what_a_stock_vllm_does_wrong_and_nothing_else(
-    seed: int, gpu: bool, stale_frames: bool, endless: bool
+    seed: int, gpu: bool, stale_frames: bool, endless: bool, stale_masks: bool
 ) -> None:
     pair = draw_pair(seed, gpu=gpu)
     shape, load = pair.shape, draw_load(pair.loads[0], pair.shape)
-    left = relied_on(load, shape, gpu=gpu, stale_frames=stale_frames, endless=endless)
+    release = {"stale_frames": stale_frames, "endless": endless, "stale_masks": stale_masks}
+    left = relied_on(load, shape, gpu=gpu, **release)
     piecewise = gpu and shape.mode in ("PIECEWISE", "FULL_AND_PIECEWISE")
     stops = stale_frames and shape.asynchronous
     for before, after in zip(load, left, strict=True):
@@ -53,6 +54,11 @@ def test_a_load_leaves_out_what_a_stock_vllm_does_wrong_and_nothing_else(
             asked = before["parameters"]
             expected["parameters"] = {
                 name: asked[name] for name in asked if name != "prompt_logprobs"
+            }
+        if stale_masks and "parameters" in before:
+            asked = expected["parameters"]
+            expected["parameters"] = {
+                n: each for n, each in asked.items() if n != "allowed_token_ids"
             }
         if endless and "parameters" in before:
             asked = expected["parameters"]

@@ -276,8 +276,15 @@ def _asks_first() -> bool:
     """Whether min_tokens are asked for before the end of the context is (up to 0.28)."""
     from vllm.v1.core.sched.utils import check_stop
 
-    names: tuple[str, ...] = check_stop.__code__.co_names
-    return names.index("min_tokens") < names.index("num_tokens")
+    names = check_stop.__code__.co_names
+    return bool(names.index("min_tokens") < names.index("num_tokens"))
+
+
+def _leaves_masks() -> bool:
+    """Whether a row that moves leaves the mask of its allowed tokens behind (up to 0.30)."""
+    from vllm.v1.worker.gpu_input_batch import InputBatch
+
+    return "fill_" not in InputBatch.condense.__code__.co_names
 
 
 def _logprobs(found: Any) -> Any:
@@ -332,7 +339,12 @@ def _outcome(watch: Watch, number: int, expected: dict[str, Any] | None = None) 
     seed, last = given["seeds"][number], number + 1 == len(given["seeds"])
     load = reduced(draw_load(seed, shape, given["requests"]), given["without"] if last else ())
     load = relied_on(
-        load, shape, gpu=given["gpu"], stale_frames=_drops_by_placeholders(), endless=_asks_first()
+        load,
+        shape,
+        gpu=given["gpu"],
+        stale_frames=_drops_by_placeholders(),
+        endless=_asks_first(),
+        stale_masks=_leaves_masks(),
     )
     random.seed(seed)
     np.random.seed(seed % (1 << 32))

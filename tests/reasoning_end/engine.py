@@ -78,10 +78,12 @@ def loads(llm: Any) -> list[tuple[int, str, list[int], dict[str, Any]]]:
             {
                 "temperature": 0.0,
                 "max_tokens": 30,
+                # `serve` ignores it: behind its end a grammar allows everything.
+                "stop_token_ids": [llm.get_tokenizer().eos_token_id],
                 "structured_outputs": StructuredOutputsParams(**grammar),
             },
         )
-        for number, grammar in enumerate(GRAMMARS)
+        for number, grammar in enumerate(GRAMMARS[1:4])
         for place in PLACES
         if place in prompts
     ]
@@ -93,7 +95,7 @@ def answers(llm: Any) -> dict[str, Any]:
     manager, scheduler = core.structured_output_manager, core.scheduler
     manager._use_async_grammar_compilation = False
     manager.reasoner_cls = Parser
-    inner = scheduler._update_after_schedule
+    inner, take = scheduler._update_after_schedule, scheduler.update_draft_token_ids
     added = loads(llm)
 
     def without_drafts(output: Any) -> None:
@@ -101,13 +103,15 @@ def answers(llm: Any) -> dict[str, Any]:
         for request in scheduler.requests.values():
             request.spec_token_ids = []
 
+    # Asynchronously places for drafts are made there, synchronously drafts are taken here.
     scheduler._update_after_schedule = without_drafts
+    scheduler.update_draft_token_ids = lambda _: None
     try:
         right = serve(llm, added)
     finally:
-        scheduler._update_after_schedule = inner
+        scheduler._update_after_schedule, scheduler.update_draft_token_ids = inner, take
     # The names of what was served are taken.
-    beside = serve(llm, [(at, f"{name} d", *rest) for at, name, *rest in added])
+    beside = serve(llm, [(at, f"{name} d", prompt, given) for at, name, prompt, given in added])
     return {"right": right, "beside": beside, "end": Parser.end, "counts": counts()}
 
 

@@ -18,6 +18,7 @@ from packaging.version import Version
 from overlay.package import KNOWN_RELEASES
 from tests.support.covering import each_release
 
+torch: Any = pytest.importorskip("torch")
 pytest.importorskip("vllm")  # in the environment of the engine
 
 # isort: split
@@ -31,15 +32,14 @@ from tests.reasoning_end.world import (
     Remembering,
     World,
     expected,
-    reasoning_end,
     served,
-    torch,
 )
 from tests.support.beside_vllm import PATCHES
 from tests.support.code_edits import run_edited
 
 # isort: split
 from vllm.v1.overlay_effects import effects
+from vllm.v1.structured_output import reasoning_end
 
 pytestmark = pytest.mark.network
 

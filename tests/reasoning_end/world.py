@@ -171,14 +171,14 @@ class InDelta:
     def is_reasoning_end(self, tokens: Sequence[int]) -> bool:
         return END in tokens
 
-    def is_reasoning_end_streaming(self, _: Sequence[int], delta: Iterable[int]) -> bool:
+    def is_reasoning_end_streaming(self, tokens: Sequence[int], delta: Iterable[int]) -> bool:
         return END in list(delta)
 
 
 class InAll(InDelta):
     """It is looked for in all tokens."""
 
-    def is_reasoning_end_streaming(self, tokens: Sequence[int], _: Iterable[int]) -> bool:
+    def is_reasoning_end_streaming(self, tokens: Sequence[int], delta: Iterable[int]) -> bool:
         return END in tokens
 
 
@@ -195,13 +195,12 @@ class Remembering(InDelta):
 
     pending = False
 
-    def is_reasoning_end_streaming(self, _: Sequence[int], delta: Iterable[int]) -> bool:
-        tokens = list(delta)
-        if END in tokens:
-            at = len(tokens) - 1 - tokens[::-1].index(END)
-            self.pending = at == len(tokens) - 1
+    def is_reasoning_end_streaming(self, tokens: Sequence[int], delta: Iterable[int]) -> bool:
+        fresh = list(delta)
+        if END in fresh:
+            self.pending = fresh[-1] == END
             return not self.pending
-        ended, self.pending = self.pending and bool(tokens), False
+        ended, self.pending = self.pending and bool(fresh), False
         return ended
 
 
