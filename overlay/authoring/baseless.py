@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
 from itertools import pairwise
 from typing import NamedTuple
@@ -95,14 +95,8 @@ def why(
             "place of its old name; if an earlier change does, import both in one command; "
             f"{elsewhere}"
         )
-    if (foreign := next(filter(_FOREIGN.search, _new_lines(file)), None)) is not None:
-        return (
-            f"its new line {_quote(foreign)} is not UTF-8: it was saved in another encoding: save "
-            "it as UTF-8, or get the mail itself"
-        )
-    if (text := _with_it(file, present)) is not None:
-        return text
-    if (text := _spelt_otherwise(file, present)) is not None:
+    text = _foreign(file) or _with_it(file, present) or _spelt_otherwise(file, present)
+    if text is not None:
         return text
     if file.old_blob is not None and not checkout:
         elsewhere = (
@@ -129,8 +123,14 @@ def why(
     )
 
 
-def _new_lines(file: IncomingFile) -> Iterator[str]:
-    return (text for hunk in file.hunks for op, text in hunk.lines if op == "+")
+def _foreign(file: IncomingFile) -> str | None:
+    """Why a change cannot be written whose new lines are not UTF-8; ``None`` where they are."""
+    new = (text for hunk in file.hunks for op, text in hunk.lines if op == "+")
+    foreign = next(filter(_FOREIGN.search, new), None)
+    return foreign and (
+        f"its new line {_quote(foreign)} is not UTF-8: it was saved in another encoding: save it "
+        "as UTF-8, or get the mail itself"
+    )
 
 
 def _older(file: IncomingFile, texts: ReleaseTexts) -> str | None:
