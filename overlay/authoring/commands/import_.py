@@ -106,8 +106,8 @@ def import_change(
         "--partial": partial or None,
         "--update": update or None,
     }
-    given = ((name, value) for name, value in options.items() if value is not None)
-    again = tuple(word for pair in given for word in map(str, pair) if word != str(True))
+    pairs = ((name, value) for name, value in options.items() if value is not None)
+    again = tuple(word for pair in pairs for word in map(str, pair) if word != str(True))
     shared = request, Memo(), base, partial, patches, update, context
     imports = _Imports(*shared, tuple(sources), again, len(parts) > 1)
     if each or len(parts) > 1:
@@ -436,28 +436,28 @@ def _series(imports: _Imports, parts: Sequence[_Part], id_: str, *, each: bool) 
 
     :raises UsageError: if one of their ids exists and is not to be replaced.
     """
-    made: list[_Made] = []
+    entries: list[_Entry] = []
     for part in parts:
         own = id_ if part is parts[0] else f"{id_}-{distribution_name(part.package.distribution)}"
         if each:
             of_part = _each(imports, part, own)
         else:
             require_free(imports.patches, own, update=imports.update, option="--id")
-            of_part = [_Made(part, part.sources, *imports.on_top(part, part.sources, own))]
+            of_part = [_Entry(part, part.sources, *imports.on_top(part, part.sources, own))]
         _require_carried([entry.prepared.summary for entry in of_part], part)
-        made += of_part
-    prepared = [entry.prepared for entry in made]
+        entries += of_part
+    prepared = [entry.prepared for entry in entries]
     complete = all(e.folder is not None or not _carried(e.summary) for e in prepared)
     some = any(entry.folder is not None for entry in prepared)
     written = _write_all(prepared, imports.patches) if complete and some else {}
     reports = []
-    for part, sources, entry, below in made:
+    for part, sources, entry, below in entries:
         folder = written.get(entry.summary.id)
         reports.append(imports.report(entry.summary, part, sources, below, folder))
     return series(tuple(reports))
 
 
-class _Made(NamedTuple):
+class _Entry(NamedTuple):
     """A feature of several, with what it is made of."""
 
     part: _Part
@@ -466,9 +466,9 @@ class _Made(NamedTuple):
     below: tuple[str, ...]
 
 
-def _each(imports: _Imports, part: _Part, id_: str) -> list[_Made]:
+def _each(imports: _Imports, part: _Part, id_: str) -> list[_Entry]:
     """Make a feature of each commit, on top of those before and of the folder's."""
-    made: list[_Made] = []
+    entries: list[_Entry] = []
     features: list[Feature] = []
     commits = [(source, commit) for source in part.sources for commit in source.commits]
     for number, (source, commit) in enumerate(commits, 1):
@@ -476,10 +476,10 @@ def _each(imports: _Imports, part: _Part, id_: str) -> list[_Made]:
         require_free(imports.patches, name, update=imports.update, option="--id")
         alone = (replace(source, commits=(commit,)),)
         with doing(imports.request.progress, f"making {name}, {number} of {len(commits)}"):
-            made.append(_Made(part, alone, *imports.on_top(part, alone, name, features)))
-        if (folder := made[-1].prepared.folder) is not None:
+            entries.append(_Entry(part, alone, *imports.on_top(part, alone, name, features)))
+        if (folder := entries[-1].prepared.folder) is not None:
             features.append(check_folder(folder))
-    return made
+    return entries
 
 
 def _write_all(prepared: Sequence[Prepared], patches: Path) -> dict[str, Path]:
