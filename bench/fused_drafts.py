@@ -14,8 +14,8 @@ MTP layer as DeepSeek-V3's, and ``engine``, the options that go with it.
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +84,9 @@ def fuse() -> None:
 
 def main() -> None:
     """Write the configuration and the options."""
-    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
-        raise SystemExit(__doc__)
-    folder = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="folder to make")
+    folder: Path = parser.parse_args().folder
     (folder / "target").mkdir(parents=True, exist_ok=True)
     (folder / "target" / "config.json").write_text(json.dumps(TARGET), encoding="utf-8")
     (folder / "engine").write_text(json.dumps(options(folder)), encoding="utf-8")

@@ -8,6 +8,7 @@ each request.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
@@ -74,7 +75,9 @@ async def serve(engine: Any, number: int, total: int, lengths: tuple[int, int, f
 
 def main() -> None:
     """Start the engine; for each line that comes, serve a load and print what it took."""
-    given = json.loads(sys.argv[1])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("load", type=json.loads, help="shape, k, accept, most, options, as JSON")
+    given = parser.parse_args().load
     import sglang
     import torch
 

@@ -132,10 +132,10 @@ def _cells(sitting: Mapping[str, Any], file: str) -> list[Cell]:
                     _drafts(sitting, name),
                     f"{requests} {LOADS.get(kind, kind)}",
                     name,
-                    _active(sitting["parties"][name]),
+                    _active(sitting["parties"][name], sitting["shape"]),
                     rates,
                     ratios,
-                    _is_default(sitting["parties"][first])
+                    _is_default(sitting["parties"][first], sitting["shape"])
                     and "experiment" not in sitting["parties"][name],
                     sitting["date"],
                     file,
@@ -150,7 +150,7 @@ def _drafts(sitting: Mapping[str, Any], name: str) -> str:
     return f"{sitting['drafter']}, K = {number}" if number else "no drafts"
 
 
-def _active(party: Mapping[str, Any]) -> str:
+def _active(party: Mapping[str, Any], shape: str) -> str:
     """The features that an engine reported as active, but for mends, and the overlay's variables.
 
     Which engines have graphs of mixed batches by default has changed: the variable is left out
@@ -169,14 +169,16 @@ def _active(party: Mapping[str, Any]) -> str:
     if text and _version(party["engine"]["vllm"]) >= MIXED_FROM:
         value = "mixed" if "FULL, for mixed batches" in text else "decodes"
         variables.pop(SIZES, None)
-        if value != ("decodes" if party["engine"]["shape"] in HEAVY else "mixed"):
+        if value != ("decodes" if shape in HEAVY else "mixed"):
             variables[SIZES] = value
     names = [*active, *(f"`{name}={value}`" for name, value in variables.items())]
     return ", ".join([*names, *filter(None, [party.get("experiment")])])
 
 
-def _is_default(party: Mapping[str, Any]) -> bool:
-    return party["engine"]["runner"] == V2 and not party.get("options") and not _active(party)
+def _is_default(party: Mapping[str, Any], shape: str) -> bool:
+    if party["engine"]["runner"] != V2 or party.get("options"):
+        return False
+    return not _active(party, shape)
 
 
 def gains(cells: Iterable[Cell]) -> list[list[str]]:

@@ -111,18 +111,30 @@ def test_pages_of_features_have_the_figures_of_the_json() -> None:
     in_flight = ratios("h200-decode-graph-sizes-0.33.0-2026-11-26", "256 mixed")
     assert f"[{at_once['sizes']} times the tokens]" in sizes
     assert f"and {in_flight['sizes']} with prefills among them" in sizes
-    default = ratios("h200-mixed-batches-0.33.0-2026-11-26", "256 mixed")
-    assert f"gave [{default['mixed']} times the tokens]" in sizes
-    assert f"of stock vLLM instead of {default['on']}, and" in sizes
+    sittings = {
+        "h200-mixed-batches-0.33.0-2026-11-26": "mixed",
+        "h200-default-engine-0.33.0-2026-11-26": "overlay",
+        "h200-default-engine-0.33.0-own-process-2026-11-26": "overlay",
+    }
+    mixed = sorted(ratios(file, "256 mixed")[engine] for file, engine in sittings.items())
+    without = ratios("h200-mixed-batches-0.33.0-2026-11-26", "256 mixed")["on"]
+    assert f"gave {mixed[0]} to {mixed[-1]} times [the tokens]" in sizes
+    assert f"of stock vLLM in three sittings instead of {without}, and" in sizes
+    heavy = ratios("h200-default-engine-0.33.0-8b-2026-11-26", "64 uniform")["overlay"]
+    experts = ratios("h200-default-engine-0.33.0-moe-2026-11-26", "256 uniform")["overlay"]
+    assert f"64 decodes of 8B had {heavy} of stock vLLM's tokens" in sizes
+    assert f"a mixture of experts {experts}." in sizes
     soak = read("h200-soak-0.33.0-2026-11-26")
     on_v2 = [engine for engine in soak["engines"] if "V2" in str(engine["spec"]["runner"]).upper()]
     assert f"{soak['taken']:,} steps in five engines" in sizes
     assert len(on_v2) == 5
     assert all(engine["ok"] for engine in on_v2)
-    mixed = sum(count for kind, count in soak["steps"].items() if kind.startswith("mixed"))
-    assert mixed > soak["taken"] / 2
+    steps = sum(count for kind, count in soak["steps"].items() if kind.startswith("mixed"))
+    assert steps > soak["taken"] / 2
     text = ratios("h200-real-text-0.33.0-2026-11-26", "256 requests")
-    assert f"{text['V2 overlay, mixed']} instead of {text['V2 overlay']}." in sizes
+    later = ratios("h200-real-text-0.33.0-2026-11-26-b", "256 requests")["V2 overlay"]
+    expected = f"{text['V2 overlay']} and {later} instead of {text['V2 overlay, decodes']}."
+    assert expected in sizes
     steady = prose("steady-scheduler.md")
     file = "h200-steady-scheduler-0.26.0-2026-11-26"
     once, flight = (ratios(file, f"256 {how}")["sched"] for how in ("uniform", "mixed"))

@@ -24,7 +24,7 @@ def sitting(parties: dict[str, Any], ratio: float = 1.5, **more: Any) -> dict[st
     cells |= {
         name: {"tokens_per_s": [150.0, None], "ratios": [ratio, ratio / 2]} for name in others
     }
-    about = {"date": "2026-01-01", "shape": "8b", "drafter": "mtp", "k": 3, "parties": parties}
+    about = {"date": "2026-01-01", "shape": "1b", "drafter": "mtp", "k": 3, "parties": parties}
     return about | {"loads": {"64 mixed": cells}} | more
 
 
@@ -49,7 +49,7 @@ def test_a_new_file_of_any_name_is_a_row_of_the_newest_release(tmp_path: Path) -
     cells = written(tmp_path, old=old, new=sitting({"stock": STOCK, "ours": SIZES}))
     head, *rows = gains(cells)
     assert head == [*GAINS_HEAD, "64 in flight"]
-    assert rows == [["0.33.0, H200, 8b, mtp, K = 3", "decode-graph-sizes", "1.12 (1 of 2)"]]
+    assert rows == [["0.33.0, H200, 1b, mtp, K = 3", "decode-graph-sizes", "1.12 (1 of 2)"]]
     assert [cell.engine for cell in cells] == ["stock", "ours", "a", "b"]
     assert "150 (150 to 150; 1 rounds)" in cells[1].row
 
@@ -68,8 +68,8 @@ def test_engines_with_other_drafts_are_other_rows(tmp_path: Path) -> None:
         without=sitting(parties, 2.0, k=0, date="2026-02-02"),
     )
     assert [(row[0], row[-1]) for row in gains(cells)[1:]] == [
-        ("0.33.0, H200, 8b, no drafts", "1.50 (1 of 2)"),
-        ("0.33.0, H200, 8b, mtp, K = 3", "3.00 (2 of 2)"),
+        ("0.33.0, H200, 1b, no drafts", "1.50 (1 of 2)"),
+        ("0.33.0, H200, 1b, mtp, K = 3", "3.00 (2 of 2)"),
     ]
     other = sitting({"stock": STOCK, "ours": SIZES | {"options": {"k": 0}}})
     assert [cell.drafts for cell in written(tmp_path, other=other)][:2] == [
@@ -99,21 +99,23 @@ def test_variables_of_the_overlay_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("release", "text", "value", "active"),
+    ("shape", "release", "text", "value", "active"),
     [
-        ("0.33.0", MIXED, "mixed", ""),
-        ("0.33.0", MIXED, None, ""),
-        ("0.33.0", "active: 3", None, ", `OVERLAY_DECODE_GRAPH_SIZES=decodes`"),
-        ("0.26.0", "active: 3", None, ""),
+        ("1b", "0.33.0", MIXED, "mixed", ""),
+        ("1b", "0.33.0", MIXED, None, ""),
+        ("1b", "0.33.0", "active: 3", None, ", `OVERLAY_DECODE_GRAPH_SIZES=decodes`"),
+        ("8b", "0.33.0", MIXED, None, ", `OVERLAY_DECODE_GRAPH_SIZES=mixed`"),
+        ("8b", "0.33.0", "active: 3", "decodes", ""),
+        ("1b", "0.26.0", "active: 3", None, ""),
     ],
 )
 def test_what_was_asked_for_is_named_as_today(
-    release: str, text: str, value: str | None, active: str, tmp_path: Path
+    shape: str, release: str, text: str, value: str | None, active: str, tmp_path: Path
 ) -> None:
     variables = {} if value is None else {"OVERLAY_DECODE_GRAPH_SIZES": value}
     ours = party({"decode-graph-sizes": text}, vllm=release) | {"variables": variables}
-    stock = party(vllm=release)
-    (_, row) = gains(written(tmp_path, a=sitting({"stock": stock, "ours": ours})))
+    parties = {"stock": party(vllm=release), "ours": ours}
+    (_, row) = gains(written(tmp_path, a=sitting(parties, shape=shape)))
     assert row[1] == f"decode-graph-sizes{active}"
 
 
