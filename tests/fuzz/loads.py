@@ -338,6 +338,7 @@ def relied_on(
     stale_frames: bool,
     endless: bool,
     stale_masks: bool,
+    whole_steps: bool,
 ) -> list[Event]:
     """A load without what a stock vLLM itself does wrong.
 
@@ -346,14 +347,19 @@ def relied_on(
     asynchronous scheduling loses a step for each of its placeholders, drafts among them, where only
     one is on its way (0.22 to 0.26); it is not scheduled again, and the load would never end.  Nor
     does a request that comes to the end of its context without its min_tokens (up to 0.28).  The
-    tokens that one may say are asked of another in its row (up to 0.30).
+    tokens that one may say are asked of another in its row (up to 0.30).  A request that a string
+    or its grammar ends in a step keeps the tokens behind that (up to 0.31); how many these are
+    depends on its drafts, and beside a short draft the gate changes which steps have any.
 
     :param stale_frames: whether the release drops as many steps as there are placeholders.
     :param endless: whether it asks for min_tokens before it asks for the end of the context.
     :param stale_masks: whether a row that moves leaves the mask of its allowed tokens behind.
+    :param whole_steps: whether tokens behind a stop string stay.
     """
     left_out = {"prompt_logprobs"} if shape.piecewise(gpu=gpu) else set()
     left_out |= {"allowed_token_ids"} if stale_masks else set()
+    whole = whole_steps and shape.short_draft
+    left_out |= {"stop"} if whole else set()
     renamed = {"reset running": "reset"} if shape.asynchronous and stale_frames else {}
 
     def kept(event: Event) -> Event:
@@ -362,7 +368,8 @@ def relied_on(
             asked = event["parameters"]
             room = shape.length - len(event["prompt"])
             short = {"min_tokens"} if endless and asked.get("min_tokens", 0) > room else set()
-            names = asked.keys() - left_out - short
+            endless_answer = {"ignore_eos"} if whole and "grammar" in asked else set()
+            names = asked.keys() - left_out - short - endless_answer
             changed["parameters"] = {name: asked[name] for name in asked if name in names}
         return changed
 

@@ -287,6 +287,13 @@ def _leaves_masks() -> bool:
     return "fill_" not in InputBatch.condense.__code__.co_names
 
 
+def _keeps_whole_steps() -> bool:
+    """Whether an answer keeps the tokens of a step that come behind a stop string."""
+    from vllm.v1.engine.detokenizer import BaseIncrementalDetokenizer
+
+    return "bisect_left" not in BaseIncrementalDetokenizer.update.__code__.co_names
+
+
 def _logprobs(found: Any) -> Any:
     if not found:
         return None
@@ -345,6 +352,7 @@ def _outcome(watch: Watch, number: int, expected: dict[str, Any] | None = None) 
         stale_frames=_drops_by_placeholders(),
         endless=_asks_first(),
         stale_masks=_leaves_masks(),
+        whole_steps=_keeps_whole_steps(),
     )
     random.seed(seed)
     np.random.seed(seed % (1 << 32))
