@@ -121,7 +121,7 @@ def test_a_grammar_for_the_reasoning_too_is_left_to_upstream() -> None:
     world.request.all_token_ids += [4, END, 5]
     tokens = [4, END, 5]
     assert reasoning_end.tokens_of_answer(world.manager, world.request, tokens) is tokens
-    assert not reasoning_end.mask_window(world.manager, world.request, 0, tokens, False)
+    assert not reasoning_end.mask_window(world.manager, world.request, 0, tokens)
     assert world.request.structured_output_request.reasoning_ended is None
 
 
@@ -135,7 +135,7 @@ def test_a_request_without_a_grammar_is_left_to_upstream() -> None:
 def test_drafts_of_a_diffusion_model_are_left_to_upstream() -> None:
     world = World("0.24.0", InDelta(), patched=True, ahead=False)
     world.manager.vllm_config.model_config.is_diffusion = True
-    assert not reasoning_end.mask_window(world.manager, world.request, 0, [END, 5], False)
+    assert not reasoning_end.mask_window(world.manager, world.request, 0, [END, 5])
 
 
 def test_a_second_request_has_rows_of_its_own() -> None:
@@ -157,7 +157,9 @@ BUGS = (
     ("tokens_of_answer", "tokens[end:]", "tokens[end - 1:]"),
     ("tokens_of_answer", "tokens[end:]", "tokens[end + 1:]"),
     ("tokens_of_answer", "tokens[end:]", "[]"),
-    ("mask_window", "None if masked or not drafts else _reasoner(manager, request)", "None"),
+    ("mask_window", "_reasoner(manager, request) if drafts else None", "None"),
+    ("_bitmask", "first += len(drafts) + 1", "first += len(drafts)"),
+    ("begin_behind_reasoning", "not hasattr(manager, 'trim_reasoning_for_advance')", "False"),
     ("mask_window", "copy.copy(reasoner)", "reasoner"),
     ("mask_window", "every + known", "every + known[:-1]"),
     ("mask_window", "grammar.validate_tokens(known[end:])", "grammar.validate_tokens(known)"),
@@ -183,7 +185,9 @@ def changed(request: pytest.FixtureRequest) -> Iterator[None]:
     """The module with a mistake."""
     file = PATCHES / FEATURE / "files/vllm/v1/structured_output/reasoning_end.py"
     names = run_edited(file, [request.param], reasoning_end.__name__)
-    functions = {name: names[name] for name in ("tokens_of_answer", "mask_window")}
+    functions = {
+        name: names[name] for name in ("begin_behind_reasoning", "tokens_of_answer", "mask_window")
+    }
     with mock.patch.multiple(reasoning_end, **functions):
         yield
 

@@ -72,9 +72,9 @@ class Bounds(NamedTuple):
 
 
 @functools.cache
-def manager_class(release: str, *, patched: bool) -> Any:
+def manager_class(release: str) -> Any:
     """A release's StructuredOutputManager without what makes it."""
-    kind = class_of(release, MANAGER, "StructuredOutputManager", patched=patched)
+    kind = class_of(release, MANAGER, "StructuredOutputManager", patched=False)
     others = {"__init__", "_get_reasoner", "grammar_init"}
     kind.body = [
         each for each in kind.body if isinstance(each, ast.FunctionDef) and each.name not in others
@@ -117,6 +117,21 @@ def scheduler_functions(release: str, *, patched: bool) -> dict[str, Any]:
         "logger": SimpleNamespace(error=lambda *_: None),
     }
     return compiled([*drafts, tell], names)
+
+
+def begin(release: str, manager: Any) -> None:
+    """Give a scheduler's line behind its manager to a manager, as the patched release has it."""
+    kind = class_of(release, SCHEDULER, "Scheduler", patched=True)
+    (made,) = (each for each in kind.body if getattr(each, "name", "") == "__init__")
+    calls = [each for each in ast.walk(made) if isinstance(each, ast.Expr)]
+    (call,) = (each for each in calls if "begin_behind_reasoning" in ast.unparse(each))
+    compiled(
+        [call],
+        {
+            "begin_behind_reasoning": reasoning_end.begin_behind_reasoning,
+            "structured_output_manager": manager,
+        },
+    )
 
 
 def _tells(node: ast.stmt) -> bool:
@@ -249,7 +264,7 @@ class World:
     def __init__(
         self, release: str, reasoner: Any, *, patched: bool, ahead: bool, key: str = "json"
     ) -> None:
-        self.manager = manager_class(release, patched=patched)()
+        self.manager = manager_class(release)()
         self.manager.enable_in_reasoning = False
         self.manager.reasoner = reasoner
         self.manager._get_reasoner = lambda _: reasoner
@@ -262,9 +277,10 @@ class World:
             speculative_config=SimpleNamespace(num_speculative_tokens=K),
             num_speculative_tokens=K,
             model_config=SimpleNamespace(is_diffusion=False),
+            structured_outputs_config=SimpleNamespace(reasoning_parser="double"),
         )
-        self.manager._mask_window = reasoning_end.mask_window
-        self.manager._tokens_of_answer = reasoning_end.tokens_of_answer
+        if patched:
+            begin(release, self.manager)
         self.functions = scheduler_functions(release, patched=patched)
         self.grammar = Grammar()
         self.request = SimpleNamespace(

@@ -11,6 +11,8 @@ Here the places behind an end among the drafts are masked, and the grammar is to
 from __future__ import annotations
 
 import copy
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vllm.v1.overlay_effects import active, count, idle
@@ -23,8 +25,21 @@ HEARD = "steps with an answer behind the end of the reasoning"
 MASKED = "steps masked behind an end among the drafts"
 
 
+def begin_behind_reasoning(manager: Any) -> None:
+    """Prepare the StructuredOutputManager that a Scheduler gets, and report the feature's effect.
+
+    Raises ValueError if the switch is neither on nor off.
+    """
+    report_effect(manager)
+    manager._tokens_of_answer = tokens_of_answer
+    # What has this masks the places behind an end among the drafts itself, from 0.25.0 on.
+    if not hasattr(manager, "trim_reasoning_for_advance"):
+        upstream = manager.grammar_bitmask
+        manager.grammar_bitmask = functools.partial(_bitmask, manager, upstream)
+
+
 def report_effect(manager: Any) -> None:
-    """Report the feature's effect in the process of a StructuredOutputManager that is being made.
+    """Report the feature's effect in the process of a StructuredOutputManager.
 
     Raises ValueError if the switch is neither on nor off.
     """
@@ -58,15 +73,31 @@ def tokens_of_answer(manager: Any, request: Any, tokens: list[int]) -> list[int]
     return answer
 
 
-def mask_window(manager: Any, request: Any, first: int, drafts: Any, masked: bool) -> bool:
+def _bitmask(
+    manager: Any,
+    upstream: Callable[..., Any],
+    requests: Mapping[str, Any],
+    ids: Sequence[str],
+    scheduled: Mapping[str, list[int]],
+) -> Any:
+    """Upstream's bitmask, with the rows behind an end among the drafts masked, too."""
+    bitmask = upstream(requests, ids, scheduled)
+    first = 0
+    for request_id in ids:
+        drafts = scheduled.get(request_id, ())
+        mask_window(manager, requests[request_id], first, drafts)
+        first += len(drafts) + 1
+    return bitmask
+
+
+def mask_window(manager: Any, request: Any, first: int, drafts: Any) -> bool:
     """Fill a request's rows of the bitmask if its reasoning ends in its drafts; whether it did.
 
     manager: StructuredOutputManager.
     first: number of the row of its first draft.
     drafts: list of tokens, with -1 where nobody knows them.
-    masked: whether upstream masks the rows.
     """
-    reasoner = None if masked or not drafts else _reasoner(manager, request)
+    reasoner = _reasoner(manager, request) if drafts else None
     if reasoner is None or getattr(manager.vllm_config.model_config, "is_diffusion", False):
         return False
     every = list(request.all_token_ids)
