@@ -76,7 +76,7 @@ def test_who_has_the_fault(release: str, ahead: bool) -> None:
 def test_without_drafts_nothing_is_wrong() -> None:
     for release in FAULTY:
         for patched in (False, True):
-            assert not wrong(release, patched=patched, most=0)
+            assert not wrong(release, range(10), luck=[1.0], patched=patched, most=0)
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["synchronous", "asynchronous"])
@@ -201,7 +201,7 @@ def test_a_mistake_is_noticed() -> None:
         test_a_second_request_has_rows_of_its_own()
         for release in ("0.24.0", "0.26.0"):
             for reasoner in REASONERS:
-                assert not wrong(release, patched=True, reasoner=reasoner)
+                assert not wrong(release, range(12), patched=True, reasoner=reasoner)
 
 
 def test_what_it_does_is_counted() -> None:
