@@ -33,7 +33,9 @@ MAX_BYTES = 64 * 1024 * 1024
 MAX_FILES = 10_000
 
 _MAIL = re.compile(
-    rb"^From (?:[0-9a-f]{7,64} .*|\S+ [^\n]*\d\d:\d\d:\d\d[^\n]* \d{4}.*)$", re.MULTILINE
+    # Bounds keep a line that nobody wrote from being looked through again and again.
+    rb"^From (?:[0-9a-f]{7,64} .*|\S{1,400} [^\n]{0,80}\d\d:\d\d:\d\d[^\n]{0,80} \d{4}.*)$",
+    re.MULTILINE,
 )
 #: The headers of a mail that was saved alone, as far as the line that ends them.
 _HEADERS = re.compile(rb"(?:[A-Za-z][\w-]*:[^\n]*\n(?:[ \t][^\n]*\n)*)+(?=\r?\n)")
@@ -287,7 +289,7 @@ def _read_mail(data: bytes, name: str, offset: int) -> Iterator[Commit]:
     message = message_from_bytes(raw_mail, policy=mail_policy)
     parts = [_part(leaf) for leaf in _leaves(message)]
     attached = [part for part in parts[1:] if _MAIL.match(part)]
-    raw = b"".join(part for part in parts if part not in attached)
+    raw = b"".join([*parts[:1], *(part for part in parts[1:] if not _MAIL.match(part))])
     text = _without_signature(_text(raw, name))
     begins = re.search(r"^(diff --git |--- (?!$)|Index: )", text, re.MULTILINE)
     words = _LONE.sub("\N{REPLACEMENT CHARACTER}", text[: begins.start()] if begins else text)
@@ -404,10 +406,16 @@ def _files(text: str, name: str, offset: int) -> tuple[IncomingFile, ...]:
 
 
 def _problem(error: Exception, text: str) -> str:
-    """Why a text is no diff, in words."""
-    if re.search(r"^.*(\[-.*-\]|\{\+.*\+\})", text, re.MULTILINE):
+    """What is wrong with a text that could not be read as a diff."""
+    if any(map(_marks_words, text.split("\n"))):
         return "found one of words: leave out --word-diff"
     return str(error).strip()
+
+
+def _marks_words(line: str) -> bool:
+    """Whether a line has words in the brackets of ``git diff --word-diff``."""
+    marks = (("[-", "-]"), ("{+", "+}"))
+    return any(begin in line and end in line.split(begin, 1)[1] for begin, end in marks)
 
 
 def _with_bytes(

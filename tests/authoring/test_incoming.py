@@ -152,6 +152,20 @@ def test_what_is_no_diff_is_refused(data: bytes, message: str) -> None:
         read_changes(data, "x")
 
 
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (DIFF.replace(b" c = 4", b"[-" * 2_000_000), "expected a unified diff"),
+        (b"From x " + b"11:11:11" * 2_000_000 + b"\n", "found no file"),
+    ],
+    ids=["words", "mail"],
+)
+def test_a_long_line_is_looked_through_once(data: bytes, message: str) -> None:
+    """Looked through again from each of its places, it would take days."""
+    with pytest.raises(UsageError, match=message):
+        read_changes(data, "x")
+
+
 @given(st.binary(max_size=200), st.integers(0, len(MAIL)), st.integers(0, 40))
 @example(b"", 0, 40)
 def test_no_bytes_end_in_another_error(inserted: bytes, at: int, cut: int) -> None:
