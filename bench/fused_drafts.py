@@ -5,11 +5,12 @@
     paired_load.py --out result.json --requests 64,1 --kinds uniform --engine "$(cat FOLDER/engine)"
         --party 'stock;PYTHONPATH=/site' --party 'fused;PYTHONPATH=/site;{"fused": true}'
 
-V2 builds the attention's metadata anew for each draft where the backend does not say that a graph
-can: FLASH_ATTN_MLA and FLASHMLA.  ``fused`` says so for them and brings nothing up to date, so
-drafts are wrong; with synthetic acceptance the step does the work it would do, which is all that
-is timed.  The folder gets the configuration of a target with the shape of DeepSeek-V2-Lite and an
-MTP layer as DeepSeek-V3's, and ``engine``, the options that go with it.
+With two attention backends, FLASH_ATTN_MLA and FLASHMLA, V2 builds their metadata anew on the host
+for each draft, since they do not declare that a CUDA graph can update it.  ``fused`` declares it
+for them and updates nothing, so drafts are wrong; acceptance is synthetic, so a step takes as long
+as it would with right ones, which is all that is timed.  The folder gets the configuration of a
+target with the shape of DeepSeek-V2-Lite and an MTP layer as DeepSeek-V3's, and ``engine``, the
+options that go with it.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.load_engine import answer_length, prompt_tokens
+from bench.paired_load import MIXED
 from overlay.proof.shapes import write_configs
 
 
@@ -86,9 +87,8 @@ def main() -> None:
     print("STARTED " + json.dumps(about), flush=True)
     for line in sys.stdin:
         kind, number, prompt, answer = json.loads(line)
-        mixed = kind == "mixed"
         # As many as vLLM's load has: three times what is in flight end, and the rest of these.
-        total, spread = (4 * number, 0.5) if mixed else (number, 0.0)
+        total, spread = (4 * number, 0.5) if kind == MIXED else (number, 0.0)
         began = time.perf_counter()
         work = serve(engine, number, total, (prompt, answer, spread))
         produced = engine.loop.run_until_complete(work)

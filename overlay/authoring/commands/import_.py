@@ -102,12 +102,12 @@ def import_change(
         "--base": checkout,
         "--releases": releases,
         "--strip": paths.strip,
-        "--directory": paths.directory or None,
-        "--partial": partial or None,
-        "--update": update or None,
+        "--directory": paths.directory,
     }
-    pairs = ((name, value) for name, value in options.items() if value is not None)
-    again = tuple(word for pair in pairs for word in map(str, pair) if word != str(True))
+    values = {name: str(value) for name, value in options.items() if value not in (None, "")}
+    flags = {"--partial": partial, "--update": update}
+    again = tuple(word for pair in values.items() for word in pair)
+    again += tuple(name for name, is_given in flags.items() if is_given)
     shared = request, Memo(), base, partial, patches, update, context
     imports = _Imports(*shared, tuple(sources), again, len(parts) > 1)
     if each or len(parts) > 1:

@@ -63,7 +63,7 @@ def test_a_build_between_releases_is_carried(cli: Cli, nightly: Path, single: bo
 def test_a_function_that_only_a_build_has_is_shown_for_review(
     cli: Cli, nightly: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No release has it, so it is looked for in other files, and the build itself is no release."""
+    """A function of no release: other files are searched for it, and not the build as a release."""
     other = world.PATH.replace("/", "/more_", 1)
 
     def tree(name: str, **_: object) -> MemoryTree:
