@@ -5,7 +5,8 @@ Each engine has a process, an environment and options of its own. They start tog
 take turns: in each round every engine serves the same load once, the order turned each round, the
 others idle. What counts is the ratio to the first engine in the same round: its median, and in how
 many rounds it was above 1. ``uniform`` is so many equal requests at once, ``mixed`` three times as
-many with answers of different lengths, of which so many are in flight.
+many with answers of different lengths, of which so many are in flight.  One request alone gets an
+answer of four times the tokens, since a fifth of a second says little.
 
     paired_load.py --out result.json --rounds 8 --requests 256,64,1
         --party 'stock;PYTHONPATH=/site' --party 'overlay;PYTHONPATH=/patched'
@@ -218,7 +219,7 @@ class Engine:
 # -- all of them
 
 
-def compared(rates: dict[str, list[float | None]]) -> dict[str, Any]:
+def compared(rates: dict[str, list[float | None]], unit: str = "tokens_per_s") -> dict[str, Any]:
     """Rates of each engine, and its ratios to the first one's of the same round."""
     first = next(iter(rates.values()))
     result: dict[str, Any] = {}
@@ -228,7 +229,7 @@ def compared(rates: dict[str, list[float | None]]) -> dict[str, Any]:
             for own, other in zip(each, first, strict=True)
             if own is not None and other is not None
         ]
-        result[name] = {"tokens_per_s": each}
+        result[name] = {unit: each}
         if each is not first and ratios:
             result[name] |= {
                 "ratios": ratios,
@@ -242,7 +243,7 @@ def measure(engines: list[Engine], args: argparse.Namespace, keep: Callable[...,
     """Serve all loads in rounds, as long as there is time."""
     last = time.monotonic() + args.seconds
     loads = [
-        (kind, number, args.prompt, args.answer)
+        (kind, number, args.prompt, args.answer * (1 if number > 1 else 4))
         for number in args.requests
         for kind in args.kinds
         if kind == UNIFORM or number > 1
