@@ -109,7 +109,34 @@ def cells_of(results: Path) -> list[Cell]:
 
 def is_paired(document: Any) -> bool:
     """Whether a result is one of ``bench/paired_load.py``; engines of real text have no shape."""
-    return isinstance(document, dict) and {"parties", "loads", "shape"} <= document.keys()
+    return isinstance(document, dict) and {"parties", "loads", "drafter"} <= document.keys()
+
+
+def served(results: Path) -> list[list[str]]:
+    """A table of ``bench/paired_servers.py``: servers over the first one, by load.
+
+    :returns: its head, and a row for each server but the first of each sitting, the newest first.
+    """
+    documents = (json.loads(file.read_text(encoding="utf-8")) for file in results.glob("*.json"))
+    sittings = [each for each in documents if isinstance(each, dict) and "rate" in each]
+    sittings.sort(key=_when, reverse=True)
+    loads = list(dict.fromkeys(load for sitting in sittings for load in sitting["loads"]))
+    rows = []
+    for sitting in sittings:
+        first, *others = sitting["parties"]
+        about = sitting["parties"][first]["engine"]
+        drafts = f"eagle3, K = {sitting['k']}" if sitting["k"] else "no drafts"
+        name = f"{about['vllm']}, {short_gpu(about['gpu'])}, {sitting['shape']}, {drafts}"
+        for other in others:
+            cells = (sitting["loads"].get(load, {}).get(other, {}) for load in loads)
+            rows.append(
+                [name, f"{other} / {first}", *(brief(cell.get("ratios", ())) for cell in cells)]
+            )
+    return [["vLLM, GPU, shape, drafts", "servers", *loads], *rows]
+
+
+def _when(sitting: Mapping[str, Any]) -> str:
+    return str(sitting["date"])
 
 
 def _cells(sitting: Mapping[str, Any], file: str) -> list[Cell]:

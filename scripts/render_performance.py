@@ -356,12 +356,14 @@ def tables(sittings: list[Sitting]) -> dict[str, str]:
     engines = performance_serving.engines_of(served)
     ratios = performance_serving.ratio_rows(performance_serving.newest(served), engines)
     real = performance_real.gains(RESULTS)
+    client = performance_paired.served(RESULTS)
     drawn = {
         "default": table(default_runner.HEAD, default_runner.rows(RESULTS)),
         "gains": table(gains[0], gains[1:]),
         "summary": summary_table(newest(sittings)[0]),
         "servers": table(performance_serving.ratios_head(engines), ratios),
         "real": table(real[0], real[1:]),
+        "client": table(client[0], client[1:]),
     }
     return {name: "\n".join(lines) for name, lines in drawn.items()}
 
