@@ -9,6 +9,7 @@ mistakes nobody noticed. A law that does not hold ends with hypothesis's example
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -119,11 +120,16 @@ ALL_LEFT: dict[Change, tuple[str, str, str]] = {
 }
 
 
+@functools.cache
+def expected(release: str, batch: Batch) -> tuple[dict[str, Any], int]:
+    """What upstream answers, and how many kernels it starts."""
+    return Case(world(release, patched=False), batch).verify(), len(launches)
+
+
 def check_plain(release: str, batch: Batch, bug: Edit | None = None) -> tuple[int, int]:
     """A plain batch is answered as upstream answers it: how many kernels either starts."""
-    expected = Case(world(release, patched=False), batch).verify()
-    before = len(launches)
-    assert Case(world(release, patched=True, bug=bug), batch).verify() == expected
+    answer, before = expected(release, batch)
+    assert Case(world(release, patched=True, bug=bug), batch).verify() == answer
     assert launches == ["_largest_kernel", "_verify_kernel"]
     return before, len(launches)
 
@@ -152,16 +158,9 @@ def check_all_left(release: str, change: Change, reason: str, bug: Edit | None =
     """A rejection sampler that is not plain keeps nothing of the feature's, which is idle."""
     case = Case(world(release, patched=True, bug=bug), _plain(release))
     change(case)
-    assert case.world.module(FEATURE).prepare(_holding(case), case.spec_config) is None
+    assert case.world.module(FEATURE).prepare(case.kind.__new__(case.kind), case.sampler, case.spec_config) is None
     told = case.world.module(EFFECTS).effects()["greedy-verification"]
     assert (told["state"], told["text"]) == ("idle", reason)
-
-
-def _holding(case: Case) -> Any:
-    """A RejectionSampler in the middle of its `__init__`."""
-    rejection = case.kind.__new__(case.kind)
-    rejection.sampler = case.sampler
-    return rejection
 
 
 def check_counts(release: str, bug: Edit | None = None) -> None:
@@ -228,11 +227,11 @@ MISTAKES: list[tuple[str, Edit]] = [
     ),
     (
         "0.33.0",
-        (V, "_reason_against_all", "not _is_upstreams(sampler, 'RejectionSampler')", "False"),
+        (V, "_reason_against_all", "not _is_upstreams(rejection, 'RejectionSampler')", "False"),
     ),
     (
         "0.33.0",
-        (V, "_reason_against_all", "not _is_upstreams(sampler.sampler, 'Sampler')", "False"),
+        (V, "_reason_against_all", "not _is_upstreams(sampler, 'Sampler')", "False"),
     ),
     ("0.33.0", (V, "_is_upstreams", "kind.__name__ == name", "True")),
     ("0.33.0", (V, "_is_upstreams", "kind.__module__.startswith(...)", "True")),
@@ -248,7 +247,7 @@ MISTAKES: list[tuple[str, Edit]] = [
     ),
     (
         "0.33.0",
-        (V, "_reason_against_all", "getattr(sampler.sampler, 'return_sampling_mask', False)", "0"),
+        (V, "_reason_against_all", "getattr(sampler, 'return_sampling_mask', False)", "0"),
     ),
     ("0.33.0", (V, "prepare", "synthetic=...", "synthetic=False")),
     ("0.33.0", (V, "prepare", "placeholders=...", "placeholders=False")),
@@ -339,6 +338,8 @@ def main() -> None:
         examples, releases = int(sys.argv[2]), sys.argv[3:]
         print(json.dumps({release: check_laws(release, examples) for release in releases}))
         return
+    for release in {release for release, _ in MISTAKES}:
+        check_laws(release, 100)  # where there is no mistake none is noticed; children know answers
     endings = [_ending(release, bug) for release, bug in MISTAKES]
     unnoticed, unfit = ([b[1:] for (_, b), e in zip(MISTAKES, endings) if e == n] for n in (0, 2))
     print(json.dumps({"mistakes": len(MISTAKES), "unnoticed": unnoticed, "unfit": unfit}))

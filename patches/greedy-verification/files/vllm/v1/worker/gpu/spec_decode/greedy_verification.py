@@ -53,7 +53,9 @@ class Verification:
 
 
 def prepare(
-    # the RejectionSampler, which has its sampler
+    # the RejectionSampler
+    rejection: Any,
+    # its Sampler
     sampler: Any,
     spec_config: Any,
 ) -> Verification | None:
@@ -65,7 +67,7 @@ def prepare(
     if not is_on(VARIABLE):
         idle(FEATURE, f"{VARIABLE}=off")
         return None
-    reason = _reason_against_all(sampler, spec_config)
+    reason = _reason_against_all(rejection, sampler, spec_config)
     if reason is not None:
         idle(FEATURE, reason)
         return None
@@ -111,19 +113,19 @@ def verify_greedily(
     return _sample(ours, sampler, logits, input_batch, num_nans)
 
 
-def _reason_against_all(sampler: Any, spec_config: Any) -> str | None:
+def _reason_against_all(rejection: Any, sampler: Any, spec_config: Any) -> str | None:
     """Why upstream verifies all batches, if it does."""
     method = spec_config.rejection_sample_method
-    if not _is_upstreams(sampler, "RejectionSampler"):
+    if not _is_upstreams(rejection, "RejectionSampler"):
         return "the rejection sampler is not vLLM's own"
     # A watermark has its own sampler, too.
-    if not _is_upstreams(sampler.sampler, "Sampler"):
+    if not _is_upstreams(sampler, "Sampler"):
         return "the sampler is not vLLM's own"
     if method not in _BY_ARGMAX and not (method == "synthetic" and tl_rand32 is not None):
         return f"drafts are accepted by the method {method}"
     if getattr(spec_config, "enable_adaptive_verification", False):
         return "drafts are verified adaptively"
-    if getattr(sampler.sampler, "return_sampling_mask", False):
+    if getattr(sampler, "return_sampling_mask", False):
         return "the tokens that could be sampled are returned"
     return None
 
