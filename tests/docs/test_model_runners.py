@@ -357,7 +357,7 @@ def test_no_shipped_feature_says_another_runner_than_its_files() -> None:
                 f"{feature.id} patches {runner} in {release}: its feature.toml has to say so"
             )
             told.add((feature.id, runner))
-    assert {"context-limit", "prompt-logprobs", "steady-inputs", "greedy-verification"} <= {
+    assert {"context-limit", "prompt-logprobs", "steady-inputs"} <= {
         name for name, runner in told if runner is ModelRunner.V1
     }
 

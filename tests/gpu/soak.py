@@ -7,7 +7,8 @@ Runs inside an environment that holds a patched vLLM. Prompts of all lengths com
 in crowds, some are aborted, and in one engine some are preempted, so that decodes and prefills meet
 in steps of all sizes. The tiny models say what each answer and each count of accepted drafts must
 be. Each engine goes on until all together took ``--steps`` steps, or ``--seconds`` have passed.
-Exit 0: no engine ended early, no token and no draft was wrong, and the steps were taken.
+Exit 0: no engine ended early, no token and no draft was wrong, what is active verified batches
+greedily, and the steps were taken.
 ``--double`` rehearses it on a CPU, without graphs.
 """
 
@@ -195,6 +196,20 @@ def watch_steps(llm: Any, load: Load, spec: EngineSpec) -> None:
     scheduler.schedule = schedule
 
 
+def greedy_verification() -> dict[str, Any]:
+    """What the feature tells of itself in this process: its state, and the batches it counted."""
+    module = sys.modules.get("vllm.v1.overlay_effects")
+    return {} if module is None else module.effects().get("greedy-verification", {})
+
+
+def unused() -> list[str]:
+    """What is wrong where greedy verification is active and verified no batch."""
+    told = greedy_verification()
+    if told.get("state") != "active" or told["counts"].get("batches verified from one argmax"):
+        return []
+    return [f"greedy verification is active and verified no batch: {told}"]
+
+
 def serve(cell: Path) -> None:
     """Serve one engine's load, and write what came of it after each look at the others."""
     request = json.loads(cell.read_text(encoding="utf-8"))
@@ -238,7 +253,8 @@ def serve(cell: Path) -> None:
             "steps": dict(sorted(load.steps.items())),
             "requests": dict(load.ended),
             "verified_drafts": load.verified,
-            "wrong": load.wrong[:20],
+            "wrong": load.wrong[:20] or (unused() if over else []),
+            "greedy_verification": greedy_verification(),
             "complete": over,
         }
         half = out.with_suffix(".half")
