@@ -160,7 +160,9 @@ def methods(release: str) -> tuple[str, ...]:
     """Those by which a release accepts drafts, and the feature's path serves."""
     if Version(release) < Version("0.21"):
         return "strict", "probabilistic"
-    return ("standard",) if Version(release) < Version("0.25") else ("standard", "block", "synthetic")
+    return (
+        ("standard",) if Version(release) < Version("0.25") else ("standard", "block", "synthetic")
+    )
 
 
 @st.composite
@@ -180,7 +182,9 @@ def batches(draw: st.DrawFn, release: str) -> Batch:
         width,
         draw(st.sampled_from((torch.float32, torch.bfloat16, torch.float16))),
         # In some releases all methods want them.
-        draw(st.sampled_from((0, 5))) if method == "probabilistic" else draw(st.sampled_from((None, 0, 5))),
+        draw(st.sampled_from((0, 5)))
+        if method == "probabilistic"
+        else draw(st.sampled_from((None, 0, 5))),
         # Until 0.27 a NaN may become an index that is not one.
         Version(release) >= Version("0.28") and draw(st.booleans()),
         draw(st.integers(0, 1 << 30)),
@@ -211,13 +215,19 @@ class Drawn:
         tokens = self.counts + more
         starts, ends = self._integers(1, 9, requests), tokens.cumsum(0)
         self.seq_lens = (starts + tokens).int()
-        self.positions = torch.cat([torch.arange(s, s + n) for s, n in zip(starts, tokens)])
-        self.rows = torch.cat([torch.arange(e - n, e) for e, n in zip(ends, self.counts)])
+        self.positions = torch.cat(
+            [torch.arange(s, s + n) for s, n in zip(starts, tokens, strict=True)]
+        )
+        self.rows = torch.cat(
+            [torch.arange(e - n, e) for e, n in zip(ends, self.counts, strict=True)]
+        )
         self.local = torch.cat([torch.arange(n) for n in self.counts]).int()
         likely = torch.nan_to_num(self.logits.float(), nan=-9.0, neginf=-8.0).argmax(-1)
         self.input_ids = self._integers(0, batch.width, len(self.positions)).int()
         drafted = torch.cat([likely[:1], likely[:-1]])
-        drafted = torch.where(self._chance(0.25, rows), self._integers(-1, batch.width, rows), drafted)
+        drafted = torch.where(
+            self._chance(0.25, rows), self._integers(-1, batch.width, rows), drafted
+        )
         self.input_ids[self.rows] = drafted.int()
         self.prefill = torch.full((SLOTS,), 99, dtype=torch.int32)
         first = self.seq_lens - self.counts
@@ -319,7 +329,9 @@ def _note_launches() -> None:
 
 def _mark_what_is_not_written() -> None:
     new_empty = torch.Tensor.new_empty
-    torch.Tensor.new_empty = lambda self, *shape, **named: new_empty(self, *shape, **named).fill_(MARK)
+    torch.Tensor.new_empty = lambda self, *shape, **named: new_empty(self, *shape, **named).fill_(
+        MARK
+    )
 
 
 _note_launches()

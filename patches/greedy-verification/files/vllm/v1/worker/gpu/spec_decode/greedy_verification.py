@@ -86,9 +86,9 @@ def verify_greedily(
     sampler: Any,
     # [drafts + requests, vocab] of the model's dtype
     logits: torch.Tensor,
-    # InputBatch
+    # the InputBatch
     input_batch: Any,
-    # [slots, K, vocab]
+    # of each slot and step
     draft_logits: torch.Tensor | None,
     # [drafts + requests], from 0.32 on
     invalid_drafts: torch.Tensor | None,
@@ -185,7 +185,7 @@ def _sample(
     largest = logits.new_empty(rows, blocks, dtype=torch.float32)
     tokens = logits.new_empty(rows, blocks, dtype=torch.int32)
     _largest_kernel[(rows, blocks)](
-        largest, tokens, logits, logits.stride(0), width, BLOCKS=blocks, BLOCK=_BLOCK
+        largest, tokens, logits, logits.stride(0), width, blocks=blocks, size=_BLOCK
     )
     requests, steps = input_batch.num_reqs, sampler.num_speculative_steps
     sampled = logits.new_empty(requests, steps + 1, dtype=torch.int64)
@@ -206,12 +206,12 @@ def _sample(
         sampler.sampler.req_states.prefill_len.gpu if ours.counts else None,
         sampler.sampler.sampling_states.seeds.gpu,
         sampler.synthetic_conditional_rates,
-        WIDTH=steps + 1,
-        BLOCKS=blocks,
-        PADDED_BLOCKS=triton.next_power_of_2(blocks),
-        SYNTHETIC=ours.synthetic,
-        PLACEHOLDERS=ours.placeholders,
-        COUNTS=ours.counts,
+        width=steps + 1,
+        blocks=blocks,
+        padded=triton.next_power_of_2(blocks),
+        synthetic=ours.synthetic,
+        placeholders=ours.placeholders,
+        counts=ours.counts,
         num_warps=1,
     )
     output: dict[str, Any] = {"num_rejected": num_rejected} if ours.counts else {}
@@ -228,77 +228,76 @@ def _sample(
 # have no types.
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _largest_kernel(  # type: ignore[no-untyped-def]
-    # [rows, BLOCKS] each
+    # of each row and block
     largest_ptr,
     tokens_ptr,
-    # [rows, width]
     logits_ptr,
     logits_stride,
     width,
-    BLOCKS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    blocks: tl.constexpr,
+    size: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
-    columns = block * BLOCK + tl.arange(0, BLOCK)
+    columns = block * size + tl.arange(0, size)
     mask = columns < width
     logits = tl.load(logits_ptr + row * logits_stride + columns, mask=mask, other=float("-inf"))
     value, place = tl.max(logits.to(tl.float32), axis=0, return_indices=True)
     # As upstream: NaN is taken of no block that has company, and indexes nothing.
     value = tl.where(value != value, float("-inf"), value)
-    tl.store(largest_ptr + row * BLOCKS + block, value)
-    tl.store(tokens_ptr + row * BLOCKS + block, block * BLOCK + place)
+    tl.store(largest_ptr + row * blocks + block, value)
+    tl.store(tokens_ptr + row * blocks + block, block * size + place)
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _argmax_of(  # type: ignore[no-untyped-def]
-    row, largest_ptr, tokens_ptr, BLOCKS: tl.constexpr, PADDED_BLOCKS: tl.constexpr
+    row, largest_ptr, tokens_ptr, blocks: tl.constexpr, padded: tl.constexpr
 ):
-    blocks = tl.arange(0, PADDED_BLOCKS)
-    mask = blocks < BLOCKS
-    largest = tl.load(largest_ptr + row * BLOCKS + blocks, mask=mask, other=float("-inf"))
-    return tl.load(tokens_ptr + row * BLOCKS + tl.argmax(largest, axis=0)).to(tl.int64)
+    each = tl.arange(0, padded)
+    mask = each < blocks
+    largest = tl.load(largest_ptr + row * blocks + each, mask=mask, other=float("-inf"))
+    return tl.load(tokens_ptr + row * blocks + tl.argmax(largest, axis=0)).to(tl.int64)
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _verify_kernel(  # type: ignore[no-untyped-def]
-    # [requests, WIDTH]
+    # of each request, width tokens
     sampled_ptr,
-    # [requests]
+    # of each request
     num_sampled_ptr,
     num_rejected_ptr,
-    # [rows, BLOCKS] each
+    # of each row and block
     largest_ptr,
     tokens_ptr,
-    # [tokens]
+    # of each token
     input_ids_ptr,
     positions_ptr,
-    # [rows]
+    # of each row
     logits_indices_ptr,
-    # [requests + 1]
+    # of each request, and the end
     cu_num_logits_ptr,
-    # [requests]
+    # of each request
     idx_mapping_ptr,
     seq_lens_ptr,
-    # [slots]
+    # of each slot
     prefill_len_ptr,
     seeds_ptr,
-    # [K]
+    # of each draft
     rates_ptr,
-    WIDTH: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    PADDED_BLOCKS: tl.constexpr,
-    SYNTHETIC: tl.constexpr,
-    PLACEHOLDERS: tl.constexpr,
-    COUNTS: tl.constexpr,
+    width: tl.constexpr,
+    blocks: tl.constexpr,
+    padded: tl.constexpr,
+    synthetic: tl.constexpr,
+    placeholders: tl.constexpr,
+    counts: tl.constexpr,
 ):
     request = tl.program_id(0)
     slot = tl.load(idx_mapping_ptr + request).to(tl.int64)
     start = tl.load(cu_num_logits_ptr + request).to(tl.int64)
     end = tl.load(cu_num_logits_ptr + request + 1)
-    if COUNTS:
+    if counts:
         prefill_len = tl.load(prefill_len_ptr + slot)
-    if SYNTHETIC:
+    if synthetic:
         seed = tl.load(seeds_ptr + slot)
 
     accepted = tl.zeros((), tl.int64)
@@ -308,26 +307,24 @@ def _verify_kernel(  # type: ignore[no-untyped-def]
             row = start + step
             place = tl.load(logits_indices_ptr + row + 1)
             draft = tl.load(input_ids_ptr + place).to(tl.int64)
-            if PLACEHOLDERS:
+            if placeholders:
                 # The step began where the request's first row is.
                 began = tl.load(positions_ptr + place) - (step + 1)
                 draft = tl.where(began < prefill_len, -1, draft)
-            if SYNTHETIC:
+            if synthetic:
                 position = tl.load(positions_ptr + tl.load(logits_indices_ptr + row))
                 drawn = tl_rand32(seed, position, includes_zero=False)
                 verifying = (drawn < tl.load(rates_ptr + step)) & (draft >= 0)
             else:
-                verifying = draft == _argmax_of(
-                    row, largest_ptr, tokens_ptr, BLOCKS, PADDED_BLOCKS
-                )
-            tl.store(sampled_ptr + request * WIDTH + step, draft, mask=verifying)
+                verifying = draft == _argmax_of(row, largest_ptr, tokens_ptr, blocks, padded)
+            tl.store(sampled_ptr + request * width + step, draft, mask=verifying)
             accepted += verifying
 
     # The token of the first rejected row, or behind all drafts.
-    token = _argmax_of(start + accepted, largest_ptr, tokens_ptr, BLOCKS, PADDED_BLOCKS)
-    tl.store(sampled_ptr + request * WIDTH + accepted, token)
+    token = _argmax_of(start + accepted, largest_ptr, tokens_ptr, blocks, padded)
+    tl.store(sampled_ptr + request * width + accepted, token)
     num_sampled = accepted + 1
-    if COUNTS:
+    if counts:
         # A chunk of a prefill samples nothing.
         is_chunk = tl.load(seq_lens_ptr + request) < prefill_len
         num_sampled = tl.where(is_chunk, 0, num_sampled)
