@@ -138,7 +138,7 @@ def run_until(arguments: argparse.Namespace, place: Place, report: Report, began
         print(f"seeds {seeds.start} to {seeds.stop - 1}", flush=True)
         pairs.run_pairs(place, map(draw, seeds), report)
         seed = seeds.stop
-        text = json.dumps(written(arguments, report, began), indent=1)
+        text = json.dumps(written(arguments, report, began), indent=1, default=sorted)
         arguments.out.write_text(text + "\n", encoding="utf-8")
         print(f"so far: {dict(report.figures)}", flush=True)
 
