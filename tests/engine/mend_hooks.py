@@ -112,6 +112,25 @@ def long_request(llm: Any) -> dict[str, Any]:
     return {"alone": alone, "beside": serve(llm, beside)}
 
 
+def eager_draft(llm: Any) -> dict[str, Any]:
+    """On model runner V2: how many graphs target and draft have, and what some requests get."""
+    runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
+    graphs = {
+        name: sum(
+            len(each)
+            for manager in vars(owner).values()
+            for each in getattr(manager, "_capture_descs", {}).values()
+        )
+        for name, owner in {"target": runner, "draft": runner.speculator}.items()
+    }
+    asked = {"temperature": 0.0, "max_tokens": 24}
+    added: Added = [
+        (number, f"{number}", [FIRST_TOKEN + 7 * number + at for at in range(5 + number)], asked)
+        for number in range(8)
+    ]
+    return {"graphs": graphs, **serve(llm, added)}
+
+
 def least_tokens(llm: Any) -> dict[str, Any]:
     """Requests that could stop before they have min_tokens, and behind: without drafts and with."""
     rule = read_rule(Path(llm.llm_engine.model_config.model).parent)

@@ -129,6 +129,21 @@ def long_request_in_graphs(stock: Outcome, mended: Outcome) -> list[str]:
     return problems if mended.get("replays") else [*problems, "no graph was replayed"]
 
 
+def eager_draft(stock: Outcome, mended: Outcome) -> list[str]:
+    """Stock's draft has graphs that nobody asked for; the mended engine's has none."""
+    problems = []
+    if not (stock["graphs"]["draft"] and stock["graphs"]["target"]):
+        problems.append(f"stock does not have the fault: {stock['graphs']}")
+    if mended["graphs"] != {**stock["graphs"], "draft": 0}:
+        problems.append(f"the mended engine has other graphs: {mended['graphs']}")
+    problems += [
+        f"{what} are not stock's" for what in ("tokens", "steps") if mended[what] != stock[what]
+    ]
+    if mended["error"] is not None:
+        problems.append(f"the mended engine died: {mended['error']}")
+    return problems
+
+
 def least_tokens(stock: Outcome, mended: Outcome) -> list[str]:
     """Stock's answers beside drafts are too short or too long; mended ones are those without."""
     problems = [
@@ -159,6 +174,7 @@ def least_tokens(stock: Outcome, mended: Outcome) -> list[str]:
 
 
 JUDGES = {
+    "eager_draft": eager_draft,
     "least_tokens": least_tokens,
     "long_request": long_request,
     "long_request_in_graphs": long_request_in_graphs,

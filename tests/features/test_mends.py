@@ -9,6 +9,7 @@ from overlay.planning.planner import plan
 from overlay.results import State
 from overlay.targets.resolution import resolve
 from tests.support.shipped_features import (
+    EAGER,
     GATE,
     LEAST,
     LIMIT,
@@ -52,6 +53,12 @@ MERGED = {
         RUNNER: (
             "        # DFlash queries one extra token",
             "        fits = self.optimistic_seq_lens_cpu < self.effective_drafter_max_model_len\n",
+        )
+    },
+    EAGER: {
+        RUNNER_V2: (
+            "            # After set_attn, so the speculator can size its cudagraph mode\n",
+            "            if self.speculative_config.enforce_eager: cudagraph_mode = 0\n",
         )
     },
     LEAST: {

@@ -29,7 +29,6 @@ PLACES = (
     "vllm/third_party/flash_linear_attention/ops/fused_sigmoid_gating.py",
     "vllm/model_executor/layers/fla/ops/fused_sigmoid_gating.py",
 )
-DRAFTER = "vllm/v1/spec_decode/llm_base_proposer.py"
 
 
 def releases_with(words: str) -> list[str]:
@@ -38,19 +37,6 @@ def releases_with(words: str) -> list[str]:
     (fault,) = (each for each in faults if words in each["symptom"])
     span = ReleaseRange.parse(fault["releases"], VLLM)
     return [release for release in KNOWN_RELEASES if Version(release) in span]
-
-
-def test_nothing_of_v2_asks_whether_the_draft_is_to_run_eagerly() -> None:
-    ignoring = []
-    for release in KNOWN_RELEASES:
-        target = resolve(release)
-        v2 = [path for path in target.paths() if path.startswith("vllm/v1/worker/gpu/")]
-        texts = [target.read(path) or b"" for path in v2 if path.endswith(".py")]
-        assert len(texts) > 50
-        assert b"speculative_config.enforce_eager" in (target.read(DRAFTER) or b"")
-        if not any(re.search(rb"(speculative|draft)\w*\.enforce_eager", text) for text in texts):
-            ignoring.append(release)
-    assert ignoring == releases_with("enforce_eager of the draft")
 
 
 def kernel_of(release: str) -> bytes:

@@ -183,12 +183,16 @@ class Pair:
         }
 
     def least(self) -> dict[str, Least]:
-        """What requests with min_tokens promise; nothing where there may be no other token."""
+        """What requests with min_tokens promise.
+
+        Nothing where there may be no other token, or no room (a release may be asked without).
+        """
         return {
             name: Least(0, frozenset())
             if {"grammar", "allowed_token_ids"} & given.keys()
+            or len(prompt) + given["min_tokens"] > self.shape.length
             else Least(given["min_tokens"], frozenset(given.get("stop_token_ids", ())))
-            for name, (_, given) in self.asked().items()
+            for name, (prompt, given) in self.asked().items()
             if "min_tokens" in given
         }
 

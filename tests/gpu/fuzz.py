@@ -2,7 +2,7 @@
 """A stock vLLM beside one with the overlay's features, step by step, with loads drawn from seeds.
 
     fuzz.py --out result.json [--seconds 500] [--seed 1] [--only KEY=VALUE ...] [--variant NAME]
-            [--stock PATH --patched PATH | --python PYTHON]
+            [--without MEND ...] [--stock PATH --patched PATH | --python PYTHON]
 
 With a GPU ``--stock`` and ``--patched`` are import paths (as of ``PYTHONPATH``): a pristine vLLM,
 and one that ``overlay apply`` patched, or ``OVERLAY:SITE`` for one that is patched in memory.
@@ -47,6 +47,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--loads", type=int, default=2, help="of each engine")
     parser.add_argument("--only", nargs="*", default=(), metavar="KEY=VALUE", help="of the shape")
     parser.add_argument("--variant", nargs="*", default=(), choices=pairs.VARIANTS)
+    parser.add_argument(
+        "--without", nargs="*", default=(), choices=pairs.MENDS, help="mends that are off"
+    )
     parser.add_argument("--stock", help="import path of a pristine vLLM")
     parser.add_argument("--patched", help="import path of a patched one")
     parser.add_argument("--python", type=Path, help="of an environment with vLLM for CPU")
@@ -93,6 +96,7 @@ def repeat(arguments: argparse.Namespace, pair: pairs.Pair, variant: str) -> str
     words += [f"--loads {arguments.loads}", f"--variant '{variant}'"]
     for name in ("stock", "patched") if arguments.stock else ():
         words.append(f"--{name} {getattr(arguments, name)}")
+    words += ["--without", *arguments.without] if arguments.without else []
     words += ["--only", *(f"'{each}'" for each in arguments.only)] if arguments.only else []
     return " ".join(words)
 
@@ -138,7 +142,7 @@ def run_until(arguments: argparse.Namespace, place: Place, report: Report, began
         print(f"seeds {seeds.start} to {seeds.stop - 1}", flush=True)
         pairs.run_pairs(place, map(draw, seeds), report)
         seed = seeds.stop
-        text = json.dumps(written(arguments, report, began), indent=1)
+        text = json.dumps(written(arguments, report, began), indent=1, default=sorted)
         arguments.out.write_text(text + "\n", encoding="utf-8")
         print(f"so far: {dict(report.figures)}", flush=True)
 
@@ -146,6 +150,8 @@ def run_until(arguments: argparse.Namespace, place: Place, report: Report, began
 def main() -> int:
     """Run, and reduce what differs."""
     arguments = parse()
+    on = pairs.VARIANTS[pairs.MENDED]
+    pairs.VARIANTS[pairs.MENDED] = tuple(each for each in on if each not in arguments.without)
     began = time.monotonic()
     report = Report()
     with (

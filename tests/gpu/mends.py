@@ -56,6 +56,7 @@ def graphs(spec: EngineSpec, mode: str, compiled: int = 0) -> EngineSpec:
 #: With vLLM's memory pool.
 SLEEPER = replace(PLAIN, engine={**PLAIN.engine, "enable_sleep_mode": True})
 SHORT = replace(PLAIN, speculative=SHORT_DRAFT, prefix_caching=True)
+EAGER = replace(PLAIN, runner=ModelRunner.V2, speculative={"enforce_eager": True})
 WEIGHTS = "weight_hooks:weights"
 PARAMETERS = "mend_hooks:refused_parameters"
 
@@ -78,6 +79,8 @@ CELLS = {
     "draft gate": (SHORT, "mend_hooks:long_request"),
     "draft gate, graphs": (graphs(SHORT, "FULL_DECODE_ONLY"), "mend_hooks:long_request"),
     "draft gate, piecewise": (graphs(SHORT, "PIECEWISE", 3), "mend_hooks:long_request"),
+    "eager draft": (graphs(EAGER, "FULL_DECODE_ONLY"), "mend_hooks:eager_draft"),
+    "eager draft, compiled": (graphs(EAGER, "FULL_AND_PIECEWISE", 3), "mend_hooks:eager_draft"),
     "min_tokens": (PLAIN, "mend_hooks:least_tokens"),
     "min_p and logit_bias, V1": (PLAIN, PARAMETERS),
     "min_p and logit_bias, V2": (replace(PLAIN, runner=ModelRunner.V2), PARAMETERS),
@@ -106,7 +109,8 @@ def run(spec: EngineSpec, hook: str, path: str, overlay: str, timeout: float) ->
 
 #: Those that mend, and draft graphs, which go on beside them.
 FEATURES = (
-    "context-limit,draft-gate,draft-sampling,draft-weights,min-tokens,prompt-logprobs,draft-graphs"
+    "context-limit,draft-gate,draft-sampling,draft-weights,eager-draft,min-tokens,prompt-logprobs,"
+    "draft-graphs"
 )
 
 

@@ -23,11 +23,12 @@ WEIGHTS = "draft-weights"
 SAMPLING = "draft-sampling"
 GATE = "draft-gate"
 LEAST = "min-tokens"
+EAGER = "eager-draft"
 REASONING = "reasoning-end"
 SCHEDULER = "steady-scheduler"
 SIZES = "decode-graph-sizes"
 #: Those that mend a fault of a stock vLLM.
-MENDS = (LIMIT, PROMPTS, WEIGHTS, SAMPLING, GATE, LEAST)
+MENDS = (LIMIT, PROMPTS, WEIGHTS, SAMPLING, GATE, LEAST, EAGER)
 #: Those whose fault a known release has mended itself, and the last release that has it.
 RETIRED = {REASONING: "0.26.0"}
 #: Those that patch what both model runners of the newest release have.
