@@ -169,7 +169,8 @@ def methods(release: str) -> tuple[str, ...]:
 def batches(draw: st.DrawFn, release: str) -> Batch:
     """Batches of plain greedy requests."""
     steps = draw(st.integers(1, 4))
-    drafts = tuple(draw(st.lists(st.integers(0, steps), min_size=1, max_size=SLOTS)))
+    lengths = st.integers(0, steps) | st.just(steps)
+    drafts = tuple(draw(st.lists(lengths, min_size=1, max_size=SLOTS)))
     # A chunk of a prefill has no drafts.
     prefills = tuple(draw(st.sampled_from((-2, -1, 0) if d else (-2, -1, 0, 1))) for d in drafts)
     width = draw(st.sampled_from((1, 7, 100, 1024, 1025, 8192, 8193, 17000)))
@@ -200,6 +201,9 @@ class Drawn:
         values = self._integers(-2, 3, rows, batch.width).to(batch.dtype)
         values[self._chance(0.1, rows, batch.width)] = float("-inf")
         values[self._chance(0.1, rows)] = float("-inf")
+        # A row's largest may be anywhere, and stand twice.
+        for row in self._chance(0.7, rows).nonzero().flatten():
+            values[row, self._integers(0, batch.width, 2)] = 5
         if batch.nan:
             # Upstream's blocks have 1,024 and 8,192 logits; none is all NaN.
             values[self._chance(0.1, rows, batch.width)] = float("nan")
