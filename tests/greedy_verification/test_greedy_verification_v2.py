@@ -41,7 +41,7 @@ CHANGED = (
 
 def interpreted(*arguments: str) -> Any:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.verification_interpreted", *arguments],
+        [sys.executable, "-m", "tests.greedy_verification.v2_interpreted", *arguments],
         cwd=ROOT,
         env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,

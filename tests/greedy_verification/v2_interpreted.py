@@ -1,7 +1,7 @@
 """The laws of greedy verification on model runner V2, in Triton's interpreter.
 
-    TRITON_INTERPRET=1 python -m tests.support.verification_interpreted laws RELEASE...
-    TRITON_INTERPRET=1 python -m tests.support.verification_interpreted mistakes
+    TRITON_INTERPRET=1 python -m tests.greedy_verification.v2_interpreted laws RELEASE...
+    TRITON_INTERPRET=1 python -m tests.greedy_verification.v2_interpreted mistakes
 
 The first prints of each release how many kernels upstream and the feature start; the second which
 mistakes nobody noticed. A law that does not hold ends with hypothesis's example.
@@ -22,8 +22,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from packaging.version import Version
 
-from tests.support.code_edits import Edit, EditError
-from tests.support.verification_worlds import (
+from tests.greedy_verification.v2_worlds import (
     EFFECTS,
     FEATURE,
     REJECTION,
@@ -34,6 +33,7 @@ from tests.support.verification_worlds import (
     methods,
     world,
 )
+from tests.support.code_edits import Edit, EditError
 
 Change = Callable[[Case], Any]
 #: A batch in which each condition shows.
