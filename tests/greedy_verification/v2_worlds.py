@@ -203,7 +203,8 @@ class Drawn:
         values[self._chance(0.1, rows)] = float("-inf")
         # A row's largest may be anywhere, and stand twice.
         for row in self._chance(0.7, rows).nonzero().flatten():
-            values[row, self._integers(0, batch.width, 2)] = 5
+            columns = self._integers(0, batch.width, 1 + int(row) % 2)
+            values[row, torch.where(self._chance(0.4, 1), batch.width - 1, columns)] = 5
         if batch.nan:
             # Upstream's blocks have 1,024 and 8,192 logits; none is all NaN.
             values[self._chance(0.1, rows, batch.width)] = float("nan")
