@@ -290,7 +290,7 @@ class Case:
             fly_entropy_top_k=3,
         )
         size = batch.draft_logits
-        self.draft_logits = (
+        self.draft_logits: Any = (
             None if size is None else torch.zeros(SLOTS, batch.steps, batch.width + size)
         )
         self.invalid_drafts: Any = None

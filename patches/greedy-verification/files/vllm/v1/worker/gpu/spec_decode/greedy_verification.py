@@ -34,7 +34,7 @@ _BY_ARGMAX = ("strict", "probabilistic", "standard", "block")
 _BLOCK = 8192
 
 # Until 0.24 upstream draws 64 bits: synthetic drafts are left to it there.
-tl_rand32 = getattr(gumbel, "tl_rand32", None)
+tl_rand32: Any = getattr(gumbel, "tl_rand32", None)
 
 
 @dataclass(frozen=True)
