@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.v1.overlay_effects import active, count, idle
 from vllm.v1.overlay_switches import is_on
-from vllm.v1.worker.gpu.sample import gumbel
-from vllm.v1.worker.gpu.sample.output import SamplerOutput
-from vllm.v1.worker.gpu.sample.states import NO_LOGPROBS
 
 if TYPE_CHECKING:
     import triton
     import triton.language as tl
+    from vllm.v1.worker.gpu.sample import gumbel
 else:
     from vllm.triton_utils import tl, triton
+    from vllm.v1.worker.gpu.sample import gumbel
 
 #: The feature's name in `vllm.v1.overlay_effects`.
 FEATURE = "greedy-verification"
@@ -35,7 +34,7 @@ _BY_ARGMAX = ("strict", "probabilistic", "standard", "block")
 _BLOCK = 8192
 
 # Until 0.24 upstream draws 64 bits: synthetic drafts are left to it there.
-tl_rand32 = getattr(gumbel, "tl_rand32", None)
+tl_rand32: Any = getattr(gumbel, "tl_rand32", None)
 
 
 @dataclass(frozen=True)
@@ -45,11 +44,13 @@ class Verification:
     synthetic: it accepts drafts at random, by rates.
     placeholders: it rejects the drafts of a step that starts within a prefill (from 0.31 on).
     counts: it counts what is rejected, and a chunk of a prefill samples nothing (from 0.24 on).
+    output: its class of answers.
     """
 
     synthetic: bool
     placeholders: bool
     counts: bool
+    output: type[Any]
 
 
 def prepare(
@@ -71,6 +72,7 @@ def prepare(
     if reason is not None:
         idle(FEATURE, reason)
         return None
+    from vllm.v1.worker.gpu.sample.output import SamplerOutput
     from vllm.v1.worker.gpu.spec_decode import rejection_sampler
 
     active(FEATURE, "batches of plain greedy requests are verified by two kernels")
@@ -78,6 +80,7 @@ def prepare(
         synthetic=spec_config.rejection_sample_method == "synthetic",
         placeholders=hasattr(rejection_sampler, "gather_draft_sampled"),
         counts="num_rejected" in SamplerOutput.__annotations__,
+        output=SamplerOutput,
     )
 
 
@@ -93,7 +96,7 @@ def verify_greedily(
     # [drafts + requests], from 0.32 on
     invalid_drafts: torch.Tensor | None,
     num_nans: torch.Tensor | None,
-) -> SamplerOutput | None:
+) -> Any | None:
     """Sample what upstream's `RejectionSampler.__call__` samples.
 
     Returns None, having done nothing, unless all requests are greedy and nothing changes or reads
@@ -145,7 +148,7 @@ def _reason_against(
         return "requests that are not greedy"
     if _processes(sampler, slots):
         return "changes of the logits"
-    if states.max_num_logprobs(slots) != NO_LOGPROBS:
+    if states.max_num_logprobs(slots) >= 0:
         return "log probabilities"
     if invalid_drafts is not None:
         return "drafts that a grammar forbids"
@@ -179,7 +182,7 @@ def _sample(
     logits: torch.Tensor,
     input_batch: Any,
     num_nans: torch.Tensor | None,
-) -> SamplerOutput:
+) -> Any:
     rows, width = logits.shape
     blocks = -(-width // _BLOCK)
     largest = logits.new_empty(rows, blocks, dtype=torch.float32)
@@ -214,13 +217,13 @@ def _sample(
         counts=ours.counts,
         num_warps=1,
     )
-    output: dict[str, Any] = {"num_rejected": num_rejected} if ours.counts else {}
-    return SamplerOutput(
+    further = {"num_rejected": num_rejected} if ours.counts else {}
+    return ours.output(
         sampled_token_ids=sampled,
         logprobs_tensors=None,
         num_nans=num_nans,
         num_sampled=num_sampled,
-        **output,
+        **further,
     )
 
 

@@ -169,11 +169,12 @@ def methods(release: str) -> tuple[str, ...]:
 def batches(draw: st.DrawFn, release: str) -> Batch:
     """Batches of plain greedy requests."""
     steps = draw(st.integers(1, 4))
-    drafts = tuple(draw(st.lists(st.integers(0, steps), min_size=1, max_size=SLOTS)))
+    lengths = st.integers(0, steps) | st.just(steps)
+    drafts = tuple(draw(st.lists(lengths, min_size=1, max_size=SLOTS)))
     # A chunk of a prefill has no drafts.
     prefills = tuple(draw(st.sampled_from((-2, -1, 0) if d else (-2, -1, 0, 1))) for d in drafts)
     width = draw(st.sampled_from((1, 7, 100, 1024, 1025, 8192, 8193, 17000)))
-    method = draw(st.sampled_from(methods(release)))
+    method = draw(st.sampled_from((*methods(release), methods(release)[-1])))
     return Batch(
         method,
         steps,
@@ -200,6 +201,10 @@ class Drawn:
         values = self._integers(-2, 3, rows, batch.width).to(batch.dtype)
         values[self._chance(0.1, rows, batch.width)] = float("-inf")
         values[self._chance(0.1, rows)] = float("-inf")
+        # A row's largest may be anywhere, and stand twice.
+        for row in self._chance(0.7, rows).nonzero().flatten():
+            columns = self._integers(0, batch.width, 1 + int(row) % 2)
+            values[row, torch.where(self._chance(0.4, 1), batch.width - 1, columns)] = 5
         if batch.nan:
             # Upstream's blocks have 1,024 and 8,192 logits; none is all NaN.
             values[self._chance(0.1, rows, batch.width)] = float("nan")
@@ -236,6 +241,7 @@ class Drawn:
             self.prefill[slot] = ends_at[batch.prefills[request]][request]
         self.seeds = self._integers(-(1 << 40), 1 << 40, SLOTS)
         self.rates = torch.rand(batch.steps, generator=self.random)
+        self.rates[0] = 0.8  # so that later ones are asked, too
 
     def _integers(self, low: int, high: int, *shape: int) -> Any:
         return torch.randint(low, high, shape, generator=self.random)
@@ -284,7 +290,7 @@ class Case:
             fly_entropy_top_k=3,
         )
         size = batch.draft_logits
-        self.draft_logits = (
+        self.draft_logits: Any = (
             None if size is None else torch.zeros(SLOTS, batch.steps, batch.width + size)
         )
         self.invalid_drafts: Any = None
