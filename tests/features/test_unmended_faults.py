@@ -116,6 +116,25 @@ def test_a_row_that_moves_leaves_its_mask_of_allowed_tokens() -> None:
     assert stale == shared == releases_with("allowed_token_ids of another")
 
 
+def test_a_prefix_is_found_one_block_short_until_hashes_look_ahead() -> None:
+    dropping, optional = [], []
+    for release in KNOWN_RELEASES:
+        scheduler, config, manager = (
+            (resolve(release).read(f"vllm/{path}.py") or b"").decode()
+            for path in (
+                *("v1/core/sched/scheduler", "config/speculative"),
+                "v1/core/single_type_kv_cache_manager",
+            )
+        )
+        assert re.search(r"if (use_eagle|drop_eagle_block) and ", manager)
+        if "self.num_hash_lookahead_tokens" not in scheduler:
+            dropping.append(release)
+        if "disable_eagle_block_drop: bool" in config:
+            optional.append(release)
+    assert dropping == releases_with("found one block shorter")
+    assert optional[0] == "0.30.0"
+
+
 def test_a_cpu_has_no_kernel_for_the_argument_of_rejection_sampling() -> None:
     missing = []
     for release in KNOWN_RELEASES:
