@@ -19,7 +19,7 @@ from tests.in_memory.boxes import FEATURE, PRISTINE, Box
 from tests.support import fake_vllm
 from tests.support.cli import CAPTURE, PROPOSE, PROPOSER, RUNNER, Cli
 from tests.support.patches import write_feature
-from tests.support.shipped_features import BOTH_RUNNERS, LORA, RETIRED, SAMPLING
+from tests.support.shipped_features import BOTH_RUNNERS, EAGER, LORA, RETIRED, SAMPLING
 from tests.test_all_releases import of_patches, unpack
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ OF_V1 = tuple(
 )
 GONE = "vLLM has no model runner V1 any more"
 #: What serves V2 without V1's files.
-STAYING = tuple(name for name in BOTH_RUNNERS if name != SAMPLING)
+STAYING = (EAGER, *(name for name in BOTH_RUNNERS if name != SAMPLING))
 #: What 0.33.0 has itself.
 UPSTREAM = (LORA, *RETIRED)
 

@@ -193,6 +193,28 @@ def test_what_it_does_is_counted() -> None:
     assert counted() == before + 1
 
 
+@pytest.mark.parametrize(("longest", "lines"), [(2 * LIMIT, 1), (LIMIT, 0)])
+def test_a_request_that_is_too_long_is_told_of_once(longest: int, lines: int) -> None:
+    """But not where the target's context ends there, too."""
+    runner: Any = mock.MagicMock(
+        effective_drafter_max_model_len=LIMIT,
+        max_model_len=longest,
+        num_spec_tokens=K,
+        drafter=type("EagleProposer", (), {"method": "eagle3", "needs_extra_input_slots": False})(),
+        optimistic_seq_lens_cpu=torch.tensor(MIXED.lengths),
+        input_batch=SimpleNamespace(num_reqs=4),
+        parallel_config=SimpleNamespace(decode_context_parallel_size=1),
+        speculative_config=SimpleNamespace(disable_padded_drafter_batch=False),
+    )
+    gate = draft_gate.DraftGate(runner)
+    with mock.patch.object(draft_gate, "logger") as logger:
+        gate.close(metadata_of(Step([8, 9], [4, 4])))
+        assert not logger.warning.called
+        for _ in range(2):
+            gate.close(metadata_of(MIXED))
+        assert logger.warning.call_count == lines
+
+
 def runner_with(**changes: Any) -> Any:
     """A runner as far as the gate asks whether it has something to do."""
     drafter = type(changes.pop("kind", "EagleProposer"), (), {})()

@@ -154,6 +154,7 @@ def draft(release: str, features: tuple[str, ...], step: Step) -> Drafted:
         drafter=drafter,
         num_spec_tokens=K,
         effective_drafter_max_model_len=LIMIT,
+        max_model_len=4 * LIMIT,
         use_async_scheduling=False,
         routed_experts_initialized=False,
         use_aux_hidden_state_outputs=False,

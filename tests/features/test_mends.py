@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from packaging.version import Version
 
+from overlay.authoring.locating import ReleaseTexts
+from overlay.authoring.porting import Porter
 from overlay.planning.planner import plan
-from overlay.results import State
+from overlay.results import Outcome, State
 from overlay.targets.resolution import resolve
 from tests.support.shipped_features import (
     EAGER,
@@ -90,6 +92,14 @@ def test_a_mend_retires_once_a_release_has_its_own(name: str) -> None:
     target = Release(MERGED[name])
     (result,) = plan([feature(name)], target, Version("0.33.0")).features
     assert result.state is State.UPSTREAMED
+
+
+@pytest.mark.parametrize("name", MENDS)
+def test_port_retires_it_there_without_a_hand(name: str) -> None:
+    trees = {"0.33.0": Release({}), "0.34.0": Release(MERGED[name])}
+    port = Porter(ReleaseTexts(tuple(trees), trees.__getitem__)).port(feature(name), "0.34.0")
+    assert port.outcome is Outcome.UPSTREAM
+    assert port.evidence
 
 
 @pytest.mark.parametrize("name", MENDS)

@@ -97,11 +97,52 @@ def test_a_request_without_its_min_tokens_never_ends() -> None:
 
 
 def test_a_row_that_moves_leaves_its_mask_of_allowed_tokens() -> None:
-    stale = []
+    stale, shared = [], []
     for release in KNOWN_RELEASES:
         text = (resolve(release).read("vllm/v1/worker/gpu_input_batch.py") or b"").decode()
-        (condense,) = re.findall(r"    def condense\(.*?(?=\n    def )", text, re.DOTALL)
-        assert "allowed_token_ids_mask_cpu_tensor[empty_index] = (" in condense
-        if "allowed_token_ids_mask_cpu_tensor[last_req_index].fill_(False)" not in condense:
+        condense, swap = (
+            re.findall(rf"    def {name}\(.*?(?=\n    def )", text, re.DOTALL)[0]
+            for name in ("condense", "swap_states")
+        )
+        mask = "allowed_token_ids_mask_cpu_tensor"
+        assert f"{mask}[empty_index] = (" in condense
+        if f"{mask}[last_req_index].fill_(False)" not in condense:
             stale.append(release)
-    assert stale == releases_with("allowed_token_ids of another")
+        # Rows of a tensor are views: the second is read when the first has been written over.
+        if re.search(rf"{mask}\[i1\],\s+self.{mask}\[i2\],\s+\) = \(", swap):
+            shared.append(release)
+        else:
+            assert f"{mask}[[i1, i2]] = (" in swap
+    assert stale == shared == releases_with("allowed_token_ids of another")
+
+
+def test_a_prefix_is_found_one_block_short_until_hashes_look_ahead() -> None:
+    dropping, optional = [], []
+    for release in KNOWN_RELEASES:
+        scheduler, config, manager = (
+            (resolve(release).read(f"vllm/{path}.py") or b"").decode()
+            for path in (
+                *("v1/core/sched/scheduler", "config/speculative"),
+                "v1/core/single_type_kv_cache_manager",
+            )
+        )
+        assert re.search(r"if (use_eagle|drop_eagle_block) and ", manager)
+        if "self.num_hash_lookahead_tokens" not in scheduler:
+            dropping.append(release)
+        if "disable_eagle_block_drop: bool" in config:
+            optional.append(release)
+    assert dropping == releases_with("found one block shorter")
+    assert optional[0] == "0.30.0"
+
+
+def test_a_cpu_has_no_kernel_for_the_argument_of_rejection_sampling() -> None:
+    missing = []
+    for release in KNOWN_RELEASES:
+        caller, kernels = (
+            (resolve(release).read(path) or b"").decode()
+            for path in ("vllm/v1/sample/rejection_sampler.py", "vllm/utils/cpu_triton_utils.py")
+        )
+        (kernel,) = re.findall(r"def _sample_recovered_tokens_kernel_impl\((.*?)\)", kernels, re.S)
+        if "USE_FP64_GUMBEL=" in caller and "USE_FP64_GUMBEL" not in kernel:
+            missing.append(release)
+    assert missing == releases_with("USE_FP64_GUMBEL")

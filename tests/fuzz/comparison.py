@@ -16,7 +16,7 @@ STEPS = (
 )
 Outcome = Mapping[str, Any]
 #: Of what a stock engine dies at the end of a context; a mended one must not.
-CONTEXT_LIMIT = "exceed the max model length"
+CONTEXT_LIMIT = ("exceed the max model length", "could not broadcast input array")
 
 
 class Difference(NamedTuple):
@@ -118,7 +118,7 @@ def first_other_answer(
     for load, outcome in enumerate(mended):
         error, theirs = outcome["error"], stock[load]["error"] if load < len(stock) else None
         # What else a stock vLLM dies of is not mended.
-        if error and (error != theirs or CONTEXT_LIMIT in error):
+        if error and (error != theirs or any(each in error for each in CONTEXT_LIMIT)):
             return Difference(load, None, "error", theirs, error)
     for load, (one, other) in enumerate(zip(stock, mended, strict=False)):
         for name, answer in one["answers"].items():

@@ -14,8 +14,11 @@ import copy
 from typing import Any
 
 import torch
+from vllm.logger import init_logger
 from vllm.v1.overlay_effects import active, count, idle
 from vllm.v1.overlay_switches import is_on
+
+logger = init_logger(__name__)
 
 #: The feature's name in `vllm.v1.overlay_effects`.
 FEATURE = "draft-gate"
@@ -25,6 +28,10 @@ GATED = "steps that did not draft for all of their requests"
 DRAFTERS = ("EagleProposer", "DraftModelProposer", "DFlashProposer")
 #: The block that the block pool gives to nobody.
 NULL_BLOCK = 0
+LONG = (
+    "Draft gate: a request is longer than the drafter's context of %d tokens and gets no drafts "
+    "from there on; the others do. A drafter with a longer context would draft for it, too"
+)
 
 
 class DraftGate:
@@ -39,6 +46,7 @@ class DraftGate:
         self._closed: tuple[torch.Tensor, torch.Tensor] | None = None
         #: The longest request of the step.
         self._longest = 0
+        self._warned = False
         reason = _reason_against(runner)
         self._is_on = reason is None
         if reason is not None:
@@ -63,6 +71,7 @@ class DraftGate:
         requests = self._runner.input_batch.num_reqs
         if metadata.max_seq_len <= last or metadata.seq_lens.shape[0] != requests:
             return metadata
+        self._warn()
         if self._extends and metadata.max_query_len > last:
             return metadata
         lengths = self._runner.optimistic_seq_lens_cpu[:requests]
@@ -79,6 +88,13 @@ class DraftGate:
         self._closed, self._longest = (over, closed), metadata.max_seq_len
         count(FEATURE, GATED)
         return gated
+
+    def _warn(self) -> None:
+        """Say once that a request is too long, unless it comes to the end of its own context."""
+        context = self._runner.effective_drafter_max_model_len
+        if not self._warned and context < self._runner.max_model_len:
+            self._warned = True
+            logger.warning(LONG, context)
 
     def positions(self, positions: torch.Tensor, metadata: Any) -> torch.Tensor:
         """The positions of the step's tokens, those of closed rows inside the drafter's context.
