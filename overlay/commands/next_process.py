@@ -105,6 +105,12 @@ def plugin_patches(target: TargetReport, *, explicit: bool) -> bool:
     return _switches() is not None
 
 
+def plugin_may_add(feature: str, folders: Iterable[str]) -> bool:
+    """Whether the plugin may patch a feature in memory in a process that imports from folders."""
+    switches = _switches()
+    return switches is not None and switches.allows(feature) and any(map(_has_plugin, folders))
+
+
 def known_to_plugin(features: Iterable[Feature]) -> tuple[str, ...]:
     """The ids of the features that the plugin knows of, among those of a command.
 
