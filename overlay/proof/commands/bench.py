@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 from overlay.errors import OverlayError, UsageError
@@ -24,7 +25,7 @@ from overlay.proof.commands.question import BenchQuestion
 from overlay.proof.commands.verify import prompt_lines, refuse_unknown_models
 from overlay.proof.engine_launch import link_packages
 from overlay.proof.reports.benched import BenchReport
-from overlay.proof.texts import questions
+from overlay.proof.texts import docstrings, questions
 from overlay.results.invocation import command
 from overlay.untrusted import parse_json
 
@@ -126,7 +127,7 @@ def _texts(question: BenchQuestion) -> tuple[str, ...]:
         return ()
     if question.prompts is not None:
         return prompt_lines(question.prompts)
-    return tuple(each.text for each in questions(0, [], _PASSAGES))
+    return tuple(each.text for each in questions(0, islice(docstrings(), _PASSAGES)))
 
 
 @contextmanager
