@@ -176,10 +176,11 @@ def train(args: argparse.Namespace) -> None:
 def chosen_prompts(args: argparse.Namespace) -> tuple[list[list[int]], list[list[int]]]:
     """Prompts to train on, and those held out, which are written where that was asked for."""
     from bench.pair import answers
+    from bench.pair.documents import passages
     from overlay.proof.texts import questions
 
     tokenizer = answers.Tokenizer(args.model)
-    every = questions(args.seed, [ROOT / "docs"])
+    every = questions(args.seed, passages(ROOT / "docs"))
     learnt, held_out = (
         answers.prompts(
             tokenizer, [each for each in every if answers.held_out(each) == out], count, args.prompt

@@ -106,7 +106,7 @@ def port(request: Request, /, words: tuple[str, ...], **options: Any) -> PortRep
         ids, releases = _ids_and_releases(words, options["releases"], options["everything"])
         refuse_to_look_and_write("port", write=options["write"], dry_run=options["dry_run"])
         report = porting.port(
-            request._replace(features=ids, named_as="ID"),
+            request.of_ids(ids),
             releases,
             write=options["write"],
             lay_out=not options["dry_run"],

@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlay import settings
@@ -100,9 +99,16 @@ def plugin_patches(target: TargetReport, *, explicit: bool) -> bool:
 
     :param explicit: as for ``with_plugin``.
     """
-    if target.root is None or not _installed(target.root, explicit):
+    if target.root is None:
         return False
-    return _switches() is not None
+    folders = [str(target.root)] if explicit else [str(target.root), *sys.path]
+    return _switches() is not None and any(map(_has_plugin, folders))
+
+
+def plugin_may_add(feature: str, folders: Iterable[str]) -> bool:
+    """Whether the plugin may patch a feature in memory in a process that imports from folders."""
+    switches = _switches()
+    return switches is not None and switches.allows(feature) and any(map(_has_plugin, folders))
 
 
 def known_to_plugin(features: Iterable[Feature]) -> tuple[str, ...]:
@@ -123,12 +129,6 @@ def _switches() -> Switches | None:
     except OverlayError:
         return None  # no process would start so: doctor says why
     return switches if switches.mode is settings.Mode.AUTO and settings.plugin_allowed() else None
-
-
-def _installed(root: Path, explicit: bool) -> bool:
-    """Whether the environment of a target has the plugin, by the metadata beside its packages."""
-    folders = [str(root)] if explicit else [str(root), *sys.path]
-    return any(_has_plugin(folder) for folder in dict.fromkeys(folders))
 
 
 def _has_plugin(folder: str) -> bool:

@@ -76,6 +76,10 @@ class Request(NamedTuple):
             without=current_ids(self.without, note),
         )
 
+    def of_ids(self, ids: Iterable[str]) -> Request:
+        """The same for features that an argument of the command names."""
+        return self._replace(features=tuple(ids), named_as="ID").with_current_ids()
+
     @property
     def names_target(self) -> bool:
         """Whether the user named a target, and does not mean the vLLM of this Python."""

@@ -9,13 +9,12 @@ from typing import Any, ClassVar
 from overlay._features.model import Fault, Feature
 from overlay.commands.list_ import REASONS, retires
 from overlay.commands.request import Request
-from overlay.errors import UsageError, close_names
+from overlay.errors import UsageError
 from overlay.package import VLLM
 from overlay.report.base import Report, plain
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import Line, Span, labelled
 from overlay.report.words import count, enumeration
-from overlay.results.invocation import command
 
 
 @dataclass(frozen=True)
@@ -90,17 +89,9 @@ def show(request: Request, name: str) -> ShowReport:
     :raises UsageError: if there is none of that id, or its files cannot be used.
     :raises PatchFormatErrors: if nothing in a folder of patches is a feature.
     """
-    features = request.at_hand()
-    feature = next((each for each in features if each.id == name), None)
-    if feature is None:
-        names = [each.id for each in features]
-        near = close_names(name, names)
-        hint = f"did you mean {enumeration(near)}?" if near else f"there are {enumeration(names)};"
-        raise UsageError(
-            f"expected the id of a feature, found {name!r}; {hint} "
-            f"{command('list')} shows them, and --patches DIR adds those of a folder"
-        )
+    request = request.of_ids((name,))
+    (feature,) = request.select(request.at_hand())
     if feature.malformed:
         raise UsageError(f"{name}: its files cannot be used: {'; '.join(feature.malformed)}")
-    text = f"{name}: {feature.title}."
+    text = f"{feature.id}: {feature.title}."
     return ShowReport(Verdict(Code.LISTED, text), feature)

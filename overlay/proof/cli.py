@@ -14,7 +14,6 @@ import click
 from overlay.cli.group import cli, everywhere
 from overlay.cli.options import json_option, verbose_option, with_request
 from overlay.commands.output import write_output
-from overlay.errors import UsageError
 from overlay.proof.commands import bench as benching
 from overlay.proof.commands import verify as verifying
 from overlay.proof.commands.budget import BUDGET, Part
@@ -137,15 +136,6 @@ def _on_engine(write: Callable[[str], None]) -> Callable[[str, float | None], No
     return write_progress
 
 
-def _refuse_side_by_side(_: click.Context, __: click.Parameter, value: bool) -> None:
-    """Refuse the option of engines side by side; engines one by one are what there is."""
-    if value:
-        raise UsageError(
-            "--side-by-side: bench starts its engines one after the other, in each round: omit the "
-            "option, and give a larger --budget or fewer --rounds where they do not fit"
-        )
-
-
 @cli.command(
     epilog="Exit status: 0 measured, 1 the overlay is slower than what it is measured against, or "
     "captured no graph on V1, 2 the engines could not be compared.",
@@ -236,13 +226,6 @@ def _refuse_side_by_side(_: click.Context, __: click.Parameter, value: bool) -> 
     type=click.IntRange(1),
     default=3,
     help="Rounds, in each of which every engine starts and is measured.",
-)
-@option(
-    "--side-by-side/--one-by-one",
-    "side_by_side",
-    hidden=True,
-    callback=_refuse_side_by_side,
-    expose_value=False,
 )
 @option(
     "--repeats",

@@ -1,4 +1,4 @@
-"""Questions about texts that every machine has: docstrings of Python's library, README files.
+"""Questions about texts that every machine has: docstrings of Python's library.
 
 A question names its document (a module, a package, a file), so that what a draft is measured on can
 be kept apart from the documents that it is trained on.
@@ -7,13 +7,11 @@ be kept apart from the documents that it is trained on.
 from __future__ import annotations
 
 import ast
-import importlib.metadata
 import random
 import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -58,15 +56,11 @@ class Passage(NamedTuple):
     text: str
 
 
-def questions(seed: int, folders: Iterable[Path], passages: int | None = None) -> list[Question]:
-    """Questions about all that is at hand, in an order of the seed, none twice.
-
-    :param folders: whose ``*.md`` files are read, too.
-    :param passages: the first so many are asked about; ``None``: all, which takes some seconds.
-    """
+def questions(seed: int, passages: Iterable[Passage]) -> list[Question]:
+    """Questions about passages, in an order of the seed, none twice."""
     draw = random.Random(seed)
     every: dict[str, Question] = {}
-    for passage in islice(chain(docstrings(), readmes(), pages(folders)), passages):
+    for passage in passages:
         forms = _ABOUT_NAMES + _ABOUT_TEXTS[:4] if passage.name else _ABOUT_TEXTS
         for form in draw.sample(forms, _FORMS):
             text = form.format(**passage._asdict())
@@ -91,36 +85,12 @@ def docstrings() -> Iterator[Passage]:
 def _documented(module: str, tree: ast.Module) -> Iterator[Passage]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            text = _quoted(ast.get_docstring(node) or "")
+            text = quoted(ast.get_docstring(node) or "")
             if text and not node.name.startswith("_"):
                 yield Passage(module, node.name, text)
 
 
-def readmes() -> Iterator[Passage]:
-    """The descriptions of the installed packages."""
-    texts = {
-        each.metadata["Name"]: each.read_text("METADATA") or ""
-        for each in importlib.metadata.distributions()
-    }
-    for name in sorted(filter(None, texts)):
-        yield from _paragraphs(name, texts[name].partition("\n\n")[2])
-
-
-def pages(folders: Iterable[Path]) -> Iterator[Passage]:
-    """The pages in Markdown of some folders."""
-    for folder in folders:
-        for place in sorted(folder.rglob("*.md")):
-            yield from _paragraphs(place.name, place.read_text(encoding="utf-8", errors="replace"))
-
-
-def _paragraphs(document: str, text: str) -> Iterator[Passage]:
-    for paragraph in text.split("\n\n")[:60]:
-        quoted = _quoted(paragraph)
-        if quoted and not re.match(r"[\[<!|`#.=~-]", quoted):
-            yield Passage(document, "", quoted)
-
-
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     """The beginning of a text, whole lines or sentences; empty where there is too little."""
     text = text.strip()
     if len(text) > _LONG:

@@ -14,11 +14,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")  # whose environment has gguf and transformers
 
 from bench import real_pair
+from bench.pair import documents
 from bench.pair.answers import Answers, Tokenizer, held_out, prompts
 from bench.pair.draft import Draft, attention, soft_loss
 from bench.pair.llama import Decoding, Llama, padded
 from bench.pair.training import Plan, measured, train
-from overlay.proof import texts
+from overlay.proof.texts import Question, questions
 from tests.bench import tiny_gguf
 
 HELLO = [3 + byte for byte in b"hello"]
@@ -95,7 +96,7 @@ def test_the_tokenizer_knows_its_template(model: Path) -> None:
     tokenizer = Tokenizer(model)
     ids = tokenizer.prompt("hello")
     assert tokenizer.text(ids) == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
-    asked = [texts.Question("a", "hello"), texts.Question("b", "hello" * 50)]
+    asked = [Question("a", "hello"), Question("b", "hello" * 50)]
     assert prompts(tokenizer, asked, 5, 60) == [ids]
 
 
@@ -168,10 +169,14 @@ def test_what_is_measured_on_is_of_other_documents(
 ) -> None:
     for number in range(40):
         (tmp_path / f"page-{number}.md").write_text(f"Page {number} says something. " * 5)
-    monkeypatch.setattr(texts, "docstrings", lambda: iter(()))
-    monkeypatch.setattr(texts, "readmes", lambda: iter(()))
-    found = texts.questions(3, [tmp_path])
-    assert found == texts.questions(3, [tmp_path]) != texts.questions(4, [tmp_path])
+    monkeypatch.setattr(documents, "docstrings", lambda: iter(()))
+    monkeypatch.setattr(documents, "readmes", lambda: iter(()))
+
+    def asked(seed: int) -> list[Question]:
+        return questions(seed, documents.passages(tmp_path))
+
+    found = asked(3)
+    assert found == asked(3) != asked(4)
     assert len({question.text for question in found}) == len(found) == 40 * 5
     apart = [{q.document for q in found if held_out(q) is out} for out in (True, False)]
     assert all(apart)

@@ -8,6 +8,7 @@ import pytest
 
 from overlay._features.folder import load
 from overlay._features.sources import shipped_folder
+from overlay.settings import FORMER_IDS
 from tests.support.cli import PROPOSE, Cli
 from tests.support.patches import write_feature
 
@@ -61,7 +62,23 @@ def test_one_screen_tells_the_fault_the_evidence_and_the_switch(cli: Cli, mend: 
 def test_a_feature_that_is_not_there_is_named_with_what_is(cli: Cli, mend: Path) -> None:
     answer = cli("--patches", mend, "show", "team-mnd")
     assert answer.exit == 2
-    assert "expected the id of a feature, found 'team-mnd'; did you mean team-mend?" in answer.err
+    assert "ID team-mnd: expected one of" in answer.err
+    assert "did you mean team-mend?" in answer.err
+
+
+@pytest.mark.parametrize("former", FORMER_IDS)
+@pytest.mark.parametrize("command", [("show",), ("export",), ("log", "--releases", "0.26.0")])
+def test_an_id_that_a_feature_had_means_the_one_that_it_has(
+    cli: Cli, mend: Path, former: str, command: tuple[str, ...]
+) -> None:
+    """Where an argument names it, as where an option does; what it means is said."""
+    (mend / "team-mend").rename(mend / FORMER_IDS[former])
+    toml = mend / FORMER_IDS[former] / "feature.toml"
+    toml.write_text(toml.read_text().replace('"team-mend"', f'"{FORMER_IDS[former]}"'))
+    answer = cli("--patches", mend, *command, former)
+    assert answer.out
+    assert answer.out == cli("--patches", mend, *command, FORMER_IDS[former]).out
+    assert f"{former} is a part of {FORMER_IDS[former]} now" in answer.err
 
 
 def test_list_groups_features_where_one_says_its_group(cli: Cli, mend: Path) -> None:

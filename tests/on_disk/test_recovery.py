@@ -280,6 +280,26 @@ def test_another_package_than_vllm_is_recovered_by_itself() -> None:
     with interrupted([case("before", new=False, kinds=CHANGED)], ASCEND) as (root, _):
         assert recover(root, package=ASCEND) == f"an interrupted apply was undone in {root}"
         assert not journals.pending(root, ASCEND)
+    with (
+        interrupted([case("before", kinds=CHANGED)], ASCEND) as (root, _),
+        faulty(FaultyOs(never={"replace": errno.EBUSY})),
+    ):
+        assert recover(root, package=ASCEND) == f"an interrupted apply was undone in {root}"
+        assert not journals.pending(root, ASCEND)
+
+
+def test_recovery_that_fails_at_its_end_tells_that_the_files_are_complete(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the transaction that it read: the journal has gone."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with interrupted([case("after", old=False, kinds=CHANGED)], ASCEND) as (root, _):
+        monkeypatch.setattr(journals, "sweep", refuse)
+        with pytest.raises(TransactionError, match="complete; the next overlay command cleans up"):
+            recover(root, package=ASCEND)
 
 
 def test_a_folder_that_cannot_be_cleaned_up_is_no_transaction(
@@ -294,20 +314,24 @@ def test_a_folder_that_cannot_be_cleaned_up_is_no_transaction(
         assert recover(root) is None
 
 
+@pytest.mark.parametrize("package", [VLLM, ASCEND])
 @pytest.mark.parametrize(("old", "then"), [(True, b"1"), (False, b"2")])
-def test_what_failed_is_taken_back_where_that_is_possible(old: bool, then: bytes) -> None:
-    with interrupted([case("after", old=old, kinds=CHANGED)]) as (root, begun):
-        recovery.settle(root, begun)
+def test_what_failed_is_taken_back_where_that_is_possible(
+    old: bool, then: bytes, package: Package
+) -> None:
+    with interrupted([case("after", old=old, kinds=CHANGED)], package) as (root, begun):
+        recovery.settle(root, begun, package)
         assert (root / begun.steps[0].path).read_bytes() == then
-        assert not journals.pending(root)
+        assert not journals.pending(root, package)
 
 
-def test_what_failed_while_its_journal_was_removed_is_over() -> None:
-    with interrupted([case("after", kinds=CHANGED)]) as (root, begun):
-        (root / VLLM.journal_path).unlink()
-        recovery.settle(root, begun)
+@pytest.mark.parametrize("package", [VLLM, ASCEND])
+def test_what_failed_while_its_journal_was_removed_is_over(package: Package) -> None:
+    with interrupted([case("after", kinds=CHANGED)], package) as (root, begun):
+        (root / package.journal_path).unlink()
+        recovery.settle(root, begun, package)
         assert (root / begun.steps[0].path).read_bytes() == b"2"
-        assert not journals.pending(root)
+        assert not journals.pending(root, package)
 
 
 def test_every_folder_of_a_transaction_is_synced_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,7 @@ def export(
         served by all of them.
     :raises OverlayError: if the release cannot be read or the file not be written.
     """
-    request = request._replace(features=tuple(ids), named_as="ID")
+    request = request.of_ids(ids)
     features = request.select(request.at_hand())
     packages = packages_of(features)
     if len(packages) > 1:

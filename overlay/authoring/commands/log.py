@@ -52,7 +52,7 @@ def log(
     :raises UsageError: if there is no such feature, or the checkout cannot be asked.
     :raises OverlayError: if a release cannot be read.
     """
-    own_request = request._replace(features=(id_,), named_as="ID")
+    own_request = request.of_ids((id_,))
     features = own_request.at_hand()
     (feature,) = own_request.select(features)
     names = releases("all" if span is None else span, package=feature.package)

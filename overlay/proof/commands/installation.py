@@ -11,10 +11,12 @@ import sys
 from pathlib import Path
 
 from overlay.commands import diagnosis
+from overlay.commands.next_process import plugin_may_add
 from overlay.commands.request import Request
 from overlay.commands.scene import resolve
 from overlay.errors import OverlayError, TargetError
 from overlay.on_disk import ledger as ledgers
+from overlay.results.invocation import command
 
 
 def interpreter(python: str | None) -> Path:
@@ -48,6 +50,29 @@ def root_of(python: str | None) -> Path:
     root = resolve(Request(python=python)).root
     assert root is not None, "an environment's vLLM is in a folder"
     return root
+
+
+def expect_feature(python: str | None, feature: str, package: str) -> None:
+    """Refuse a vLLM whose engines cannot have a feature, before one of them starts.
+
+    :param python: as for ``root_of``; :param package: what the feature adds to vLLM, dotted.
+    :raises OverlayError: if it is not on disk, and no plugin would add it in memory.
+    """
+    try:
+        root = root_of(python)
+        elsewhere = diagnosis.environment_of(None, python)
+    except OverlayError:
+        return  # who starts the engines says what is missing
+    folders = (str(root), *(sys.path if elsewhere is None else elsewhere.path))
+    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if root.joinpath(*package.split(".")).is_dir() or plugin_may_add(
+        feature, (*folders, *filter(None, inherited))
+    ):
+        return
+    raise OverlayError(
+        f"expected a vLLM with the feature {feature}, found the one in {root} without it on disk, "
+        f"and no plugin that adds it in memory; run {command('apply')}, then {command('status')}"
+    )
 
 
 def torch_build(python: str | None) -> str | None:

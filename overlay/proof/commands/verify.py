@@ -15,11 +15,15 @@ from pathlib import Path
 
 from overlay.errors import OverlayError, UsageError
 from overlay.proof.commands.device import DevicePlace, device_of, expect_device
-from overlay.proof.commands.installation import interpreter
+from overlay.proof.commands.installation import expect_feature, interpreter
 from overlay.proof.commands.pair import Pair, expect_pair, names_draft, pair_of
 from overlay.proof.commands.verify_failures import raised_by, usable
 from overlay.proof.commands.verify_tiny import ModelSet, tiny_sets
-from overlay.proof.engine_compat import runner_environment
+from overlay.proof.engine_compat import (
+    DRAFT_GRAPHS,
+    DRAFT_GRAPHS_PACKAGE,
+    runner_environment,
+)
 from overlay.proof.engine_launch import append_path, link_packages
 from overlay.proof.engine_pool import EngineEnd, Job, run_jobs
 from overlay.proof.prompts import TEXTS
@@ -97,6 +101,7 @@ def verify(
         expect_device(device, "verify", otherwise=f"{_ELSEWHERE}{instead}")
     elif question.modes:
         expect_device(device, "verify", otherwise="omit --mode: there are no draft graphs on a CPU")
+    expect_feature(question.python, DRAFT_GRAPHS, DRAFT_GRAPHS_PACKAGE)
     with tempfile.TemporaryDirectory(prefix="overlay-verify-") as folder:
         work = Path(folder)
         if question.tiny:

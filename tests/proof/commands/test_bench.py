@@ -62,7 +62,7 @@ def bench(python: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Any:
     def call(times: dict[str, object], *options: str) -> Any:
         for name, value in behaving({**TIMES, **times}).items():
             monkeypatch.setenv(name, value)
-        against = () if {"--against", "--v1", "--side-by-side"} & set(options) else BOTH
+        against = () if {"--against", "--v1"} & set(options) else BOTH
         words = ("--python", python, "--batch", "1", "--json", *against)
         found = cli("bench", *words, *options)
         told = json.loads(found.out)
@@ -269,14 +269,6 @@ def test_a_port_in_use_is_named_and_a_free_one_is_taken_by_itself(
         told = bench({}, *SERVING, "--port", port, "--logs", str(tmp_path / "logs"))
     assert told["exit"] == 2
     assert f"--port {port}: expected a port that is free, found it in use" in told["error"]
-
-
-def test_engines_one_by_one_are_what_there_is(bench: Any) -> None:
-    told = bench({}, "--side-by-side")
-    assert (told["exit"], told["code"]) == (2, "usage")
-    assert "bench starts its engines one after the other" in told["error"]
-    assert "expected a vLLM that is patched on disk" not in told["error"]
-    assert "run `overlay apply" in bench({}, "--one-by-one")["error"]
 
 
 def test_models_need_a_draft_that_is_there(bench: Any, tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlay.errors import OverlayError
+from overlay.proof.commands.bench import BenchStage, OnJob
 from overlay.proof.commands.budget import ENGINES, Budget, Part
-from overlay.proof.commands.engines import BenchStage, OnJob
 from overlay.proof.commands.launch import Launch
 from overlay.proof.commands.question import BenchQuestion
 from overlay.proof.engine_pool import EngineEnd, Job

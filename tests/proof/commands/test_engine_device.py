@@ -23,6 +23,7 @@ TORCH = {
 }
 RIGHT = {"off": "right", "step": "right", "loop": "right", "whole": "right", "again": "right"}
 NOWHERE = Device(DevicePlace.NOWHERE, "its torch is built for cuda 13.0, and no device is here")
+WITH_GPU = Device(DevicePlace.DEVICE)
 ON_CPU = Device(DevicePlace.CPU, "its torch is built for CPUs")
 
 
@@ -122,6 +123,47 @@ def test_without_a_gpu_nothing_is_started(
     assert f"overlay {words[0]}: expected a GPU for vLLM, found none: {device.text}" in said
     if words[:2] == ("verify", "--model"):
         assert "--tiny compares on a CPU what a CPU can show" in said
+
+
+@pytest.mark.parametrize("of_plugin", ["absent", "off", "another feature", "there", "inherited"])
+def test_a_vllm_without_the_patches_is_refused_before_an_engine_starts(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    of_plugin: str,
+) -> None:
+    """On disk they are not, and in memory they can be only where the plugin is asked for them."""
+    asked: list[object] = []
+
+    def started(*words: Any, **_: Any) -> None:
+        asked.append(words)
+        raise UsageError("an engine was started")
+
+    monkeypatch.setattr("overlay.proof.commands.verify.run_jobs", started)
+    monkeypatch.setattr("overlay.proof.commands.verify.device_of", lambda *_: WITH_GPU)
+    python = environment(tmp_path, None)
+    site = tmp_path / "env/lib/python3.11/site-packages"
+    if of_plugin != "absent":
+        place = tmp_path / "elsewhere" if of_plugin == "inherited" else site
+        (place / "vllm_overlay-0.2.0.dist-info").mkdir(parents=True)
+    variables = {
+        "off": ("OVERLAY", "off"),
+        "another feature": ("OVERLAY_FEATURES", "steady-scheduler"),
+        "inherited": ("PYTHONPATH", str(tmp_path / "elsewhere")),
+    }
+    if of_plugin in variables:
+        monkeypatch.setenv(*variables[of_plugin])
+    words = ("verify", "--model", "a/b", "--draft", "c/d", "--python", python)
+    assert run([*words]) == 2
+    said = capsys.readouterr().err
+    assert bool(asked) is (of_plugin in ("there", "inherited"))
+    if not asked:
+        assert f"expected a vLLM with the feature draft-graphs, found the one in {site}" in said
+        assert f"run `overlay apply --python {python}`, then `overlay status" in said
+    asked.clear()
+    (site / "vllm/v1/spec_decode/draft_graphs").mkdir()
+    assert run([*words]) == 2
+    assert asked, "on disk they are"
 
 
 def served(
