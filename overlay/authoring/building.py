@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from packaging.version import Version
 
-from overlay._features.model import Feature, Hunk
+from overlay._features.model import Feature, Hunk, UpstreamPlan
 from overlay.authoring.carry import Carried, carry
 from overlay.authoring.composing import (
     NotComposable,
@@ -149,7 +149,8 @@ class Words:
 
     :ivar origin: where it comes from, as DEP-3 writes it; :ivar date: ``YYYY-MM-DD``.
     :ivar package: what it patches.
-    :ivar keys: further ones of its feature.toml; :ivar more_headers: of its patches.
+    :ivar keys: further ones of its feature.toml; ``None`` where nobody said which.
+    :ivar more_headers: further headers of its patches.
     """
 
     id: str
@@ -160,7 +161,7 @@ class Words:
     author: str
     date: str
     package: Package = VLLM
-    keys: Mapping[str, Any] = field(default_factory=dict)
+    keys: Mapping[str, Any] | None = None
     more_headers: Mapping[str, str] = field(default_factory=dict)
 
     def headers(self) -> dict[str, str]:
@@ -173,6 +174,16 @@ class Words:
             "Last-Update": self.date,
             **self.more_headers,
         }
+
+    def further_keys(self, merged: str | None) -> Mapping[str, Any]:
+        """Further keys of its feature.toml; what comes from upstream waits for a release.
+
+        :param merged: the first release that has it.
+        """
+        if self.keys is not None:
+            return self.keys
+        waits = self.upstream or merged is not None
+        return {"reason": (UpstreamPlan.WAITING if waits else UpstreamPlan.LOCAL).value}
 
 
 def build(
@@ -234,7 +245,7 @@ def build(
         merged,
         derived_tests((t.base.before, t.base.path, t.hunks) for t in topics),
         words.package,
-        words.keys,
+        words.further_keys(merged),
     )
     headers = {**words.headers(), "Base": run.base}
     afters = [result.after for result in carried[run.base]]

@@ -106,13 +106,13 @@ class Described(NamedTuple):
     """What the message of a mail says.
 
     :ivar why: the message without the trailers of a feature; :ivar upstream: its page.
-    :ivar keys: of its feature.toml, as a stranger wrote them.
+    :ivar keys: of its feature.toml, as a stranger wrote them; ``None`` where it was of none.
     :ivar headers: those of its patches that stand in no other field.
     """
 
     why: str
     upstream: str = ""
-    keys: Mapping[str, Any] = MappingProxyType({})
+    keys: Mapping[str, Any] | None = None
     headers: Mapping[str, str] = MappingProxyType({})
 
 
