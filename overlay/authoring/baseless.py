@@ -279,11 +279,7 @@ def _quote(line: str, begin: int = 0) -> str:
 
 
 def _quote_both(line: str, other: str) -> tuple[str, str]:
-    """Two lines in a sentence that shows where they differ.
-
-    >>> _quote_both("x = " * 40 + "1", "x = " * 40 + "2")
-    ("'...= x = x = x = x = x = x = x = 1'", "'...= x = x = x = x = x = x = x = 2'")
-    """
+    """Two lines in a sentence that shows where they differ."""
     alike = len(os.path.commonprefix([printable(line), printable(other)]))
     begin = 0 if alike < _WIDTH else alike - _WIDTH // 2
     return _quote(line, begin), _quote(other, begin)

@@ -398,6 +398,17 @@ def test_tabs_for_blanks_are_told(cli: Cli, tmp_path: Path) -> None:
     assert "differs from the diff only by its white space" in result.err
 
 
+def test_long_lines_are_told_apart() -> None:
+    """Two that begin alike are shown from where they differ, not by their equal beginnings."""
+    text = f"NAME = '{'long ' * 30}1'\nsize = 1\nrest = 2\n"
+    other = text.replace("1'", "2'")
+    data = diff("vllm/a.py", other.encode(), other.replace("size = 1", "size = 2").encode())
+    ((file,),) = (each.files for each in read_changes(data.replace(b"index", b"x"), "x.diff"))
+    texts = ReleaseTexts(("0.20.0",), lambda _: MemoryTree({"vllm/a.py": text.encode()}))
+    told = why(file, texts, checkout=False, by_hand=str)
+    assert re.search(r"line 1 is .\.\.\.[long ]+1'. and not .\.\.\.[long ]+2'.", told), told
+
+
 def test_letters_of_another_encoding_are_told(tmp_path: Path) -> None:
     text = "NAME = 'Größe'\nsize = 1\n"
     data = diff("vllm/a.py", text.encode(), text.replace("1", "2").encode(), ids=False)
