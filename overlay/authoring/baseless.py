@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
@@ -13,6 +12,7 @@ from overlay._features.model import Hunk
 from overlay.authoring.incoming import IncomingFile
 from overlay.authoring.locating import ReleaseTexts, before_it, having, replay, vague_hunk
 from overlay.errors import OverlayError
+from overlay.planning.diff import common_ends
 from overlay.planning.text import SourceText, TextError
 from overlay.untrusted import printable
 
@@ -280,6 +280,6 @@ def _quote(line: str, begin: int = 0) -> str:
 
 def _quote_both(line: str, other: str) -> tuple[str, str]:
     """Two lines in a sentence that shows where they differ."""
-    alike = len(os.path.commonprefix([printable(line), printable(other)]))
+    alike, _ = common_ends(printable(line), printable(other))
     begin = 0 if alike < _WIDTH else alike - _WIDTH // 2
     return _quote(line, begin), _quote(other, begin)

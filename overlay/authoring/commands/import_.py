@@ -20,9 +20,10 @@ from overlay.authoring.disk import NewFolder, replace_features
 from overlay.authoring.free_ids import expect_id, require_free
 from overlay.authoring.git import Checkout
 from overlay.authoring.importing import prepare
-from overlay.authoring.incoming import Commit
+from overlay.authoring.incoming import MAX_BYTES, Commit, IncomingFile, read_changes
 from overlay.authoring.landing import ContextKept, Summary, landings, moved_lines, on_disk_only
 from overlay.authoring.locating import OWN_BASE, Files, Origin, ReleaseTexts, release_before
+from overlay.authoring.onto import ORIGIN
 from overlay.authoring.paths import BY_RELEASES, PathRule, packages_in, path_of, place
 from overlay.authoring.reports.ported import PortReport
 from overlay.authoring.sources import ChangeSource, read_source
@@ -43,6 +44,7 @@ from overlay.results.invocation import Invocation, absolute, command
 from overlay.settings import in_home
 from overlay.targets.resolution import release_named
 from overlay.targets.target import Progress
+from overlay.untrusted import read_regular
 
 #: What the report of an import has of its summary, as it is there.
 _OF_SUMMARY = ("title", "commits", "files", "outcomes", "merged", "holders", "warnings", "moved")
@@ -302,7 +304,7 @@ class _Imports:
         ids = {id_, *(feature.id for feature in series)}
         touching = [
             feature
-            for feature in self._features(part.package)
+            for feature in self.features(part.package)
             if feature.id not in ids and not paths.isdisjoint(paths_of([feature]))
         ]
         before = [each for each in touching if each.id < id_ or not self._is_beside(each)]
@@ -322,7 +324,7 @@ class _Imports:
             return stacked, tuple(feature.id for feature in some)
         return prepared, ()
 
-    def _features(self, package: Package) -> tuple[Feature, ...]:
+    def features(self, package: Package) -> tuple[Feature, ...]:
         """The features at hand, those shipped first."""
         request = self.request
         if request.patches and not self.patches.is_dir():
@@ -419,13 +421,15 @@ class _Imports:
         :param own: the change, of what the command was given.
         """
         is_part = sum(len(source.commits) for source in own) < len(part.commits)
-        names, first = self.sources, "place it by hand: "
+        names, first, last = self.sources, "place it by hand: ", ""
         if is_part or "-" in names:
             names, first = (f"{id_}.patch",), f"{first}save it as {id_}.patch, then "
+            if is_part and not (self.several or self.update):
+                last = "; then this command takes the others"
         options = ("--id", id_, "--release", release, *self.again)
         if self.several and "--releases" not in options:
             options += ("--partial", "--releases", f"{part.package.distribution}=={release}")
-        return f"{first}{command('import', *names, *options)}"
+        return f"{first}{command('import', *names, *options)}{last}"
 
 
 # Several features: --each, and a change of several packages
@@ -437,10 +441,12 @@ def _series(imports: _Imports, parts: Sequence[_Part], id_: str, *, each: bool) 
     :raises UsageError: if one of their ids exists and is not to be replaced.
     """
     entries: list[_Entry] = []
+    placed: list[str] = []
     for part in parts:
         own = id_ if part is parts[0] else f"{id_}-{distribution_name(part.package.distribution)}"
         if each:
-            of_part = _each(imports, part, own)
+            of_part, of_hands = _each(imports, part, own)
+            placed += of_hands
         else:
             require_free(imports.patches, own, update=imports.update, option="--id")
             of_part = [_Entry(part, part.sources, *imports.on_top(part, part.sources, own))]
@@ -454,7 +460,7 @@ def _series(imports: _Imports, parts: Sequence[_Part], id_: str, *, each: bool) 
     for part, sources, entry, below in entries:
         folder = written.get(entry.summary.id)
         reports.append(imports.report(entry.summary, part, sources, below, folder))
-    return series(tuple(reports))
+    return series(tuple(reports), tuple(placed))
 
 
 class _Entry(NamedTuple):
@@ -466,20 +472,46 @@ class _Entry(NamedTuple):
     below: tuple[str, ...]
 
 
-def _each(imports: _Imports, part: _Part, id_: str) -> list[_Entry]:
-    """Make a feature of each commit, on top of those before and of the folder's."""
+def _each(imports: _Imports, part: _Part, id_: str) -> tuple[list[_Entry], list[str]]:
+    """Make a feature of each commit, on top of those before and of the folder's.
+
+    :returns: the features, and the ids of those that a person placed by hand before.
+    """
     entries: list[_Entry] = []
+    placed: list[str] = []
     features: list[Feature] = []
     commits = [(source, commit) for source in part.sources for commit in source.commits]
     for number, (source, commit) in enumerate(commits, 1):
         name = _id(id_, number, len(commits), commit)
+        if not imports.update and _is_placed(imports.patches / name, commit):
+            placed.append(name)
+            features += [each for each in imports.features(part.package) if each.id == name]
+            continue
         require_free(imports.patches, name, update=imports.update, option="--id")
         alone = (replace(source, commits=(commit,)),)
         with doing(imports.request.progress, f"making {name}, {number} of {len(commits)}"):
             entries.append(_Entry(part, alone, *imports.on_top(part, alone, name, features)))
         if (folder := entries[-1].prepared.folder) is not None:
             features.append(check_folder(folder))
-    return entries
+    if placed and not entries:
+        require_free(imports.patches, placed[0], update=False, option="--id")
+    return entries, placed
+
+
+def _is_placed(folder: Path, commit: Commit) -> bool:
+    """Whether a folder is the feature of a commit alone, as one placed by hand is."""
+    data = read_regular(folder / ORIGIN, MAX_BYTES)
+    try:
+        origin = read_changes(data or b"", ORIGIN)
+    except UsageError:
+        return False
+    theirs = [file for each in origin for file in each.files]
+    return list(map(_changed, commit.files)) == list(map(_changed, theirs))
+
+
+def _changed(file: IncomingFile) -> list[tuple[str, str]]:
+    """The lines that a file's change takes out and puts in."""
+    return [line for hunk in file.hunks for line in hunk.lines if line[0] != " "]
 
 
 def _write_all(prepared: Sequence[Prepared], patches: Path) -> dict[str, Path]:
@@ -624,11 +656,12 @@ class ImportReport(Report):
 class SeriesReport(Report):
     """What ``import --each`` made of several commits: a feature each, on top of each other.
 
-    :ivar imports: in the order of the commits.
+    :ivar imports: in the order of the commits; :ivar placed: those that were placed by hand before.
     """
 
     _command: ClassVar[str] = "import"
     imports: tuple[ImportReport, ...]
+    placed: tuple[str, ...] = ()
 
     @property
     def error(self) -> str | None:
@@ -640,6 +673,9 @@ class SeriesReport(Report):
         for entry in self.imports:
             yield Line((Span(entry.feature, "heading"),))
             yield from entry.own_lines()
+            yield BLANK
+        if self.placed:
+            yield labelled(0, "there     ", f"{enumeration(self.placed)}, placed by hand before")
             yield BLANK
 
     def own_data(self) -> dict[str, Any]:
@@ -654,7 +690,7 @@ def _problems(imports: Iterable[ImportReport]) -> list[str]:
     )
 
 
-def series(imports: tuple[ImportReport, ...]) -> SeriesReport:
+def series(imports: tuple[ImportReport, ...], placed: tuple[str, ...] = ()) -> SeriesReport:
     """The report of a series, which is written as a whole or not at all."""
     # A commit of tests alone is left out, and nothing is wrong with it.
     carried = [entry for entry in imports if entry.carried] or list(imports)
@@ -668,7 +704,7 @@ def series(imports: tuple[ImportReport, ...]) -> SeriesReport:
         text = _not_placed(unplaced)
     else:
         text = worst.verdict
-    return SeriesReport(Verdict(worst.code, text), imports)
+    return SeriesReport(Verdict(worst.code, text), imports, placed)
 
 
 def concluded(summary: Summary, folder: Path | None, by_hand: str) -> Verdict:

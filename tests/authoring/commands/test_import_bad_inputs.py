@@ -486,6 +486,19 @@ def test_one_of_many_mails_is_placed_by_hand_alone(
     assert "save it as a-02-two.patch, then" in told.err
     Path("a-02-two.patch").write_bytes(mails[1])
     assert typed(cli, told.err) == 1
+    ours = ("--patches", tmp_path / "ours")
+    (session,) = Path().glob("port-*")
+    folder = next((session / "a-02-two").glob("*/vllm/v1")) / Path(PATH).name
+    text = folder.read_bytes().partition(b"<<<<<<<")[0] + b"two = 3\n"
+    folder.write_bytes(text)
+    assert cli("port", "--continue", *ours).exit == 0
+    assert "then this command takes the others" in told.err
+    again = cli(*words)
+    assert again.exit == 0, again.out + again.err
+    assert "a-02-two, placed by hand before" in again.out
+    assert again.last == "Wrote 1 feature: a-01-one."
+    told = cli(*words)
+    assert (told.exit, "found one" in told.err) == (2, True)
 
 
 def test_a_change_on_top_of_a_feature_with_a_later_id_is_told_to_come_behind(
