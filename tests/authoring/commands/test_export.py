@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,20 @@ deprecated = { "0" = "off" }
 def reimported(cli: Cli, box: Path, *more: Any) -> Any:
     again = box.parent / "again"
     return cli("import", box, "--id", "count-runs", "--patches", again, *more), again
+
+
+@pytest.mark.parametrize("author", ["", "Ada Lovelace", "Ada <ada@example.org>"])
+def test_who_is_not_known_stays_so(cli: Cli, ours: Path, author: str) -> None:
+    (patch,) = ours.glob("count-runs/10-*/*.patch")
+    line = b"Author: Ada Lovelace <ada@example.org>\n"
+    assert line in patch.read_bytes()
+    own = f"Author: {author}\n".encode() if author else b""
+    patch.write_bytes(patch.read_bytes().replace(line, own))
+    written(cli, ours, "--release", "0.22.0")
+    made, again = reimported(cli, ours.parent / "out.mbox")
+    assert made.exit == 0, made.out + made.err
+    (patch,) = again.glob("count-runs/10-*/*.patch")
+    assert re.findall(rb"Author: .*\n", patch.read_bytes()) == ([own] if own else [])
 
 
 def test_a_feature_says_why_it_is_kept(cli: Cli, ours: Path, tmp_path: Path) -> None:
