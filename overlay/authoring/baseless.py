@@ -12,6 +12,7 @@ from overlay._features.model import Hunk
 from overlay.authoring.incoming import IncomingFile
 from overlay.authoring.locating import ReleaseTexts, before_it, having, replay, vague_hunk
 from overlay.errors import OverlayError
+from overlay.planning.diff import common_ends
 from overlay.planning.text import SourceText, TextError
 from overlay.untrusted import printable
 
@@ -115,11 +116,11 @@ def why(
     around = (
         ", a line around the change, which `patch` passes over as fuzz" if misfit.around else ""
     )
+    there, wanted = _quote_both(misfit.present, misfit.expected)
     return (
         f"the hunk at line {misfit.hunk.patch_line} does not fit {path} in {span}{beside}; "
         f"the nearest text is that of {release}, whose line {misfit.line} is "
-        f"{_quote(misfit.present)} and not {_quote(misfit.expected)}{around}: correct the diff, or "
-        f"{by_hand(release)}; {elsewhere}"
+        f"{there} and not {wanted}{around}: correct the diff, or {by_hand(release)}; {elsewhere}"
     )
 
 
@@ -167,9 +168,10 @@ def _spelt_otherwise(file: IncomingFile, present: dict[str, bytes]) -> str | Non
             if form is _words
             else "it was saved in another encoding: save it as UTF-8, or get the mail itself"
         )
+        here, wanted = _quote_both(there, expected)
         return (
-            f"{file.path} of {release} differs from the diff {sense}: it has {_quote(there)} where "
-            f"the diff has {_quote(expected)}; {how}"
+            f"{file.path} of {release} differs from the diff {sense}: it has {here} where the diff "
+            f"has {wanted}; {how}"
         )
     return None
 
@@ -269,7 +271,15 @@ def _misfit(hunk: Hunk, lines: Sequence[str]) -> _Misfit | None:
     return nearest
 
 
-def _quote(line: str) -> str:
-    """A line of a text in a sentence."""
+def _quote(line: str, begin: int = 0) -> str:
+    """A line of a text in a sentence, from one of its letters on."""
     text = printable(line)
-    return repr(text if len(text) <= _WIDTH else f"{text[:_WIDTH]}...")
+    cut = text[begin : begin + _WIDTH]
+    return repr(f"{'...' if begin else ''}{cut}{'...' if len(text) > begin + _WIDTH else ''}")
+
+
+def _quote_both(line: str, other: str) -> tuple[str, str]:
+    """Two lines in a sentence that shows where they differ."""
+    alike, _ = common_ends(printable(line), printable(other))
+    begin = 0 if alike < _WIDTH else alike - _WIDTH // 2
+    return _quote(line, begin), _quote(other, begin)

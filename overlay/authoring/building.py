@@ -7,14 +7,14 @@ change lands on each release.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from packaging.version import Version
 
-from overlay._features.model import Feature, Hunk
+from overlay._features.model import Feature, Hunk, UpstreamPlan
 from overlay.authoring.carry import Carried, carry
 from overlay.authoring.composing import (
     NotComposable,
@@ -34,6 +34,7 @@ from overlay.authoring.landing import (
     taken_back,
 )
 from overlay.authoring.locating import Base, ReleaseTexts, ReleaseTree
+from overlay.authoring.port_warnings import names_lost
 from overlay.authoring.triage import FileFate, added_problem, uncompilable
 from overlay.authoring.variants import base_has
 from overlay.authoring.writing import (
@@ -52,6 +53,7 @@ from overlay.planning.telling import SHARE, new_lines
 from overlay.planning.text import Edit, SourceText, TextError
 from overlay.planning.whole import removed_by
 from overlay.report.progress import Progress, counting
+from overlay.report.words import enumeration
 from overlay.results import Fate, Outcome, whole_outcome
 
 
@@ -149,7 +151,8 @@ class Words:
 
     :ivar origin: where it comes from, as DEP-3 writes it; :ivar date: ``YYYY-MM-DD``.
     :ivar package: what it patches.
-    :ivar keys: further ones of its feature.toml; :ivar more_headers: of its patches.
+    :ivar keys: further ones of its feature.toml; ``None`` where nobody said which.
+    :ivar more_headers: further headers of its patches.
     """
 
     id: str
@@ -160,7 +163,7 @@ class Words:
     author: str
     date: str
     package: Package = VLLM
-    keys: Mapping[str, Any] = field(default_factory=dict)
+    keys: Mapping[str, Any] | None = None
     more_headers: Mapping[str, str] = field(default_factory=dict)
 
     def headers(self) -> dict[str, str]:
@@ -173,6 +176,16 @@ class Words:
             "Last-Update": self.date,
             **self.more_headers,
         }
+
+    def further_keys(self, merged: str | None) -> Mapping[str, Any]:
+        """Further keys of its feature.toml; what comes from upstream waits for a release.
+
+        :param merged: the first release that has it.
+        """
+        if self.keys is not None:
+            return self.keys
+        waits = self.upstream or merged is not None
+        return {"reason": (UpstreamPlan.WAITING if waits else UpstreamPlan.LOCAL).value}
 
 
 def build(
@@ -206,7 +219,11 @@ def build(
         name: whole_outcome((*(r.outcome for r in results), *modules[name].values()))
         for name, results in carried.items()
     }
-    warnings = (*taken_back(outcomes, texts.names), *not_installed(change.fates))
+    warnings = (
+        *taken_back(outcomes, texts.names),
+        *not_installed(change.fates),
+        *_lost(topics, carried, texts),
+    )
     run = _run(outcomes, topics, texts.names)
     merged = _first_with_it(outcomes, topics, texts.names)
     if merged is not None:  # by memory: what upstream makes of it later does not count
@@ -234,7 +251,7 @@ def build(
         merged,
         derived_tests((t.base.before, t.base.path, t.hunks) for t in topics),
         words.package,
-        words.keys,
+        words.further_keys(merged),
     )
     headers = {**words.headers(), "Base": run.base}
     afters = [result.after for result in carried[run.base]]
@@ -246,6 +263,23 @@ def build(
     files |= {f"files/{path}": change.added[path] for path in lacking}
     folder = FeatureFolder(text, {**files, **beside}, expected)
     return Prepared(summary, folder, hunks)
+
+
+def _lost(
+    topics: Sequence[EditedFile], carried: Mapping[str, Sequence[Carried]], texts: ReleaseTexts
+) -> Iterator[str]:
+    """A warning for each name that new lines use where a release that takes them lacks it."""
+    for number, topic in enumerate(topics):
+        path = topic.base.path
+        lands = [name for name in carried if carried[name][number].outcome is Outcome.EXACT]
+        files = {name: texts.read(name, path) for name in lands}
+        lost = names_lost(topic.base.before, topic.hunks, files) if is_module(path) else {}
+        for name, releases in lost.items():
+            yield (
+                f"{path}: it lands on {enumeration(releases)}, whose file lacks the name {name} "
+                "that its new lines use and the text that it was made on has: leave out with "
+                "--releases where it would fail"
+            )
 
 
 def _on_what_it_needs(

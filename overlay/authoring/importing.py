@@ -16,7 +16,7 @@ from overlay.authoring.building import EditedFile, FeatureChange, Prepared, Word
 from overlay.authoring.composing import NotComposable, compose_file, contexts_from, whole_file
 from overlay.authoring.incoming import ChangeKind, Commit, IncomingFile
 from overlay.authoring.locating import Base, Origin, ReleaseTexts, following_bytes, having, locate
-from overlay.authoring.mailbox import described
+from overlay.authoring.mailbox import author_of, described
 from overlay.authoring.triage import (
     FileFate,
     added_content,
@@ -106,7 +106,7 @@ def words_of(
     if further:
         why = f"{why}\n\nWith: {enumeration(further)}."
     origin = f"other, {page or source}"
-    fields = (id_, title, why, page, origin, first.author, today, package)
+    fields = (id_, title, why, page, origin, author_of(first.author), today, package)
     return Words(*fields, words.keys, words.headers)
 
 

@@ -80,7 +80,7 @@ def mail(
     headers = _headers(feature, release)
     of = f" {number}/{total}" if total > 1 else ""
     sender = parseaddr(author(headers))
-    if not sender[1]:
+    if "@" not in sender[1]:
         sender = (author(headers) or _NOBODY[0], _NOBODY[1])
     body = b"%s---\n%s-- \nvllm-overlay %s\n" % (
         _message(feature, headers, keys).encode("utf-8", "surrogateescape"),
@@ -106,13 +106,13 @@ class Described(NamedTuple):
     """What the message of a mail says.
 
     :ivar why: the message without the trailers of a feature; :ivar upstream: its page.
-    :ivar keys: of its feature.toml, as a stranger wrote them.
+    :ivar keys: of its feature.toml, as a stranger wrote them; ``None`` where it was of none.
     :ivar headers: those of its patches that stand in no other field.
     """
 
     why: str
     upstream: str = ""
-    keys: Mapping[str, Any] = MappingProxyType({})
+    keys: Mapping[str, Any] | None = None
     headers: Mapping[str, str] = MappingProxyType({})
 
 
@@ -130,6 +130,14 @@ def described(message: str) -> Described:
     keys = dict(map(_key, trailers.get(_KEY, ())))
     headers = {name: "\n".join(trailers[name]) for name in _KEPT if name in trailers}
     return Described(why.strip(), trailers.get("Upstream", [""])[-1], keys, headers)
+
+
+def author_of(sender: str) -> str:
+    """Who wrote a change that a mail is from, as far as it is known."""
+    name, address = parseaddr(sender)
+    if address != _NOBODY[1]:
+        return sender
+    return "" if name == _NOBODY[0] else name
 
 
 def _key(text: str) -> tuple[str, Any]:

@@ -224,7 +224,7 @@ def own_feature(
         None,
         derived_tests((t.base.before, t.base.path, t.hunks) for t in topics),
         words.package,
-        words.keys,
+        words.further_keys(None),
     )
     return FeatureFolder(text_of, {**files, ORIGIN: verbatim})
 

@@ -10,13 +10,13 @@ import ast
 import builtins
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from overlay._features.model import MODULE_SCOPE, Hunk
 from overlay.authoring.carry import CarriedHunk
 from overlay.planning.attempt import Texts
 from overlay.planning.scopes import Scopes, UnparsableError
-from overlay.planning.text import TextError
+from overlay.planning.text import SourceText, TextError
 from overlay.results import Outcome
 
 _NAME = re.compile(r"[^\W\d]\w*")
@@ -65,6 +65,27 @@ def _lost_names(
         names = _names(added) & lost
         for name in sorted(names & _used(base, hunk.hunk) if names else ()):
             yield f"{hunk.scope}: the release's file does not have the name {name}, the base's did"
+
+
+def names_lost(
+    base: bytes, hunks: Sequence[Hunk], releases: Mapping[str, bytes | None]
+) -> dict[str, list[str]]:
+    """The names that new lines use and their base has -> the releases whose file lacks them."""
+    try:
+        lines = SourceText.from_bytes(base).lines
+    except TextError:
+        return {}
+    there = _names(lines)
+    lost: dict[str, list[str]] = {}
+    for hunk in hunks:
+        added = _names(text for op, text in hunk.lines if op == "+") & there
+        lacking = {
+            name: [each for each, data in releases.items() if name.encode() not in (data or b"")]
+            for name in added
+        }
+        used = _used(lines, hunk) if any(lacking.values()) else set()
+        lost |= {name: lacking[name] for name in sorted(added & used) if lacking[name]}
+    return lost
 
 
 def _names(lines: Iterable[str]) -> set[str]:

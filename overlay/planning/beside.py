@@ -7,16 +7,16 @@ of a text, its guards too, it says of the text that it was made on."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from overlay._features.model import Hunk
 from overlay.package import is_module
 from overlay.planning.attempt import Judged
+from overlay.planning.code_lines import blocks_of, key_of
 from overlay.planning.matching import edits, final_newline_after
 from overlay.planning.patched_tree import PatchedTree
 from overlay.planning.scopes import UnparsableError
-from overlay.planning.telling import present
 from overlay.planning.text import Edit, TextError
 from overlay.planning.weave import Carriage
 from overlay.results import HunkResult, State
@@ -54,7 +54,7 @@ def beside(hunk: Hunk, path: str, own: int, tree: PatchedTree) -> Neighbourhood:
         place = place_without(hunk, path, absent, tree)
         if place is None:
             continue
-        meets = place.carried.met or _twins(hunk, path, absent, tree)
+        meets = place.carried.met or _twins(path, absent, place, tree)
         met |= dict.fromkeys(meets)
         if not meets and (landing := _landing(hunk, path, absent, place, tree)) is not None:
             landings.setdefault(place.carried.edits, landing)
@@ -98,11 +98,28 @@ def _landing(
     return Judged(result, place.carried.edits, range(first, last + 1), after)
 
 
-def _twins(hunk: Hunk, path: str, absent: Collection[int], tree: PatchedTree) -> tuple[int, ...]:
-    """The left-out feature that brings all that a hunk adds: code is never put in twice."""
-    for layer in tree.layers[path]:
-        if layer.feature in absent:
-            places = tree.texts.places(layer.after or b"", hunk.scope)
-            if present(hunk, places).share == 1.0:
-                return (layer.feature,)
+def _twins(
+    path: str, absent: Collection[int], place: Placement, tree: PatchedTree
+) -> tuple[int, ...]:
+    """The left-out feature that brings the same code to the same blocks: it is not put in twice.
+
+    Equal lines in other blocks, as an argument of another call or a line of another branch, are
+    other code.
+    """
+    own = _code_of(tree.texts.source(place.data).splice(place.own).lines, place.own)
+    for layer in tree.layers[path] if own else ():
+        there = tree.texts.source(layer.after).lines if layer.after is not None else ()
+        if layer.feature in absent and own <= _code_of(there, layer.edits):
+            return (layer.feature,)
     return ()
+
+
+def _code_of(after: Sequence[str], changes: Sequence[Edit]) -> set[tuple[tuple[str, ...], ...]]:
+    """The code that edits brought to a text, each with the blocks that it stands in."""
+    code: set[tuple[tuple[str, ...], ...]] = set()
+    shift = 0
+    for edit in changes:
+        rows = range(edit.start + shift, edit.start + shift + len(edit.lines))
+        code.add(tuple(blocks_of(after, row) for row in rows if key_of(after[row])))
+        shift += len(edit.lines) - (edit.stop - edit.start)
+    return code - {()}

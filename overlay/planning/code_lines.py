@@ -10,6 +10,8 @@ from functools import lru_cache
 _BARE = re.compile(r"[()\[\]{},:;\\]*(?:\"\"\"|''')?[()\[\]{},:;\\]*")
 _TEXT = re.compile(r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')""")
 _QUOTES = re.compile(r"[rRuU]?(\"\"\"|''')")
+#: How a line begins that goes on with a statement whose first line is above, as far to the left.
+_GOES_ON = re.compile(r"[)\]}]|(?:else|elif|except|finally|case)\b")
 _HEADER = re.compile(r"(?:(?:async\s+)?def|class)\b.*:$|\)\s*(?:->.*)?:$")
 
 
@@ -68,6 +70,25 @@ def key_of(line: str) -> str:
     else:
         key = "".join(line.partition("#")[0].split())
     return "" if key[:1] == "#" or _BARE.fullmatch(key) else key
+
+
+def blocks_of(lines: Sequence[str], row: int) -> tuple[str, ...]:
+    """The key of a line (0-based), and of those that begin the blocks and statements around it.
+
+    Indentation alone tells them, from inside out; a branch has those before it as well.
+    """
+    chain = [key_of(lines[row])]
+    width = _indentation(lines[row])
+    for line in reversed(lines[:row]):
+        text = line.strip()
+        if text and text[0] != "#" and _indentation(line) < width:
+            chain.append(key_of(line))
+            width = _indentation(line) + bool(_GOES_ON.match(text))
+    return tuple(chain)
+
+
+def _indentation(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 @lru_cache(maxsize=1 << 16)

@@ -13,6 +13,7 @@ from overlay.report.base import plain
 from overlay.report.codes import Code, Exit, Verdict
 from overlay.report.lines import Line, Span, labelled
 from overlay.report.model import TargetReport
+from overlay.report.target_text import newest_reason
 from overlay.report.targets import CheckReport
 from overlay.report.words import count, enumeration
 from overlay.results import Reason
@@ -128,17 +129,20 @@ class SinceReport(CheckReport):
         return (*changes, Line((), (Span(self.verdict, style),)))
 
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
-        """Each change, the worst first."""
-        for turn in Turn:
-            for each in self._of(turn):
-                name = f"{each.target}  {each.feature or each.package}  "
-                yield Line((Span(name, "heading"),), (Span(f"{turn.value}: {each.words}"),))
-                if each.reason is not None and turn is Turn.WORSE:
-                    yield labelled(2, "why:   ", each.reason.text)
-                    if each.reason.next_step is not None:
-                        yield labelled(2, "next:  ", each.reason.next_step)
-                if words := each.upkeep.words(self.today):
-                    yield labelled(2, "owner: ", words)
+        """Each change, the worst first, of one cause on several targets once."""
+        for group in self._by_cause():
+            each = group[-1]
+            targets = enumeration([change.target for change in group], most=20)
+            name = f"{targets}  {each.feature or each.package}  "
+            yield Line((Span(name, "heading"),), (Span(f"{each.turn.value}: {each.words}"),))
+            reasons = [(of.target, of.reason) for of in group if of.reason is not None]
+            if reasons and each.turn is Turn.WORSE:
+                reason = newest_reason(reasons)
+                yield labelled(2, "why:   ", reason.text)
+                if reason.next_step is not None:
+                    yield labelled(2, "next:  ", reason.next_step)
+            if words := each.upkeep.words(self.today):
+                yield labelled(2, "owner: ", words)
         if self.differences:
             yield Line(())
 
@@ -146,6 +150,15 @@ class SinceReport(CheckReport):
         """The changes, under ``since``."""
         changes = [each.data(self.today) for each in self.differences]
         return {"since": {"report": self.earlier, "changes": plain(changes)}}
+
+    def _by_cause(self) -> list[list[StateChange]]:
+        """The changes, those of one cause together."""
+        groups: dict[tuple[object, ...], list[StateChange]] = {}
+        for each in (change for turn in Turn for change in self._of(turn)):
+            cause = each.reason and each.reason.common
+            key = (each.package, each.feature, each.turn, each.words, cause, each.upkeep)
+            groups.setdefault(key, []).append(each)
+        return list(groups.values())
 
     def _of(self, turn: Turn) -> list[StateChange]:
         return [each for each in self.differences if each.turn is turn]

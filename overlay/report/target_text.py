@@ -10,7 +10,7 @@ from overlay.report.lines import BLANK, MARK, Line, Span, aligned, labelled
 from overlay.report.model import Obstacle, TargetReport
 from overlay.report.problems import Problem, problems, same_cause, word
 from overlay.report.words import count, enumeration, vllm
-from overlay.results import Clash, FeatureResult, FileResult, Notice, State
+from overlay.results import Clash, FeatureResult, FileResult, Notice, Reason, State
 from overlay.results.invocation import command
 
 #: How many files or patches of one problem are named, unless all are asked for.
@@ -265,12 +265,18 @@ def _shared_problems(targets: tuple[TargetReport, ...]) -> Iterator[Line]:
 
 def _newest_problem(group: Sequence[tuple[str, Problem]]) -> Problem:
     """One problem for those of one cause on several targets: that of the last, the newest."""
-    name, newest = group[-1]
+    newest = group[-1][1]
     if len({problem for _, problem in group}) == 1:
         return newest
-    reason, steps = newest.reason, {problem.reason.next_step for _, problem in group}
-    if len({problem.reason.text for _, problem in group}) > 1:
+    return replace(newest, reason=newest_reason([(name, each.reason) for name, each in group]))
+
+
+def newest_reason(group: Sequence[tuple[str, Reason]]) -> Reason:
+    """One reason for those of one cause on several targets: that of the last, the newest."""
+    name, reason = group[-1]
+    steps = {each.next_step for _, each in group}
+    if len({each.text for _, each in group}) > 1:
         reason = reason._replace(text=f"{reason.text} (lines of {name})")
     if len(steps) > 1:
         reason = reason._replace(next_step=f"{reason.next_step}; the same for the others")
-    return replace(newest, reason=reason)
+    return reason

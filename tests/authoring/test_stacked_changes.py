@@ -175,3 +175,24 @@ def test_the_end_of_a_file_is_carried_to_what_a_change_needs(end: str) -> None:
     expected = text.removesuffix("x" + end) + "-x" + ("" if end else "\n")
     assert w.made(last) == expected
     assert w.made(*w.features) == expected.replace("b = a", "b = a + 1")
+
+
+def test_a_name_that_a_release_lacks_is_a_warning() -> None:
+    """Trimmed context lands where what it was made on is not there: that is said, and which."""
+    w = world()
+    for text, releases in (
+        ("def g(x, exact=1):\n    # exact\n    return x\n", [NAMES[1]]),
+        ("def g(x, exact=1):\n    return x\n", []),
+    ):
+        own = TEXT.replace("def g(x):\n    return x\n", text.replace("# exact", "y = 1"))
+        w.releases = {NAMES[0]: {PATH: own}, NAMES[1]: {PATH: TEXT if releases else own}}
+        after = own.replace("    return x\n", "    return x * exact\n")
+        syntax = Syntax()
+        change = change_of([TwoTexts(PATH, own.encode(), after.encode())], NAMES[0], syntax)
+        words = Words("a", "t", "w", "", "the tests", "", "2026-11-26")
+        prepared = build(change, words, w.texts, {}, syntax)
+        assert set(prepared.summary.outcomes.values()) == {Outcome.EXACT}
+        assert [
+            f"lands on {NAMES[1]}, whose file lacks the name exact" in warning
+            for warning in prepared.summary.warnings
+        ] == [True] * len(releases)

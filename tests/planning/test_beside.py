@@ -284,6 +284,64 @@ def test_code_that_a_neighbour_brings_is_not_put_in_twice() -> None:
         assert reasons(plan)
 
 
+IN_BLOCKS = """\
+def f(x):
+    a = first(
+        x,
+        bias=True,
+        name="a",
+    )
+    b = second(
+        x,
+        bias=True,
+        name="b",
+    )
+    if a:
+        use(a)
+        go(a)
+    elif b:
+        use(b)
+        go(b)
+    else:
+        use(x)
+        go(x)
+    return a, b
+"""
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "together"),
+    [
+        (
+            ('        name="a",\n', "        tp=x,\n"),
+            ('        name="b",\n', "        tp=x,\n"),
+            True,
+        ),
+        (("        go(a)\n", "        see(x)\n"), ("        go(b)\n", "        see(x)\n"), True),
+        (("        go(b)\n", "        see(x)\n"), ("        go(x)\n", "        see(x)\n"), True),
+        (("    a = first(\n", "    see(x)\n"), ("    return a, b\n", "    see(x)\n"), False),
+        (
+            ("        use(b)\n", "        see(x)\n"),
+            ("    else:\n", "        y = 1\n        see(x)\n"),
+            True,  # more than the same
+        ),
+    ],
+)
+def test_equal_lines_in_other_blocks_are_other_code(
+    ours: tuple[str, str], theirs: tuple[str, str], together: bool
+) -> None:
+    """An argument of another call, a line of another branch: git makes both, and so is it here."""
+    pair = [
+        known(edit_of(number, (old, new + old), text=IN_BLOCKS))
+        for number, (old, new) in enumerate((ours, theirs))
+    ]
+    expected = IN_BLOCKS
+    for old, new in (ours, theirs):
+        expected = expected.replace(old, new + old)
+    results = {made(*order, text=IN_BLOCKS) for order in (pair, pair[::-1])}
+    assert results == {expected if together else None}
+
+
 def known(given: Feature) -> Feature:
     """A feature whose hunks know that their base had none of the lines that they add."""
     (topic,) = given.topics

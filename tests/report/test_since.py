@@ -21,6 +21,7 @@ from overlay.report.since import Ownership, SinceReport, Turn
 from overlay.report.targets import CheckReport
 from overlay.report.wording import checked
 from overlay.results import FeatureResult, Reason, State
+from overlay.untrusted import printable
 
 NAMES = ("a", "b|<x>&*", "c\x1b]0;x\x07")
 STATES = st.sampled_from(list(State))
@@ -79,11 +80,16 @@ def test_every_form_tells_what_got_worse_and_the_exit_agrees(
     assert {(each.target, each.feature, State(str(each.now))) for each in worse} >= newly
     text = "\n".join(map(str, made.lines()))
     assert "\x1b" not in text
-    assert text.count("worse: ") == len(worse)
+    heads_of_worse = [line for line in text.splitlines() if "  worse: " in line]
+    for each in worse:  # one cause on several targets is told once, with all of them
+        head = f"  {printable(each.feature)}  worse: {each.words}"
+        heads = [line for line in heads_of_worse if head in line]
+        assert sum(each.target in line for line in heads) == 1
+    assert len(heads_of_worse) == len({(each.feature, each.words) for each in worse})
     markdown = (compared(before, now, place, "markdown").body or b"").decode()
     rows = [line for line in markdown.splitlines() if line.startswith("| ")]
-    heads = sum(line.startswith("### ") for line in markdown.splitlines())
-    assert len(rows) == len(made.differences) + heads
+    titles = sum(line.startswith("### ") for line in markdown.splitlines())
+    assert len(rows) == len(made.differences) + titles
     assert all(row.replace("\\|", "").count("|") == 6 for row in rows)
     assert not any(text in markdown for text in ("<x>", "\x1b"))
     root = ElementTree.fromstring(compared(before, now, place, "junit").body or b"")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import NamedTuple
 
 from packaging.version import Version
 
@@ -20,29 +20,34 @@ from overlay.authoring.disk import NewFolder, replace_features
 from overlay.authoring.free_ids import expect_id, require_free
 from overlay.authoring.git import Checkout
 from overlay.authoring.importing import prepare
-from overlay.authoring.incoming import Commit
-from overlay.authoring.landing import ContextKept, Summary, landings, moved_lines, on_disk_only
+from overlay.authoring.incoming import MAX_BYTES, Commit, IncomingFile, read_changes
+from overlay.authoring.landing import Summary
 from overlay.authoring.locating import OWN_BASE, Files, Origin, ReleaseTexts, release_before
+from overlay.authoring.onto import ORIGIN
 from overlay.authoring.paths import BY_RELEASES, PathRule, packages_in, path_of, place
+from overlay.authoring.reports.imported import (
+    ImportReport,
+    SeriesReport,
+    carried,
+    concluded,
+    nearest,
+    series,
+)
 from overlay.authoring.reports.ported import PortReport
 from overlay.authoring.sources import ChangeSource, read_source
-from overlay.authoring.triage import FileFate
 from overlay.authoring.writing import check_folder, write_folder
 from overlay.commands.request import Request
-from overlay.errors import UsageError, told_once, without_secrets
-from overlay.package import VLLM, Package, distribution_name, is_module
+from overlay.errors import UsageError, without_secrets
+from overlay.package import VLLM, Package, distribution_name
 from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax
-from overlay.report.base import Report, by_fields, plain
-from overlay.report.codes import Code, Verdict
-from overlay.report.lines import BLANK, Line, Span, labelled
 from overlay.report.progress import doing
-from overlay.report.words import count, enumeration
-from overlay.results import Fate, Outcome
-from overlay.results.invocation import Invocation, absolute, command
+from overlay.report.words import enumeration
+from overlay.results.invocation import command
 from overlay.settings import in_home
 from overlay.targets.resolution import release_named
 from overlay.targets.target import Progress
+from overlay.untrusted import read_regular
 
 #: What the report of an import has of its summary, as it is there.
 _OF_SUMMARY = ("title", "commits", "files", "outcomes", "merged", "holders", "warnings", "moved")
@@ -302,7 +307,7 @@ class _Imports:
         ids = {id_, *(feature.id for feature in series)}
         touching = [
             feature
-            for feature in self._features(part.package)
+            for feature in self.features(part.package)
             if feature.id not in ids and not paths.isdisjoint(paths_of([feature]))
         ]
         before = [each for each in touching if each.id < id_ or not self._is_beside(each)]
@@ -322,7 +327,7 @@ class _Imports:
             return stacked, tuple(feature.id for feature in some)
         return prepared, ()
 
-    def _features(self, package: Package) -> tuple[Feature, ...]:
+    def features(self, package: Package) -> tuple[Feature, ...]:
         """The features at hand, those shipped first."""
         request = self.request
         if request.patches and not self.patches.is_dir():
@@ -403,7 +408,7 @@ class _Imports:
         """The report of a feature of ``own``, made on those of ``below``, in its folder."""
         span = None if summary.releases is None or folder is None else str(summary.releases)
         return ImportReport(
-            concluded(summary, folder, self.by_hand(part, own, summary.id, _nearest(summary))),
+            concluded(summary, folder, self.by_hand(part, own, summary.id, nearest(summary))),
             feature=summary.id,
             releases=span,
             folder=folder,
@@ -419,13 +424,15 @@ class _Imports:
         :param own: the change, of what the command was given.
         """
         is_part = sum(len(source.commits) for source in own) < len(part.commits)
-        names, first = self.sources, "place it by hand: "
+        names, first, last = self.sources, "place it by hand: ", ""
         if is_part or "-" in names:
             names, first = (f"{id_}.patch",), f"{first}save it as {id_}.patch, then "
+            if is_part and not (self.several or self.update):
+                last = "; then this command takes the others"
         options = ("--id", id_, "--release", release, *self.again)
         if self.several and "--releases" not in options:
             options += ("--partial", "--releases", f"{part.package.distribution}=={release}")
-        return f"{first}{command('import', *names, *options)}"
+        return f"{first}{command('import', *names, *options)}{last}"
 
 
 # Several features: --each, and a change of several packages
@@ -437,24 +444,26 @@ def _series(imports: _Imports, parts: Sequence[_Part], id_: str, *, each: bool) 
     :raises UsageError: if one of their ids exists and is not to be replaced.
     """
     entries: list[_Entry] = []
+    placed: list[str] = []
     for part in parts:
         own = id_ if part is parts[0] else f"{id_}-{distribution_name(part.package.distribution)}"
         if each:
-            of_part = _each(imports, part, own)
+            of_part, of_hands = _each(imports, part, own)
+            placed += of_hands
         else:
             require_free(imports.patches, own, update=imports.update, option="--id")
             of_part = [_Entry(part, part.sources, *imports.on_top(part, part.sources, own))]
         _require_carried([entry.prepared.summary for entry in of_part], part)
         entries += of_part
     prepared = [entry.prepared for entry in entries]
-    complete = all(e.folder is not None or not _carried(e.summary) for e in prepared)
+    complete = all(e.folder is not None or not carried(e.summary.files) for e in prepared)
     some = any(entry.folder is not None for entry in prepared)
     written = _write_all(prepared, imports.patches) if complete and some else {}
     reports = []
     for part, sources, entry, below in entries:
         folder = written.get(entry.summary.id)
         reports.append(imports.report(entry.summary, part, sources, below, folder))
-    return series(tuple(reports))
+    return series(tuple(reports), tuple(placed))
 
 
 class _Entry(NamedTuple):
@@ -466,20 +475,46 @@ class _Entry(NamedTuple):
     below: tuple[str, ...]
 
 
-def _each(imports: _Imports, part: _Part, id_: str) -> list[_Entry]:
-    """Make a feature of each commit, on top of those before and of the folder's."""
+def _each(imports: _Imports, part: _Part, id_: str) -> tuple[list[_Entry], list[str]]:
+    """Make a feature of each commit, on top of those before and of the folder's.
+
+    :returns: the features, and the ids of those that a person placed by hand before.
+    """
     entries: list[_Entry] = []
+    placed: list[str] = []
     features: list[Feature] = []
     commits = [(source, commit) for source in part.sources for commit in source.commits]
     for number, (source, commit) in enumerate(commits, 1):
         name = _id(id_, number, len(commits), commit)
+        if not imports.update and _is_placed(imports.patches / name, commit):
+            placed.append(name)
+            features += [each for each in imports.features(part.package) if each.id == name]
+            continue
         require_free(imports.patches, name, update=imports.update, option="--id")
         alone = (replace(source, commits=(commit,)),)
         with doing(imports.request.progress, f"making {name}, {number} of {len(commits)}"):
             entries.append(_Entry(part, alone, *imports.on_top(part, alone, name, features)))
         if (folder := entries[-1].prepared.folder) is not None:
             features.append(check_folder(folder))
-    return entries
+    if placed and not entries:
+        require_free(imports.patches, placed[0], update=False, option="--id")
+    return entries, placed
+
+
+def _is_placed(folder: Path, commit: Commit) -> bool:
+    """Whether a folder is the feature of a commit alone, as one placed by hand is."""
+    data = read_regular(folder / ORIGIN, MAX_BYTES)
+    try:
+        origin = read_changes(data or b"", ORIGIN)
+    except UsageError:
+        return False
+    theirs = [file for each in origin for file in each.files]
+    return list(map(_changed, commit.files)) == list(map(_changed, theirs))
+
+
+def _changed(file: IncomingFile) -> list[tuple[str, str]]:
+    """The lines that a file's change takes out and puts in."""
+    return [line for hunk in file.hunks for line in hunk.lines if line[0] != " "]
 
 
 def _write_all(prepared: Sequence[Prepared], patches: Path) -> dict[str, Path]:
@@ -498,20 +533,12 @@ def _id(prefix: str, number: int, count: int, commit: Commit) -> str:
     return "-".join(part for part in (prefix, f"{number:0{digits}d}", slug) if part)
 
 
-# The report
-
-
-def _carried(summary: Summary) -> int:
-    """How many files are edited or added, or should have been."""
-    return sum(entry.fate in (Fate.EDITED, Fate.ADDED) for entry in summary.files)
-
-
 def _require_carried(summaries: Sequence[Summary], part: _Part) -> None:
     """Refuse a change that has nothing to carry: only tests, documentation and the like.
 
     :raises UsageError: naming what was found instead.
     """
-    if any(_carried(summary) for summary in summaries):
+    if any(carried(summary.files) for summary in summaries):
         return
     fates = [entry.fate.value for summary in summaries for entry in summary.files]
     kinds = enumeration([f"{fates.count(fate)} of {fate}" for fate in dict.fromkeys(fates)])
@@ -520,196 +547,3 @@ def _require_carried(summaries: Sequence[Summary], part: _Part) -> None:
         f"{place}: expected a change of Python modules of {part.package.name}/, found nothing that "
         f"a feature carries ({kinds}): there is nothing to import"
     )
-
-
-# The report
-
-
-@dataclass(frozen=True)
-class ImportReport(Report):
-    """What ``import`` made of a foreign change.
-
-    :ivar feature: the id; :ivar title: the subject of the change.
-    :ivar files: in the order in which they were judged.
-    :ivar outcomes: release -> how the whole change lands there, oldest first.
-    :ivar releases: the range that the new variants serve; ``None`` where nothing was written.
-    :ivar merged: the first release that has the change itself.
-    :ivar folder: the new feature; ``None`` where nothing was written.
-    :ivar holders: path of an added module -> the releases that have another file of that name.
-    :ivar warnings: what looks wrong although it was written.
-    :ivar context: how much context its hunks keep, where that was chosen.
-    :ivar moved: path -> release -> the file to which upstream moved what is changed in it.
-    :ivar prefixes: how paths of the change begin -> how those of the package do.
-    :ivar below: the features of the folder on whose text it was made.
-    """
-
-    _command: ClassVar[str] = "import"
-    _key: ClassVar[str] = "import"
-    feature: str
-    title: str
-    commits: int
-    files: tuple[FileFate, ...]
-    outcomes: Mapping[str, Outcome] = field(default_factory=dict)
-    releases: str | None = None
-    merged: str | None = None
-    folder: Path | None = None
-    holders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
-    context: ContextKept | None = None
-    moved: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    prefixes: Mapping[str, str] = field(default_factory=dict)
-    below: tuple[str, ...] = ()
-
-    @property
-    def error(self) -> str | None:
-        """Why files could not be placed, a sentence for each cause."""
-        return "\n".join(_problems([self])) or None
-
-    @property
-    def carried(self) -> tuple[FileFate, ...]:
-        """The files that are edited or added, or should have been."""
-        return tuple(entry for entry in self.files if entry.fate in (Fate.EDITED, Fate.ADDED))
-
-    @property
-    def left_out(self) -> dict[str, int]:
-        """How many files were left out, by kind."""
-        fates = [entry.fate for entry in self.files if entry not in self.carried]
-        kinds = [fate.value for fate in fates]
-        return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
-
-    def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
-        """The text of the report."""
-        read = f"{count(len(self.files), 'file')}, {count(self.commits, 'commit')}: {self.title}"
-        yield labelled(0, "read      ", read)
-        for before, after in self.prefixes.items():
-            subject = f"{before} is" if before else "what names no folder is in"
-            yield labelled(0, "paths     ", f"{subject} {after or 'left out'}")
-        if self.below:
-            yield labelled(0, "on top of ", enumeration(self.below))
-        if self.left_out:
-            kinds = [f"{number} {kind}" for kind, number in self.left_out.items()]
-            yield labelled(0, "left out  ", enumeration(kinds))
-        for entry in self.carried:
-            if entry.problem is not None:
-                continue  # told as the report's error
-            what = "added module" if is_module(entry.path) else "added file"
-            if entry.fate is Fate.EDITED:
-                hunks = "removed" if entry.removes else count(entry.hunks, "hunk")
-                what = f"{hunks}, made on {entry.made_on}"
-            yield labelled(0, "carried   ", f"{entry.path}  {what}")
-        for path, releases in self.holders.items():
-            yield labelled(0, "taken     ", f"{path}  another file in {enumeration(releases)}")
-        yield from landings(self.outcomes)
-        yield from moved_lines(self.moved, self.feature if self.folder else "")
-        if self.context is not None:
-            yield self.context.line
-        edited = [
-            entry.path
-            for entry in self.carried
-            if entry.fate is Fate.EDITED or not is_module(entry.path)
-        ]
-        removed = [entry.path for entry in self.carried if entry.removes]
-        yield from on_disk_only(edited, self.releases, removed)
-        for warning in self.warnings:
-            yield labelled(0, "warning:  ", warning)
-
-    def plain(self) -> dict[str, Any]:
-        """The fields of the JSON, which has some only where they say something."""
-        some = ("warnings", "context", "moved", "prefixes", "below")
-        silent = [name for name in some if not getattr(self, name)]
-        return by_fields(self, "conclusion", "holders", *silent)
-
-
-@dataclass(frozen=True)
-class SeriesReport(Report):
-    """What ``import --each`` made of several commits: a feature each, on top of each other.
-
-    :ivar imports: in the order of the commits.
-    """
-
-    _command: ClassVar[str] = "import"
-    imports: tuple[ImportReport, ...]
-
-    @property
-    def error(self) -> str | None:
-        """Why files could not be placed, a sentence for each cause."""
-        return "\n".join(_problems(self.imports)) or None
-
-    def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
-        """The text of the report."""
-        for entry in self.imports:
-            yield Line((Span(entry.feature, "heading"),))
-            yield from entry.own_lines()
-            yield BLANK
-
-    def own_data(self) -> dict[str, Any]:
-        """The reports, without a key of their own."""
-        return {"imports": plain(self.imports)}
-
-
-def _problems(imports: Iterable[ImportReport]) -> list[str]:
-    """Why files could not be placed."""
-    return told_once(
-        (entry.path, entry.problem) for each in imports for entry in each.files if entry.problem
-    )
-
-
-def series(imports: tuple[ImportReport, ...]) -> SeriesReport:
-    """The report of a series, which is written as a whole or not at all."""
-    # A commit of tests alone is left out, and nothing is wrong with it.
-    carried = [entry for entry in imports if entry.carried] or list(imports)
-    worst = max(carried, key=lambda entry: int(entry.exit))
-    written = [entry.feature for entry in imports if entry.folder is not None]
-    if written:
-        text = f"Wrote {count(len(written), 'feature')}: {enumeration(written)}."
-        if worst.code is Code.IMPORT_REVIEW:
-            text = f"{text[:-1]}; review what was merged before you apply it."
-    elif unplaced := sum(entry.problem is not None for each in imports for entry in each.files):
-        text = _not_placed(unplaced)
-    else:
-        text = worst.verdict
-    return SeriesReport(Verdict(worst.code, text), imports)
-
-
-def concluded(summary: Summary, folder: Path | None, by_hand: str) -> Verdict:
-    """The verdict of ``import``.
-
-    :param by_hand: how a person places the change.
-    """
-    if summary.problems:
-        return Verdict(Code.NOT_PLACED, _not_placed(len(summary.problems)))
-    if not _carried(summary):
-        return Verdict(
-            Code.NOT_IMPORTED, "Nothing was written: the change has no Python module of vllm/."
-        )
-    if folder is None:
-        why, modules = "see above", list(summary.holders)
-        if modules:
-            single = "is a file of its own there"
-            there = single if len(modules) == 1 else "are files of their own there"
-            why = f"{enumeration(modules, most=3)} {there}: give the added module another name"
-        text = f"Nothing was written: {summary.id} lands on none of the releases; {why}."
-        if not modules:
-            text = f"{text[:-1]}. {by_hand[:1].upper()}{by_hand[1:]}."
-        return Verdict(Code.NOT_IMPORTED, text)
-    wrote = f"Wrote {folder} for {summary.releases}"
-    if summary.review:
-        text = f"{wrote}, where it was merged: review it before you apply it."
-        return Verdict(Code.IMPORT_REVIEW, text)
-    check = Invocation(patches=(absolute(folder.parent),)).command("check")
-    return Verdict(Code.IMPORTED, f"{wrote}; {check} tries it.")
-
-
-def _nearest(summary: Summary) -> str:
-    """The release on which a change that lands nowhere is placed most easily.
-
-    It is the last one before the first that has it, or has a part of it; else the newest.
-    """
-    names = list(summary.outcomes) or [""]
-    there = (Outcome.UPSTREAM, Outcome.PARTLY)
-    first = next((at for at, o in enumerate(summary.outcomes.values()) if o in there), 0)
-    return names[first - 1]
-
-
-def _not_placed(files: int) -> str:
-    return f"Nothing was written: {count(files, 'file')} could not be placed."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from packaging.version import Version
 
 from overlay._features.folder import load
+from overlay._features.model import UpstreamPlan
 from overlay.planning.diff import render
 from overlay.planning.planner import plan
 from overlay.results import Change
@@ -79,7 +81,6 @@ def test_git_makes_the_commit_of_it(cli: Cli, ours: Path, tmp_path: Path) -> Non
 
 
 KEYS = """
-reason = "local"
 situational = true
 [fault]
 symptom = "runs were not counted"
@@ -98,6 +99,38 @@ deprecated = { "0" = "off" }
 def reimported(cli: Cli, box: Path, *more: Any) -> Any:
     again = box.parent / "again"
     return cli("import", box, "--id", "count-runs", "--patches", again, *more), again
+
+
+@pytest.mark.parametrize("author", ["", "Ada Lovelace", "Ada <ada@example.org>"])
+def test_who_is_not_known_stays_so(cli: Cli, ours: Path, author: str) -> None:
+    (patch,) = ours.glob("count-runs/10-*/*.patch")
+    line = b"Author: Ada Lovelace <ada@example.org>\n"
+    assert line in patch.read_bytes()
+    own = f"Author: {author}\n".encode() if author else b""
+    patch.write_bytes(patch.read_bytes().replace(line, own))
+    written(cli, ours, "--release", "0.22.0")
+    made, again = reimported(cli, ours.parent / "out.mbox")
+    assert made.exit == 0, made.out + made.err
+    (patch,) = again.glob("count-runs/10-*/*.patch")
+    assert re.findall(rb"Author: .*\n", patch.read_bytes()) == ([own] if own else [])
+
+
+def test_a_feature_says_why_it_is_kept(cli: Cli, ours: Path, tmp_path: Path) -> None:
+    document = ours / "count-runs/feature.toml"
+    assert 'reason = "waiting"' in document.read_text("utf-8")  # upstream has a page of it
+    (tmp_path / "plain.diff").write_bytes(CHANGE)
+    own = tmp_path / "own"
+    words = ("import", tmp_path / "plain.diff", "--patches", own, "--id")
+    assert (cli(*words, "a").exit, cli(*words, "b", "--releases", "0.22.0").exit) == (0, 0)
+    taken, ours_alone = load([own])
+    assert (taken.merged, taken.reason) == (Version("0.23.0"), UpstreamPlan.WAITING)
+    assert ours_alone.reason is UpstreamPlan.LOCAL
+    text = document.read_text("utf-8").replace('reason = "waiting"\n', "")
+    document.write_text(text, "utf-8")
+    written(cli, ours, "--release", "0.22.0")
+    made, again = reimported(cli, tmp_path / "out.mbox")
+    assert made.exit == 0, made.out + made.err
+    assert load([again])[0].reason is None
 
 
 def test_a_mail_carries_switches_and_what_else_a_feature_says(cli: Cli, ours: Path) -> None:

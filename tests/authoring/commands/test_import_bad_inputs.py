@@ -398,6 +398,17 @@ def test_tabs_for_blanks_are_told(cli: Cli, tmp_path: Path) -> None:
     assert "differs from the diff only by its white space" in result.err
 
 
+def test_long_lines_are_told_apart() -> None:
+    """Two that begin alike are shown from where they differ, not by their equal beginnings."""
+    text = f"NAME = '{'long ' * 30}1'\nsize = 1\nrest = 2\n"
+    other = text.replace("1'", "2'")
+    data = diff("vllm/a.py", other.encode(), other.replace("size = 1", "size = 2").encode())
+    ((file,),) = (each.files for each in read_changes(data.replace(b"index", b"x"), "x.diff"))
+    texts = ReleaseTexts(("0.20.0",), lambda _: MemoryTree({"vllm/a.py": text.encode()}))
+    told = why(file, texts, checkout=False, by_hand=str)
+    assert re.search(r"line 1 is .\.\.\.[long ]+1'. and not .\.\.\.[long ]+2'.", told), told
+
+
 def test_letters_of_another_encoding_are_told(tmp_path: Path) -> None:
     text = "NAME = 'Größe'\nsize = 1\n"
     data = diff("vllm/a.py", text.encode(), text.replace("1", "2").encode(), ids=False)
@@ -475,6 +486,19 @@ def test_one_of_many_mails_is_placed_by_hand_alone(
     assert "save it as a-02-two.patch, then" in told.err
     Path("a-02-two.patch").write_bytes(mails[1])
     assert typed(cli, told.err) == 1
+    ours = ("--patches", tmp_path / "ours")
+    (session,) = Path().glob("port-*")
+    folder = next((session / "a-02-two").glob("*/vllm/v1")) / Path(PATH).name
+    text = folder.read_bytes().partition(b"<<<<<<<")[0] + b"two = 3\n"
+    folder.write_bytes(text)
+    assert cli("port", "--continue", *ours).exit == 0
+    assert "then this command takes the others" in told.err
+    again = cli(*words)
+    assert again.exit == 0, again.out + again.err
+    assert "a-02-two, placed by hand before" in again.out
+    assert again.last == "Wrote 1 feature: a-01-one."
+    told = cli(*words)
+    assert (told.exit, "found one" in told.err) == (2, True)
 
 
 def test_a_change_on_top_of_a_feature_with_a_later_id_is_told_to_come_behind(

@@ -1,0 +1,218 @@
+"""The report of ``overlay import``: what became of a change, by file and by release."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from overlay.authoring.landing import ContextKept, Summary, landings, moved_lines, on_disk_only
+from overlay.authoring.triage import FileFate
+from overlay.errors import told_once
+from overlay.package import is_module
+from overlay.report.base import Report, by_fields, plain
+from overlay.report.codes import Code, Verdict
+from overlay.report.lines import BLANK, Line, Span, labelled
+from overlay.report.words import count, enumeration
+from overlay.results import Fate, Outcome
+from overlay.results.invocation import Invocation, absolute
+
+
+@dataclass(frozen=True)
+class ImportReport(Report):
+    """What ``import`` made of a foreign change.
+
+    :ivar feature: the id; :ivar title: the subject of the change.
+    :ivar files: in the order in which they were judged.
+    :ivar outcomes: release -> how the whole change lands there, oldest first.
+    :ivar releases: the range that the new variants serve; ``None`` where nothing was written.
+    :ivar merged: the first release that has the change itself.
+    :ivar folder: the new feature; ``None`` where nothing was written.
+    :ivar holders: path of an added module -> the releases that have another file of that name.
+    :ivar warnings: what looks wrong although it was written.
+    :ivar context: how much context its hunks keep, where that was chosen.
+    :ivar moved: path -> release -> the file to which upstream moved what is changed in it.
+    :ivar prefixes: how paths of the change begin -> how those of the package do.
+    :ivar below: the features of the folder on whose text it was made.
+    """
+
+    _command: ClassVar[str] = "import"
+    _key: ClassVar[str] = "import"
+    feature: str
+    title: str
+    commits: int
+    files: tuple[FileFate, ...]
+    outcomes: Mapping[str, Outcome] = field(default_factory=dict)
+    releases: str | None = None
+    merged: str | None = None
+    folder: Path | None = None
+    holders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    context: ContextKept | None = None
+    moved: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    prefixes: Mapping[str, str] = field(default_factory=dict)
+    below: tuple[str, ...] = ()
+
+    @property
+    def error(self) -> str | None:
+        """Why files could not be placed, a sentence for each cause."""
+        return "\n".join(_problems([self])) or None
+
+    @property
+    def carried(self) -> tuple[FileFate, ...]:
+        """The files that are edited or added, or should have been."""
+        return carried(self.files)
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """How many files were left out, by kind."""
+        fates = [entry.fate for entry in self.files if entry not in self.carried]
+        kinds = [fate.value for fate in fates]
+        return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
+
+    def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
+        """The text of the report."""
+        read = f"{count(len(self.files), 'file')}, {count(self.commits, 'commit')}: {self.title}"
+        yield labelled(0, "read      ", read)
+        for before, after in self.prefixes.items():
+            subject = f"{before} is" if before else "what names no folder is in"
+            yield labelled(0, "paths     ", f"{subject} {after or 'left out'}")
+        if self.below:
+            yield labelled(0, "on top of ", enumeration(self.below))
+        if self.left_out:
+            kinds = [f"{number} {kind}" for kind, number in self.left_out.items()]
+            yield labelled(0, "left out  ", enumeration(kinds))
+        for entry in self.carried:
+            if entry.problem is not None:
+                continue  # told as the report's error
+            what = "added module" if is_module(entry.path) else "added file"
+            if entry.fate is Fate.EDITED:
+                hunks = "removed" if entry.removes else count(entry.hunks, "hunk")
+                what = f"{hunks}, made on {entry.made_on}"
+            yield labelled(0, "carried   ", f"{entry.path}  {what}")
+        for path, releases in self.holders.items():
+            yield labelled(0, "taken     ", f"{path}  another file in {enumeration(releases)}")
+        yield from landings(self.outcomes)
+        yield from moved_lines(self.moved, self.feature if self.folder else "")
+        if self.context is not None:
+            yield self.context.line
+        edited = [
+            entry.path
+            for entry in self.carried
+            if entry.fate is Fate.EDITED or not is_module(entry.path)
+        ]
+        removed = [entry.path for entry in self.carried if entry.removes]
+        yield from on_disk_only(edited, self.releases, removed)
+        for warning in self.warnings:
+            yield labelled(0, "warning:  ", warning)
+
+    def plain(self) -> dict[str, Any]:
+        """The fields of the JSON, which has some only where they say something."""
+        some = ("warnings", "context", "moved", "prefixes", "below")
+        silent = [name for name in some if not getattr(self, name)]
+        return by_fields(self, "conclusion", "holders", *silent)
+
+
+@dataclass(frozen=True)
+class SeriesReport(Report):
+    """What ``import --each`` made of several commits: a feature each, on top of each other.
+
+    :ivar imports: in the order of the commits; :ivar placed: those that were placed by hand before.
+    """
+
+    _command: ClassVar[str] = "import"
+    imports: tuple[ImportReport, ...]
+    placed: tuple[str, ...] = ()
+
+    @property
+    def error(self) -> str | None:
+        """Why files could not be placed, a sentence for each cause."""
+        return "\n".join(_problems(self.imports)) or None
+
+    def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
+        """The text of the report."""
+        for entry in self.imports:
+            yield Line((Span(entry.feature, "heading"),))
+            yield from entry.own_lines()
+            yield BLANK
+        if self.placed:
+            yield labelled(0, "there     ", f"{enumeration(self.placed)}, placed by hand before")
+            yield BLANK
+
+    def own_data(self) -> dict[str, Any]:
+        """The reports, without a key of their own."""
+        return {"imports": plain(self.imports)}
+
+
+def _problems(imports: Iterable[ImportReport]) -> list[str]:
+    """Why files could not be placed."""
+    return told_once(
+        (entry.path, entry.problem) for each in imports for entry in each.files if entry.problem
+    )
+
+
+def series(imports: tuple[ImportReport, ...], placed: tuple[str, ...] = ()) -> SeriesReport:
+    """The report of a series, which is written as a whole or not at all."""
+    # A commit of tests alone is left out, and nothing is wrong with it.
+    with_files = [entry for entry in imports if entry.carried] or list(imports)
+    worst = max(with_files, key=lambda entry: int(entry.exit))
+    written = [entry.feature for entry in imports if entry.folder is not None]
+    if written:
+        text = f"Wrote {count(len(written), 'feature')}: {enumeration(written)}."
+        if worst.code is Code.IMPORT_REVIEW:
+            text = f"{text[:-1]}; review what was merged before you apply it."
+    elif unplaced := sum(entry.problem is not None for each in imports for entry in each.files):
+        text = _not_placed(unplaced)
+    else:
+        text = worst.verdict
+    return SeriesReport(Verdict(worst.code, text), imports, placed)
+
+
+def concluded(summary: Summary, folder: Path | None, by_hand: str) -> Verdict:
+    """The verdict of ``import``.
+
+    :param by_hand: how a person places the change.
+    """
+    if summary.problems:
+        return Verdict(Code.NOT_PLACED, _not_placed(len(summary.problems)))
+    if not carried(summary.files):
+        return Verdict(
+            Code.NOT_IMPORTED, "Nothing was written: the change has no Python module of vllm/."
+        )
+    if folder is None:
+        why, modules = "see above", list(summary.holders)
+        if modules:
+            single = "is a file of its own there"
+            there = single if len(modules) == 1 else "are files of their own there"
+            why = f"{enumeration(modules, most=3)} {there}: give the added module another name"
+        text = f"Nothing was written: {summary.id} lands on none of the releases; {why}."
+        if not modules:
+            text = f"{text[:-1]}. {by_hand[:1].upper()}{by_hand[1:]}."
+        return Verdict(Code.NOT_IMPORTED, text)
+    wrote = f"Wrote {folder} for {summary.releases}"
+    if summary.review:
+        text = f"{wrote}, where it was merged: review it before you apply it."
+        return Verdict(Code.IMPORT_REVIEW, text)
+    check = Invocation(patches=(absolute(folder.parent),)).command("check")
+    return Verdict(Code.IMPORTED, f"{wrote}; {check} tries it.")
+
+
+def nearest(summary: Summary) -> str:
+    """The release on which a change that lands nowhere is placed most easily.
+
+    It is the last one before the first that has it, or has a part of it; else the newest.
+    """
+    names = list(summary.outcomes) or [""]
+    there = (Outcome.UPSTREAM, Outcome.PARTLY)
+    first = next((at for at, o in enumerate(summary.outcomes.values()) if o in there), 0)
+    return names[first - 1]
+
+
+def _not_placed(files: int) -> str:
+    return f"Nothing was written: {count(files, 'file')} could not be placed."
+
+
+def carried(files: Iterable[FileFate]) -> tuple[FileFate, ...]:
+    """The files that are edited or added, or should have been."""
+    return tuple(entry for entry in files if entry.fate in (Fate.EDITED, Fate.ADDED))
