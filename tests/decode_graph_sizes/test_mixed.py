@@ -89,6 +89,7 @@ SET: list[tuple[dict[str, Any], str]] = [
             ({"world_size_across_dp": 2}, "with several ranks"),
             ({"lora_config": SimpleNamespace()}, "with adapters"),
             ({"is_multimodal_model": True}, "that takes images"),
+            ({"speculative_config": None, "num_speculative_tokens": 0}, "without drafts they"),
         ]
     ),
 ]
@@ -226,6 +227,47 @@ def test_where_a_step_waits_for_the_gpu_decodes_alone_have_graphs(
 def test_few_weights_leave_graphs_of_mixed_batches(tmp_path: Path) -> None:
     compilation, _ = fitted_beside([layer("ALWAYS")], tmp_path, weights=[4 << 30, 4 << 30])
     assert compilation.cudagraph_mode is Mode.FULL
+
+
+def planned(folder: Path, mode: Mode, longest: int, padded: int, whole: Mode = Mode.FULL) -> Any:
+    """The longest request that attention is planned for; None: it is to ask the batch.
+
+    :param mode: of the step; :param whole: of the engine; :param padded: tokens of the graph.
+    """
+    config = configuration(cudagraph_mode=None)
+    write_utils("0.33.0", folder)
+    one = worker(config)
+    one.get_model = lambda: SimpleNamespace(parameters=lambda: iter(()))
+    with fitted(one, choose=choose, folder=folder):
+        config.compilation_config.cudagraph_mode = whole
+        scheduled = SimpleNamespace(max=lambda: longest)
+        batch = SimpleNamespace(
+            max_query_len=None, num_tokens_after_padding=padded, num_scheduled_tokens=scheduled
+        )
+        told = one.model_runner.model_state.prepare_attn(batch, mode, "tables")
+        assert batch.max_query_len is None
+        return told
+
+
+def test_decodes_of_a_token_each_are_planned_as_the_graph_was_captured(tmp_path: Path) -> None:
+    assert planned(tmp_path, Mode.FULL, 1, 2) == 2
+    for mode, longest, padded, whole in (
+        (Mode.NONE, 1, 2, Mode.FULL),  # no graph
+        (Mode.FULL, 2, 2, Mode.FULL),
+        (Mode.FULL, 1, 1, Mode.FULL),  # captured for one token
+        (Mode.FULL, 1, 2, Mode.FULL_AND_PIECEWISE),  # a graph of decodes
+    ):
+        assert planned(tmp_path, mode, longest, padded, whole) is None
+
+
+@pytest.mark.parametrize("release", ["0.31.0", "0.32.0", "0.33.0"])
+def test_a_release_asks_the_batch_for_its_longest_request(release: str) -> None:
+    states = text(release, "vllm/v1/worker/gpu/model_states/default.py")
+    assert (
+        "        max_query_len = input_batch.max_query_len\n        if max_query_len is" in states
+    )
+    runner = text(release, "vllm/v1/worker/gpu/model_runner.py")
+    assert "self.model_state.prepare_attn(\n                input_batch,\n" in runner
 
 
 @pytest.mark.parametrize("release", TEXTS)

@@ -94,6 +94,13 @@ MEMORY: list[Mistake] = [
     ("_without_prefills", "support.name != 'ALWAYS'", "False"),
     ("_without_prefills", "hasattr(layer, 'get_attn_backend')", "True"),
     ("_choose_decodes_alone", "setattr(compilation, MODE, reason)", "pass"),
+    ("fit_sizes", "plan_as_captured(worker.model_runner)", "pass"),
+    ("plan_as_captured.prepare_attn", "batch.max_query_len = 2", "pass"),
+    ("plan_as_captured.prepare_attn", "batch.max_query_len = None", "pass"),
+    ("_single_tokens", "mode.name == 'FULL'", "True"),
+    ("_single_tokens", "not runner.compilation_config.cudagraph_mode.separate_routine()", "True"),
+    ("_single_tokens", "batch.num_tokens_after_padding > 1", "True"),
+    ("_single_tokens", "batch.num_scheduled_tokens.max() == 1", "True"),
     ("fit_sizes", "len(sizes) == len(own)", "False"),
     ("fit_sizes", "2 if mode is not None and mode.separate_routine() else 1", "1"),
     ("_agreed", "group.world_size == 1", "True"),
@@ -179,6 +186,7 @@ def memory_is_right(edits: list[Mistake], monkeypatch: pytest.MonkeyPatch, folde
         test_mixed.test_a_backend_that_holds_no_prefill_gets_decodes_alone("NEVER", 64, folder)
         test_mixed.test_other_backends_get_them(folder)
         test_mixed.test_ranks_agree_on_them(folder)
+        test_mixed.test_decodes_of_a_token_each_are_planned_as_the_graph_was_captured(folder)
         test_mixed.test_few_weights_leave_graphs_of_mixed_batches(folder)
         test_mixed.test_where_a_step_waits_for_the_gpu_decodes_alone_have_graphs(
             [8 << 30, 1], folder, patched

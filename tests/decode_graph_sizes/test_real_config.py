@@ -82,7 +82,8 @@ def test_what_a_user_set_stays(given: dict[str, Any]) -> None:
 
 #: What a user sets, and what becomes of mode, largest size and graphs of mixed batches.
 MADE: list[tuple[dict[str, Any], str, int, str | None]] = [
-    ({}, "FULL", 2048, None),
+    ({}, "FULL_AND_PIECEWISE", 512, "without drafts"),
+    ({"switch": "mixed"}, "FULL", 2048, None),
     ({"optimization_level": 0}, "NONE", 0, "vLLM chose cudagraph mode NONE"),
     ({"optimization_level": 1}, "PIECEWISE", 512, "vLLM chose cudagraph mode PIECEWISE"),
     ({"enforce_eager": True}, "NONE", 0, "set already"),
@@ -110,6 +111,8 @@ def test_a_whole_configuration(
     config = llama_config(192, "LlamaForCausalLM", 1)
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    given = dict(given)
+    monkeypatch.setenv(VARIABLE, given.pop("switch", "on"))
     monkeypatch.delenv("TORCH_COMPILE_DISABLE", raising=False)  # the tests' own
     platform = type(current_platform)
     monkeypatch.setattr("vllm.config.vllm.HAS_TRITON", True)

@@ -228,7 +228,12 @@ def worker(
     model.get_num_attention_heads = lambda _: width // 64
     return SimpleNamespace(
         vllm_config=config,
-        model_runner=SimpleNamespace(capture_model=lambda: 0, profile_cudagraph_memory=lambda: 0),
+        model_runner=SimpleNamespace(
+            capture_model=lambda: 0,
+            profile_cudagraph_memory=lambda: 0,
+            compilation_config=config.compilation_config,
+            model_state=SimpleNamespace(prepare_attn=lambda batch, *_: batch.max_query_len),
+        ),
         init_snapshot=SimpleNamespace(free_memory=total << 30),
         requested_memory=int(total * share) << 30,
         cache_config=SimpleNamespace(kv_cache_memory_bytes=cache and cache << 30),

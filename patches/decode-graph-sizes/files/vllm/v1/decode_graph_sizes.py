@@ -144,14 +144,18 @@ def _choose_mode(config: Any, is_set: bool) -> None:
 
 
 def _untried(config: Any) -> str | None:
-    """What a configuration has with which nobody tried graphs of mixed batches."""
+    """Why a configuration gets no graphs of mixed batches unless they are asked for."""
     cases = {
         "several ranks": config.parallel_config.world_size_across_dp > 1,
         "adapters": config.lora_config is not None,
         "a model that takes images": config.model_config.is_multimodal_model,
     }
-    untried = next((name for name, has_it in cases.items() if has_it), None)
-    return untried and f"nobody tried them with {untried}; {VARIABLE}={MIXED} does"
+    for name, has_it in cases.items():
+        if has_it:
+            return f"nobody tried them with {name}; {VARIABLE}={MIXED} does"
+    if config.speculative_config is None:
+        return f"without drafts they computed decodes wrongly; {VARIABLE}={MIXED} asks for them"
+    return None
 
 
 def _holds_prompts() -> bool:

@@ -8,6 +8,7 @@ about. All ranks keep the same sizes.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -120,9 +121,47 @@ def fit_sizes(worker: Any) -> None:
         note = "; cudagraph mode FULL, for mixed batches, too"
     else:
         note = f"; no graphs of mixed batches: {mixed}" if mixed else ""
+    if mixed is None:
+        plan_as_captured(worker.model_runner)
     _report(kept, sizes, own, shape.bytes_of(kept, own, graphs), room, note)
     if len(kept) > len(own):
         guard_capture(worker, own)
+
+
+def plan_as_captured(runner: Any) -> None:
+    """Have attention in a graph of a mixed batch planned as it was when the graph was captured.
+
+    runner: of V2, with its model's state. Graphs are captured for requests of several tokens. Where
+    no request has more than one, FlashAttention 3 plans without the causal mask (heads up to 64 and
+    above 128), in another layout than the captured kernel reads: decodes were computed wrongly.
+    """
+    upstream = runner.model_state.prepare_attn
+
+    @functools.wraps(upstream)
+    def prepare_attn(batch: Any, mode: Any, *given: Any, **named: Any) -> Any:
+        if not _single_tokens(runner, batch, mode):
+            return upstream(batch, mode, *given, **named)
+        batch.max_query_len = 2
+        try:
+            return upstream(batch, mode, *given, **named)
+        finally:
+            batch.max_query_len = None
+
+    runner.model_state.prepare_attn = prepare_attn
+
+
+def _single_tokens(runner: Any, batch: Any, mode: Any) -> bool:
+    """Whether a batch has one token a request, in a graph that was captured for more.
+
+    mode: the CUDAGraphMode in which the batch runs; the graph of one token has no more.
+    """
+    return bool(
+        mode.name == "FULL"
+        and not runner.compilation_config.cudagraph_mode.separate_routine()
+        and batch.max_query_len is None
+        and batch.num_tokens_after_padding > 1
+        and batch.num_scheduled_tokens.max() == 1
+    )
 
 
 def _against_mixed(worker: Any) -> str | None:
