@@ -18,9 +18,9 @@ from scripts.performance_data import Row, Sitting, sittings_of
 
 HEAD = ["your vLLM", "your model", "runner", "speed over stock vLLM, H200"]
 #: Files of ``bench/results``.
-DRAFTS = "h200-default-engine-0.33.0-2026-11-26"
+DRAFTS = "h200-default-engine-0.33.0-own-process-2026-11-27"
 NO_DRAFTS = "h200-default-runner-0.33.0-no-drafts-2026-11-26"
-TEXT_33 = "h200-real-text-0.33.0-2026-11-26"
+TEXT_33 = "h200-real-text-0.33.0-2026-11-27"
 TEXT_26 = "h200-real-text-0.26.0-2026-11-26"
 RANKS = "h200-data-parallel-time-0.26.0-2026-11-23"
 STEPS_26 = "h200-step-time-0.26.0-2026-11-21-e"
@@ -49,7 +49,7 @@ def _on_newest(documents: Documents) -> list[float]:
     """256 requests of 1B in flight, with drafts and without; then of real text."""
     ratios = [
         documents(file)["loads"]["256 mixed"][engine]["median_ratio"]
-        for file, engine in ((DRAFTS, "overlay"), (NO_DRAFTS, "mixed"))
+        for file, engine in ((DRAFTS, "overlay"), (NO_DRAFTS, "overlay"))
     ]
     return [*ratios, _over(documents(TEXT_33), "256 requests", "V2 overlay")]
 

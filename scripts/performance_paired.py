@@ -153,7 +153,7 @@ def _cells(sitting: Mapping[str, Any], file: str) -> list[Cell]:
             gpu = short_gpu(about["gpu"])
             cells.append(
                 Cell(
-                    about["vllm"],
+                    about.get("vllm") or f"SGLang {about['sglang']}",
                     gpu,
                     sitting["shape"],
                     _drafts(sitting, name),

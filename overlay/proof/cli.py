@@ -59,7 +59,8 @@ option = functools.partial(click.option, show_default=True)
 @option(
     "--method",
     metavar="NAME",
-    help="vLLM's name for the kind of draft, such as eagle3; vLLM itself knows most.",
+    help="vLLM's name for the kind of draft, such as eagle3.",
+    show_default="as the draft's configuration says",
 )
 @option("--k", type=click.IntRange(1), help="Draft tokens a step.", show_default="3")
 @option("--tiny", is_flag=True, help="Make small models whose answer is known, and serve them.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -119,11 +120,15 @@ def test_pages_of_features_have_the_figures_of_the_json() -> None:
     mixed = sorted(ratios(file, "256 mixed")[engine] for file, engine in sittings.items())
     without = ratios("h200-mixed-batches-0.33.0-2026-11-26", "256 mixed")["on"]
     assert f"gave {mixed[0]} to {mixed[-1]} times [the tokens]" in sizes
-    assert f"of stock vLLM in three sittings instead of {without}, and" in sizes
+    short = ratios("h200-default-engine-0.33.0-own-process-2026-11-27", "256 mixed")["overlay"]
+    assert f"three sittings instead of {without} ({short} with short answers), and" in sizes
     heavy = ratios("h200-default-engine-0.33.0-8b-2026-11-26", "64 uniform")["overlay"]
     experts = ratios("h200-default-engine-0.33.0-moe-2026-11-26", "256 uniform")["overlay"]
     assert f"64 decodes of 8B had {heavy} of stock vLLM's tokens" in sizes
-    assert f"a mixture of experts {experts}." in sizes
+    file = "h200-default-engine-0.33.0-8b-2026-11-27"
+    alone = sorted(ratios(file, load)["overlay"] for load in read(file)["loads"])
+    has = f"a mixture of experts {experts}; without them 8B has {alone[0]} to {alone[-1]}."
+    assert has in sizes
     soak = read("h200-soak-0.33.0-2026-11-26")
     on_v2 = [engine for engine in soak["engines"] if "V2" in str(engine["spec"]["runner"]).upper()]
     assert f"{soak['taken']:,} steps in five engines" in sizes
@@ -133,7 +138,7 @@ def test_pages_of_features_have_the_figures_of_the_json() -> None:
     assert steps > soak["taken"] / 2
     text = ratios("h200-real-text-0.33.0-2026-11-26", "256 requests")
     later = ratios("h200-real-text-0.33.0-2026-11-26-b", "256 requests")["V2 overlay"]
-    expected = f"{text['V2 overlay']} and {later} instead of {text['V2 overlay, decodes']}."
+    expected = f"{text['V2 overlay']} to {later} instead of {text['V2 overlay, decodes']}."
     assert expected in sizes
     steady = prose("steady-scheduler.md")
     file = "h200-steady-scheduler-0.26.0-2026-11-26"
@@ -142,6 +147,34 @@ def test_pages_of_features_have_the_figures_of_the_json() -> None:
     file = "h200-default-runner-0.33.0-no-drafts-2026-11-26"
     once, flight = (ratios(file, f"256 {how}")["overlay"] for how in ("uniform", "mixed"))
     assert f"without drafts {once} and {flight} times" in steady
+
+
+def test_what_verifying_greedily_gives_and_how_a_peer_compares() -> None:
+    page, file = prose("greedy-verification.md"), "h200-greedy-verification-0.33.0-2026-11-27"
+    shown = {load: ratios(file, load)["overlay"] for load in read(file)["loads"]}
+    above = {load: cell["overlay"]["above_1"] for load, cell in read(file)["loads"].items()}
+    assert f"[{shown['64 mixed']} times the tokens](../bench/results/{file}.json)" in page
+    assert f"in flight ({above['64 mixed']} rounds above 1), {shown['64 uniform']} at once" in page
+    assert f"({above['64 uniform']}), with 256 about {shown['256 mixed']}" in page
+    soak = read("h200-soak-0.33.0-2026-11-27")
+    assert all(engine["ok"] for engine in soak["engines"])
+    counts = (engine["greedy_verification"]["counts"] for engine in soak["engines"])
+    verified = sum(each["batches verified from one argmax"] for each in counts)
+    assert f"a soak that verified {verified:,} batches" in page.replace("[", "").replace(
+        "](../bench/results/h200-soak-0.33.0-2026-11-27.json)", ""
+    )
+    loads = read("h200-default-engine-0.33.0-own-process-2026-11-27")["loads"]
+
+    def over(load: str) -> str:
+        pairs = zip(
+            *(loads[load][name]["tokens_per_s"] for name in ("overlay", "SGLang")), strict=True
+        )
+        return f"{statistics.median(ours / theirs for ours, theirs in pairs):.2f}"
+
+    page = prose("performance.md")
+    flight, fewer, one = over("256 mixed"), over("64 mixed"), over("1 uniform")
+    assert f"has {flight} of its tokens with 256 in flight, {fewer} with 64, {one} with one" in page
+    assert f"and {over('256 uniform')} (1 of 8 above 1) with 256 at once" in page
 
 
 def read(file: str) -> Any:

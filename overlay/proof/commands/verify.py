@@ -17,6 +17,7 @@ from overlay.errors import OverlayError, UsageError
 from overlay.proof.commands.device import DevicePlace, device_of, expect_device
 from overlay.proof.commands.installation import expect_feature, interpreter
 from overlay.proof.commands.pair import Pair, expect_pair, names_draft, pair_of
+from overlay.proof.commands.question import method_of
 from overlay.proof.commands.verify_failures import raised_by, usable
 from overlay.proof.commands.verify_tiny import ModelSet, tiny_sets
 from overlay.proof.engine_compat import (
@@ -108,7 +109,7 @@ def verify(
             for_tiny = (question.arguments, question.modes, question.draft)
             sets = tiny_sets(python, work / "models", *for_tiny, on_cpu=on_cpu)
         else:
-            sets = [_own_set(question)]
+            sets = [own_set(question)]
         code = link_packages(work / "code")
         stage = VerifyStage(question, python, work, code, on_engine)
         results = [result for models in _in_order(stage, sets, on_cpu=on_cpu) for result in models]
@@ -192,13 +193,15 @@ def _is_path(place: str) -> bool:
     return place.startswith((os.sep, ".", "~")) or place.count(os.sep) > 1
 
 
-def _own_set(question: VerifyQuestion) -> ModelSet:
+def own_set(question: VerifyQuestion) -> ModelSet:
     """The user's own models."""
     arguments = ["--model", str(question.model)]
     if question.draft is not None:
         speculative = {"model": question.draft, "num_speculative_tokens": question.k or 3}
-        if question.method is not None:
-            speculative["method"] = question.method
+        # vLLM goes by the folder's name, and takes a draft that is named otherwise for a model.
+        method = question.method or method_of(Path(question.draft).expanduser())
+        if method is not None:
+            speculative["method"] = method
         arguments += ["--speculative-config", json.dumps(speculative)]
     prompts: tuple[str, ...] = TEXTS
     if question.prompts is not None:

@@ -15,6 +15,7 @@ import jsonschema
 import pytest
 
 from overlay.cli.run import run
+from overlay.proof.commands.verify import VerifyQuestion, own_set
 from tests.proof.support.fake_engine import behaving, write_fake_python
 from tests.report.test_schema import DOCUMENT
 
@@ -99,6 +100,18 @@ def test_the_users_models_get_the_modes_that_the_configuration_has(verify: Any) 
     told = verify({"off": "one pass"}, *OWN)
     assert [each["mode"] for each in told.json["verify"]["modes"]] == ["off", "auto"]
     assert told.status == 0
+
+
+def test_a_draft_is_of_the_kind_that_its_configuration_says(tmp_path: Path) -> None:
+    """vLLM goes by the name of the folder, and takes another one's draft for a model."""
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLMEagle3"]}')
+    for method, expected in ((None, "eagle3"), ("mtp", "mtp")):
+        question = VerifyQuestion(model="a/target", draft=str(tmp_path), method=method)
+        arguments = own_set(question).spec.arguments
+        speculative = json.loads(arguments[arguments.index("--speculative-config") + 1])
+        assert speculative["method"] == expected
+    arguments = own_set(VerifyQuestion(model="a/target", draft="on/the-hub")).spec.arguments
+    assert "method" not in arguments[-1]
 
 
 def test_the_verdict_says_where_a_mode_fell_back_to_another(verify: Any) -> None:
