@@ -116,11 +116,12 @@ def why(
     around = (
         ", a line around the change, which `patch` passes over as fuzz" if misfit.around else ""
     )
-    there, wanted = _quote_both(misfit.present, misfit.expected)
+    text, expected = _quote_both(misfit.present, misfit.expected)
     return (
         f"the hunk at line {misfit.hunk.patch_line} does not fit {path} in {span}{beside}; "
         f"the nearest text is that of {release}, whose line {misfit.line} is "
-        f"{there} and not {wanted}{around}: correct the diff, or {by_hand(release)}; {elsewhere}"
+        f"{text} and not {expected}{around}: correct the diff, or {by_hand(release)}; "
+        f"{elsewhere}"
     )
 
 
@@ -168,10 +169,10 @@ def _spelt_otherwise(file: IncomingFile, present: dict[str, bytes]) -> str | Non
             if form is _words
             else "it was saved in another encoding: save it as UTF-8, or get the mail itself"
         )
-        here, wanted = _quote_both(there, expected)
+        own, other = _quote_both(there, expected)
         return (
-            f"{file.path} of {release} differs from the diff {sense}: it has {here} where the diff "
-            f"has {wanted}; {how}"
+            f"{file.path} of {release} differs from the diff {sense}: it has {own} where the diff "
+            f"has {other}; {how}"
         )
     return None
 

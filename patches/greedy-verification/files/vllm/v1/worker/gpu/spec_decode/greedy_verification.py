@@ -73,7 +73,9 @@ def prepare(
         idle(FEATURE, reason)
         return None
     from vllm.v1.worker.gpu.sample.output import SamplerOutput
-    from vllm.v1.worker.gpu.spec_decode import rejection_sampler
+    from vllm.v1.worker.gpu.spec_decode import (  # type: ignore[attr-defined, unused-ignore]
+        rejection_sampler,
+    )
 
     active(FEATURE, "batches of plain greedy requests are verified by two kernels")
     return Verification(
