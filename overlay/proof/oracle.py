@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 #: Token ids below this one (padding, begin and end of text) are never produced.
 FIRST_TOKEN = 3
@@ -93,16 +93,6 @@ def swapped(rule: Rule, adapter: str) -> tuple[tuple[int, int], ...]:
     return tuple(zip(ids[::2], ids[1::2], strict=True))
 
 
-def adapted(rule: Rule, adapter: str | None) -> Rule:
-    """The rule where the target, and not its drafts, has an adapter; the rule itself without."""
-    if adapter is None:
-        return rule
-    successor = list(rule.successor)
-    for first, second in swapped(rule, adapter):
-        successor[first], successor[second] = successor[second], successor[first]
-    return replace(rule, successor=tuple(successor))
-
-
 def _extend(table: Sequence[int], tokens: Sequence[int], count: int) -> list[int]:
     if len(tokens) < 2:
         raise ValueError(f"the rule needs two known tokens, not {len(tokens)}")
@@ -134,21 +124,6 @@ def accepted(rule: Rule, tokens: Sequence[int], k: int) -> int:
     proposed = drafts(rule, tokens, k)
     true = continuation(rule, tokens, k)
     return next((i for i in range(k) if proposed[i] != true[i]), k)
-
-
-def undisturbed(rule: Rule, prompt: Sequence[int], count: int, k: int) -> list[OracleStep]:
-    """Every verification of a request that is never preempted and never near its length limit.
-
-    The prefill gives one token; then each step verifies ``k`` proposals and adds one token more
-    than it accepts, the last one possibly running past ``count``.
-    """
-    tokens = [*prompt, *continuation(rule, prompt, 1)]
-    steps = []
-    while len(tokens) < len(prompt) + count:
-        right = accepted(rule, tokens, k)
-        steps.append(OracleStep(len(tokens), k, right))
-        tokens += continuation(rule, tokens, right + 1)
-    return steps
 
 
 def count_steps(steps: Iterable[OracleStep], k: int) -> Counts:

@@ -332,7 +332,7 @@ class Engine:
         """
         from overlay.proof import oracle
         from tests.draft_graphs.first_wrong_draft import ending_there
-        from tests.engine import engine_facts, run_engine
+        from tests.engine import engine_facts, expected_steps, run_engine
         from tests.engine.tiny_eagle import read_rule
 
         rule = read_rule(Path(self.spec.models))
@@ -349,7 +349,7 @@ class Engine:
             judged = run_engine.judge(request, outputs[str(index)], steps[str(index)], rule)
             outcome.tokens_ok &= judged["tokens_ok"] is not False
             outcome.tokens_ok &= judged["prompt_logprobs_ok"] is not False
-            own = oracle.adapted(rule, request.adapter)
+            own = expected_steps.adapted(rule, request.adapter)
             text = prompt + oracle.continuation(own, prompt, request.tokens)
             for step in steps[str(index)]:
                 right = oracle.accepted(own, text[: step.known], step.drafted)

@@ -10,6 +10,7 @@ import pytest
 from overlay.proof import oracle
 from overlay.proof.tiny_drafters import voters_rule
 from tests.draft_graphs.added_modules import added
+from tests.engine import expected_steps
 from tests.gpu.every_size import BELOW, DEFAULT_CAPTURED, STEPS, at_every_size, levels
 from tests.gpu.gpu_cells import all_cells
 
@@ -28,7 +29,7 @@ def test_every_size_is_live_and_one_more_than_each(name: str) -> None:
     one_pass = name.startswith(("pard", "peagle", "dflash"))
     rule = voters_rule() if one_pass else oracle.make_rule()
     steps = [
-        len(oracle.undisturbed(rule, request.prompt, request.tokens, spec.k))
+        len(expected_steps.undisturbed(rule, request.prompt, request.tokens, spec.k))
         for request in spec.requests
     ]
     assert len(steps) == spec.max_num_seqs
@@ -70,7 +71,7 @@ def test_every_graph_of_mixed_batches_has_a_batch(name: str) -> None:
     batches: dict[int, list[int]] = defaultdict(list)
     for request in spec.requests:
         batches[request.arrival].append(len(request.prompt))
-        verified = oracle.undisturbed(rule, request.prompt, request.tokens, spec.k)
+        verified = expected_steps.undisturbed(rule, request.prompt, request.tokens, spec.k)
         for step in range(request.arrival + 1, request.arrival + 1 + len(verified)):
             batches[step].append(spec.k + 1)
         assert len(request.prompt) + request.tokens + 2 * spec.k < spec.max_model_len

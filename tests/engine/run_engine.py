@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from overlay.proof import engine_compat, oracle, verify_engine
+from tests.engine import expected_steps
 from tests.engine.engine_facts import (
     base_environment,
     describe_engine,
@@ -93,7 +94,7 @@ def judge(
 
     :param rule: without any adapter.
     """
-    rule = oracle.adapted(rule, request.adapter)
+    rule = expected_steps.adapted(rule, request.adapter)
     tokens = list(output.outputs[0].token_ids)
     prompt = list(request.prompt)
     tokens_ok = steps_ok = None
@@ -202,8 +203,11 @@ def _compare_counts(
         (
             step
             for request in spec.requests
-            for step in oracle.undisturbed(
-                oracle.adapted(rule, request.adapter), request.prompt, request.tokens, spec.k
+            for step in expected_steps.undisturbed(
+                expected_steps.adapted(rule, request.adapter),
+                request.prompt,
+                request.tokens,
+                spec.k,
             )
         ),
         spec.k,

@@ -14,15 +14,14 @@ from overlay.proof.oracle import (
     OracleStep,
     Rule,
     accepted,
-    adapted,
     continuation,
     count_steps,
     drafts,
     make_rule,
     swapped,
-    undisturbed,
 )
 from tests.engine.engine_spec import EngineSpec, Request, make_requests
+from tests.engine.expected_steps import adapted, undisturbed
 from tests.engine.tiny_adapters import ADAPTERS, MAX_RANK
 
 RULE = make_rule()

@@ -1,8 +1,8 @@
 """Write LoRA adapters of the tiny target whose effect is known: each swaps tokens' embeddings.
 
 With the adapter the target takes each token of a pair for the other one, and follows
-``oracle.adapted``; a draft that shares the target's embedding without its adapter goes on as
-before, and is wrong after those tokens.
+``expected_steps.adapted``; a draft that shares the target's embedding without its adapter goes on
+as before, and is wrong after those tokens.
 
 An adapter is ``adapter_config.json`` and ``adapter_model.safetensors``, as PEFT writes them.  Needs
 PyTorch and safetensors, no vLLM.

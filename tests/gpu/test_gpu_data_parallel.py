@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from overlay.proof.oracle import continuation, make_rule, undisturbed
+from overlay.proof.oracle import continuation, make_rule
 from tests.engine.engine_spec import make_requests
+from tests.engine.expected_steps import undisturbed
 from tests.gpu import data_parallel, dp_judging
 
 RULE, K = make_rule(), 3

@@ -21,6 +21,7 @@ from overlay.proof.verification import (
     judged,
     leaves_answer,
 )
+from tests.engine import expected_steps
 
 RULE = make_rule()
 REQUESTS = tiny_requests(RULE.vocab)
@@ -33,7 +34,7 @@ def right() -> list[Answer]:
         Answer(
             len(request.prompt),
             tuple(oracle.continuation(RULE, request.prompt, request.tokens)),
-            tuple(oracle.undisturbed(RULE, request.prompt, request.tokens, K)),
+            tuple(expected_steps.undisturbed(RULE, request.prompt, request.tokens, K)),
         )
         for request in REQUESTS
     ]

@@ -67,6 +67,7 @@ if word.startswith("problem "):
     sys.exit(0)
 
 sys.path.insert(0, {root!r})
+from tests.engine import expected_steps
 from overlay.proof import oracle
 from overlay.proof.oracle import make_rule
 from overlay.proof.verify_engine import VerifySpec
@@ -75,7 +76,7 @@ spec, rule, served = VerifySpec.from_json(spec_file.read_text()), make_rule(), [
 for request in spec.requests:
     prompt, count = list(request.prompt), request.tokens
     tokens = oracle.continuation(rule, prompt, count)
-    made = oracle.undisturbed(rule, prompt, count, 5)
+    made = expected_steps.undisturbed(rule, prompt, count, 5)
     steps = [[step.known, step.drafted, step.accepted] for step in made]
     served.append({{"prompt": len(prompt), "tokens": tokens, "steps": steps}})
 for number, text in enumerate(spec.prompts):
