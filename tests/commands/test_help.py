@@ -21,7 +21,7 @@ ACTIONS = {
     | {"--context"},
     "port": {"--accept", "--retire", "--skip", "--resolver"},
     "log": {"--upstream"},
-    "verify": {"--model", "--draft", "--method", "--logs"},
+    "verify": {"--model", "--draft", "--logs"},
     "bench": {"--model", "--draft", "--html", "--svg", "--logs"},
 }
 

@@ -58,6 +58,7 @@ WIDE = EngineSpec(
 CELLS = {
     "drafts": WIDE,
     "no-drafts": replace(WIDE, draft=None),
+    "no-drafts-mixed": replace(WIDE, draft=None, env={"OVERLAY_DECODE_GRAPH_SIZES": "mixed"}),
     "preempted": replace(
         WIDE, max_num_seqs=64, kv_blocks=320, block_size=16, prefix_caching=True, k=5
     ),
@@ -216,7 +217,7 @@ def serve(cell: Path) -> None:
     spec, name = EngineSpec.from_json(request["spec"]), request["name"]
     for key, value in base_environment(1).items():
         os.environ.setdefault(key, value)
-    os.environ.update(engine_compat.runner_environment(spec.runner))
+    os.environ.update(engine_compat.runner_environment(spec.runner) | spec.env)
     import torch
     import vllm
 

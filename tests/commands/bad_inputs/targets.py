@@ -310,7 +310,7 @@ simple("A budget that is no number", 2, "not a number", lambda w: ["bench", "--b
 simple(
     "A no such feature to show",
     2,
-    "demo; `overlay list` shows them",
+    "ID ../x: expected one of demo; name the folder of a further feature",
     lambda w: ["show", "../x"],
 )
 simple(
