@@ -217,7 +217,7 @@ def serve(cell: Path) -> None:
     spec, name = EngineSpec.from_json(request["spec"]), request["name"]
     for key, value in base_environment(1).items():
         os.environ.setdefault(key, value)
-    os.environ.update(engine_compat.runner_environment(spec.runner) | spec.env)
+    os.environ.update(engine_compat.runner_environment(spec.runner) | dict(spec.env))
     import torch
     import vllm
 
