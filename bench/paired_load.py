@@ -219,6 +219,33 @@ class Engine:
 # -- all of them
 
 
+def numbers(text: str) -> list[int]:
+    """Whole numbers between commas, as the command line has them."""
+    return [int(each) for each in text.split(",")]
+
+
+def start_all(
+    parties: list[Party], command: Callable[[Party, Path], list[str]], seconds: float
+) -> list[Engine]:
+    """Start the engines of all parties together; each is up, or has said why it failed.
+
+    :param command: arguments of a party's Python, given its log, too; :param seconds: of a start.
+    """
+    work = Path(tempfile.mkdtemp(prefix="paired-"))
+    logs = {each.name: work / f"{each.name}.log" for each in parties}
+    engines = [Engine(each, command(each, logs[each.name]), logs[each.name]) for each in parties]
+    for each in engines:
+        each.told = each.answer("STARTED", seconds) or {}
+        print(each.party.name, json.dumps(each.told), each.failed, flush=True)
+    return engines
+
+
+def in_turn(engines: list[Engine], round_: int) -> list[Engine]:
+    """The engines in the order of a round, which turns by one."""
+    first = round_ % len(engines)
+    return engines[first:] + engines[:first]
+
+
 def compared(rates: dict[str, list[float | None]], unit: str = "tokens_per_s") -> dict[str, Any]:
     """Rates of each engine, and its ratios to the first one's of the same round."""
     first = next(iter(rates.values()))
@@ -253,9 +280,8 @@ def measure(engines: list[Engine], args: argparse.Namespace, keep: Callable[...,
     }
     for round_ in range(args.rounds + 1):  # the first is not counted
         for load in loads:
-            first = round_ % len(engines)
             found: dict[str, float | None] = {}
-            for each in engines[first:] + engines[:first]:
+            for each in in_turn(engines, round_):
                 found[each.party.name] = each.serve(load, args.timeout)
             if round_:
                 cell = rates[f"{load[1]} {load[0]}"]
@@ -283,7 +309,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--engine", default="{}", help="options of all engines, JSON")
     parser.add_argument(
         "--requests",
-        type=lambda text: [int(each) for each in text.split(",")],
+        type=numbers,
         default=[256, 64, 1],
     )
     parser.add_argument("--kinds", nargs="+", default=[UNIFORM, MIXED], choices=(UNIFORM, MIXED))
@@ -305,16 +331,8 @@ def main() -> int:
     if args.serve is not None:
         serve(args)
         return 0
-    work = Path(tempfile.mkdtemp(prefix="paired-"))
     began = time.monotonic()
-    logs = {each.name: work / f"{each.name}.log" for each in args.parties}
-    engines = [
-        Engine(each, command_of(each, args, logs[each.name]), logs[each.name])
-        for each in args.parties
-    ]
-    for each in engines:
-        each.told = each.answer("STARTED", args.timeout) or {}
-        print(each.party.name, json.dumps(each.told), each.failed, flush=True)
+    engines = start_all(args.parties, lambda each, log: command_of(each, args, log), args.timeout)
     started = round(time.monotonic() - began, 1)
 
     def keep(rates: dict[str, dict[str, list[float | None]]]) -> None:

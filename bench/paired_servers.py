@@ -25,7 +25,7 @@ from typing import Any
 HERE = Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parents[1]))
 
-from bench.paired_load import Engine, Party, compared, party
+from bench.paired_load import Engine, Party, compared, in_turn, numbers, party, start_all
 from overlay.proof.serving_runs import half_of, requests_at, requests_of
 
 FIRST_TOKEN = "first token"
@@ -96,8 +96,7 @@ def measure(engines: list[Engine], args: argparse.Namespace, keep: Any) -> None:
     cells: dict[str, dict[str, list[float | None]]] = {}
     rate = 0.0
     for round_ in range(args.rounds + 1):  # the first is not counted
-        first = round_ % len(engines)
-        turn = engines[first:] + engines[:first]
+        turn = in_turn(engines, round_)
         loads = [
             (f"{number} at a time", (requests_of(number), "--max-concurrency", number), 0)
             for number in args.requests
@@ -133,7 +132,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--engine", default="{}", help="options of all engines, JSON")
     parser.add_argument(
         "--requests",
-        type=lambda text: [int(each) for each in text.split(",")],
+        type=numbers,
         default=[256, 64, 1],
         help="at a time; the largest first",
     )
@@ -154,13 +153,7 @@ def main() -> int:
     if args.serve is not None:
         serve(json.loads(args.serve))
         return 0
-    work = Path(tempfile.mkdtemp(prefix="paired-servers-"))
-    engines = [
-        Engine(each, command_of(each, args), work / f"{each.name}.log") for each in args.parties
-    ]
-    for each in engines:
-        each.told = each.answer("STARTED", args.timeout) or {}
-        print(each.party.name, json.dumps(each.told), each.failed, flush=True)
+    engines = start_all(args.parties, lambda each, _: command_of(each, args), args.timeout)
 
     def keep(cells: dict[str, dict[str, list[float | None]]], rate: float) -> None:
         date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

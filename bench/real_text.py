@@ -32,7 +32,7 @@ HERE = Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parents[1]))
 
 from bench.pair.refusal import Refused, ended, require_place
-from bench.paired_load import Engine, Party, compared, party
+from bench.paired_load import Engine, Party, compared, in_turn, numbers, party
 
 #: Partings of two engines' answers that are looked into, a load.
 _PARTINGS = 12
@@ -198,9 +198,8 @@ class Sitting:
 
     def round(self, number: int, in_flight: int, prompts: list[list[int]]) -> None:
         """Let every engine serve a load; the rates of round 0 are not counted."""
-        first = number % len(self.engines)
         served: dict[str, Served] = {}
-        for engine in self.engines[first:] + self.engines[:first]:
+        for engine in in_turn(self.engines, number):
             question = ("serve", prompts, in_flight, self._args.answer)
             answer = engine.ask(question, "DONE", self._args.timeout)
             if answer is not None:
@@ -290,7 +289,7 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument("--engine", default="{}", help="options of all engines, JSON")
     parser.add_argument(
         "--requests",
-        type=lambda text: [int(each) for each in text.split(",")],
+        type=numbers,
         default=[256, 64, 1],
     )
     parser.add_argument("--answer", type=int, default=256, help="tokens of an answer at most")

@@ -121,19 +121,18 @@ def write_models(folder: Path) -> Path:
     return folder / "eagle"
 
 
+def accepted_of(cell: dict[str, Any]) -> dict[str, Any]:
+    """What the engines of a cell accepted, by what each was for."""
+    return {
+        phase: [each.get("accepted") for each in ran["rounds"]]
+        for phase, ran in cell["engines"].items()
+    }
+
+
 def main() -> int:
     """Run the cells, write the results, print one line each; 1 if any failed."""
     arguments = cell_runs.parse((__doc__ or "").partition("\n")[0], CELLS, limit=400)
-    return cell_runs.run(
-        arguments,
-        CELLS,
-        write_models,
-        launch_cell,
-        lambda cell: {
-            phase: [each.get("accepted") for each in ran["rounds"]]
-            for phase, ran in cell["engines"].items()
-        },
-    )
+    return cell_runs.run(arguments, CELLS, write_models, launch_cell, accepted_of)
 
 
 if __name__ == "__main__":

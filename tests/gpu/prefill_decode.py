@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.engine.engine_spec import EngineSpec
 from tests.gpu import cell_runs, rounds
-from tests.gpu.connectors import engine_of, write_models
+from tests.gpu.connectors import accepted_of, engine_of, write_models
 
 #: The variable that tells a worker the other one's address (`peer_events`).
 PEER = "TEST_CONNECTOR_PEER"
@@ -112,16 +112,7 @@ def main() -> int:
     """Run the cells, write the results, print one line each; 1 if any failed."""
     arguments = cell_runs.parse((__doc__ or "").partition("\n")[0], CELLS, limit=400)
     arguments.jobs = 1  # all have the same ports
-    return cell_runs.run(
-        arguments,
-        CELLS,
-        write_models,
-        launch_cell,
-        lambda cell: {
-            role: [each.get("accepted") for each in ran["rounds"]]
-            for role, ran in cell["engines"].items()
-        },
-    )
+    return cell_runs.run(arguments, CELLS, write_models, launch_cell, accepted_of)
 
 
 if __name__ == "__main__":
