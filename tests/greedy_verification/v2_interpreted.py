@@ -351,7 +351,7 @@ def main() -> None:
         print(json.dumps({release: check_laws(release, examples) for release in releases}))
         return
     for release in {release for release, _ in MISTAKES}:
-        # Where there is no mistake none is noticed. The children know upstream's answers then.
+        # First without a mistake: all must hold. The children have upstream's answers from here.
         check_laws(release, EXAMPLES.get(release, 15))
     endings = [_ending(release, bug) for release, bug in MISTAKES]
     unnoticed, unfit = (

@@ -118,11 +118,10 @@ def fit_sizes(worker: Any) -> None:
     compilation.cudagraph_capture_sizes = kept
     compilation.max_cudagraph_capture_size = kept[-1]
     if mixed is None:
+        plan_as_captured(worker.model_runner)
         note = "; cudagraph mode FULL, for mixed batches, too"
     else:
         note = f"; no graphs of mixed batches: {mixed}" if mixed else ""
-    if mixed is None:
-        plan_as_captured(worker.model_runner)
     _report(kept, sizes, own, shape.bytes_of(kept, own, graphs), room, note)
     if len(kept) > len(own):
         guard_capture(worker, own)
