@@ -40,6 +40,8 @@ HERE = Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parents[1]))
 
 UNIFORM, MIXED = "uniform", "mixed"
+#: In the place of a kind: the uniform load once more, under the profiler.
+PROFILED = "profiled"
 
 #: Lines of a start that go into the result: what graphs took, and what is left for the cache.
 NOTED = (
@@ -99,6 +101,13 @@ def serve(args: argparse.Namespace) -> None:
         kind, number, prompt, answer = json.loads(line)
         spread = 0.5 if kind == MIXED else 0.0
         load = Load(llm, number, prompt, answer, spread)
+        if kind == PROFILED:
+            llm.collective_rpc("bench_profile")
+            load.step()
+            load.finish()
+            figures = llm.collective_rpc("bench_profiled", args=(1.0, None))[0]
+            print("PROFILED " + json.dumps(figures), flush=True)
+            continue
         began = time.perf_counter()
         if kind == MIXED:
             load.run(3 * number)
@@ -266,8 +275,10 @@ def compared(rates: dict[str, list[float | None]], unit: str = "tokens_per_s") -
     return result
 
 
-def measure(engines: list[Engine], args: argparse.Namespace, keep: Callable[..., None]) -> None:
-    """Serve all loads in rounds, as long as there is time."""
+def measure(
+    engines: list[Engine], args: argparse.Namespace, keep: Callable[..., None]
+) -> dict[str, dict[str, list[float | None]]]:
+    """Serve all loads in rounds, as long as there is time; rates by load and engine."""
     last = time.monotonic() + args.seconds
     loads = [
         (kind, number, args.prompt, args.answer * (1 if number > 1 else 4))
@@ -291,6 +302,7 @@ def measure(engines: list[Engine], args: argparse.Namespace, keep: Callable[...,
         keep(rates)
         if time.monotonic() > last:
             break
+    return rates
 
 
 def arguments() -> argparse.Namespace:
@@ -319,6 +331,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=400, help="no round begins after that")
     parser.add_argument("--timeout", type=float, default=300, help="for a start, or for a load")
     parser.add_argument("--own-process", action="store_true", help="engines as servers have them")
+    parser.add_argument(
+        "--profile",
+        type=int,
+        metavar="REQUESTS",
+        help="in the end, so many at once again: kernels and pauses of the GPU, of the whole load",
+    )
     args = parser.parse_args()
     if args.serve is None and (args.out is None or len(args.parties) < 1):
         parser.error("expected --out and a --party at least")
@@ -335,6 +353,8 @@ def main() -> int:
     engines = start_all(args.parties, lambda each, log: command_of(each, args, log), args.timeout)
     started = round(time.monotonic() - began, 1)
 
+    profiles: dict[str, Any] = {}
+
     def keep(rates: dict[str, dict[str, list[float | None]]]) -> None:
         date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         document = {
@@ -350,10 +370,17 @@ def main() -> int:
             },
             "loads": {name: compared(cell) for name, cell in rates.items()},
         }
+        if profiles:
+            document["profiles"] = profiles
         args.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
     try:
-        measure(engines, args, keep)
+        rates = measure(engines, args, keep)
+        if args.profile:
+            load = (PROFILED, args.profile, args.prompt, args.answer)
+            for each in engines:
+                profiles[each.party.name] = each.ask(load, "PROFILED", args.timeout)
+                keep(rates)
     finally:
         for each in engines:
             each.stop()

@@ -10,18 +10,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gzip
 import json
 import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.load_engine import answer_length, prompt_tokens
-from bench.paired_load import MIXED
+from bench.paired_load import MIXED, PROFILED
+from bench.profiling.timeline import launch_figures
 from overlay.proof.shapes import write_configs
 
 
@@ -53,7 +57,7 @@ def start(given: dict[str, Any]) -> Any:
     return sglang.Engine(**options | given["options"])
 
 
-async def serve(engine: Any, number: int, total: int, lengths: tuple[int, int, float]) -> int:
+def serve(engine: Any, number: int, total: int, lengths: tuple[int, int, float]) -> int:
     """Have so many requests answered, ``number`` in flight; output tokens of all.
 
     :param lengths: tokens of a prompt and of an answer, and how far answers differ from that.
@@ -71,7 +75,23 @@ async def serve(engine: Any, number: int, total: int, lengths: tuple[int, int, f
         tokens: int = output["meta_info"]["completion_tokens"]
         return tokens
 
-    return sum(await asyncio.gather(*map(one, range(total))))
+    async def every() -> int:
+        return sum(await asyncio.gather(*map(one, range(total))))
+
+    tokens: int = engine.loop.run_until_complete(every())
+    return tokens
+
+
+def profiled(engine: Any, serve_load: Callable[[], object]) -> dict[str, Any]:
+    """What the GPU does in a load, as ``bench_profiled`` says it of vLLM's: of the whole load."""
+    with tempfile.TemporaryDirectory() as folder:
+        engine.start_profile(
+            output_dir=folder, activities=["CPU", "GPU"], with_stack=False, record_shapes=False
+        )
+        serve_load()
+        engine.stop_profile()
+        (trace,) = Path(folder).rglob("*.trace.json.gz")
+        return launch_figures(json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"], 1.0)
 
 
 def main() -> None:
@@ -89,9 +109,12 @@ def main() -> None:
         kind, number, prompt, answer = json.loads(line)
         # As many as vLLM's load has: three times what is in flight end, and the rest of these.
         total, spread = (4 * number, 0.5) if kind == MIXED else (number, 0.0)
+        serve_load = partial(serve, engine, number, total, (prompt, answer, spread))
+        if kind == PROFILED:
+            print("PROFILED " + json.dumps(profiled(engine, serve_load)), flush=True)
+            continue
         began = time.perf_counter()
-        work = serve(engine, number, total, (prompt, answer, spread))
-        produced = engine.loop.run_until_complete(work)
+        produced = serve_load()
         taken = time.perf_counter() - began
         print("TOOK " + json.dumps([produced, round(taken, 4)]), flush=True)
     engine.shutdown()
