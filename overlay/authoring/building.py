@@ -33,7 +33,7 @@ from overlay.authoring.landing import (
     not_installed,
     taken_back,
 )
-from overlay.authoring.locating import Base, ReleaseTexts, ReleaseTree
+from overlay.authoring.locating import Base, ReadBy, ReleaseTexts
 from overlay.authoring.port_warnings import names_lost
 from overlay.authoring.triage import FileFate, added_problem, uncompilable
 from overlay.authoring.variants import base_has
@@ -46,8 +46,7 @@ from overlay.authoring.writing import (
 )
 from overlay.package import VLLM, Package, ReleaseRange, is_module
 from overlay.planning.matching import edits
-from overlay.planning.patched_tree import PatchedTree
-from overlay.planning.planner import Stack, lay
+from overlay.planning.planner import Stack
 from overlay.planning.scopes import Syntax, UnparsableError, find
 from overlay.planning.telling import SHARE, new_lines
 from overlay.planning.text import Edit, SourceText, TextError
@@ -72,19 +71,14 @@ class Prepared:
     unread: Mapping[str, str] = field(default_factory=dict)
 
 
-def texts_with(features: Sequence[Feature], texts: ReleaseTexts, syntax: Syntax) -> ReleaseTexts:
-    """The files of releases with features applied, as a check has them: those that fit."""
-    return StackedTexts(features, texts, syntax)
-
-
 class StackedTexts(ReleaseTexts):
-    """The files of releases with features on them.
+    """The files of releases with features on them, as a check has them: those that fit.
 
     :ivar own: the releases' own files.
     """
 
     def __init__(self, features: Sequence[Feature], texts: ReleaseTexts, syntax: Syntax) -> None:
-        super().__init__(texts.names, lambda release: _StackTree(self.stack(release).tree))
+        super().__init__(texts.names, lambda release: ReadBy(self.stack(release).tree.current))
         self.own = texts
         self._features, self._syntax = features, syntax
         self._stacks: dict[str, Stack] = {}
@@ -100,20 +94,8 @@ class StackedTexts(ReleaseTexts):
         :raises OverlayError: if it cannot be read.
         """
         if release not in self._stacks:
-            tree, record = ReleaseTree(self.own, release), self.own.record(release)
-            version = Version(release)
-            self._stacks[release] = lay(self._features, tree, version, record, self._syntax)
+            self._stacks[release] = self.own.stacked(self._features, release, self._syntax)
         return self._stacks[release]
-
-
-@dataclass(frozen=True)
-class _StackTree:
-    """The files of a release with features on it; satisfies ``Tree``."""
-
-    tree: PatchedTree
-
-    def read(self, path: str) -> bytes | None:
-        return self.tree.current(path)
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from packaging.version import Version
 
-from overlay._features.model import Hunk, blob_id
+from overlay._features.model import Feature, Hunk, blob_id
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.git import Checkout
 from overlay.authoring.incoming import IncomingFile
@@ -26,11 +27,12 @@ from overlay.authoring.merge import matches
 from overlay.authoring.scoped import ScopedText
 from overlay.errors import UsageError
 from overlay.package import Package, Tree, is_module, parse_version
-from overlay.planning.scopes import UnparsableError
+from overlay.planning.planner import Stack, lay, plan
+from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.telling import new_lines, share_of, stands_together
 from overlay.planning.text import Edit, SourceText, TextError
 from overlay.planning.upstream import hunk_is_upstream
-from overlay.results import State
+from overlay.results import Plan, State
 from overlay.untrusted import read_regular
 
 #: The largest source file that is read from a checkout, in bytes.
@@ -93,17 +95,31 @@ class ReleaseTexts:
         record: Mapping[str, str] | None = getattr(self.open(release), "record", None)
         return record
 
+    def planned(self, features: Sequence[Feature], release: str, syntax: Syntax) -> Plan:
+        """What features do on a release.
 
-@dataclass(frozen=True)
-class ReleaseTree:
-    """The files of one release; satisfies ``Tree``."""
+        :raises OverlayError: if it cannot be read.
+        """
+        tree, record = ReadBy(partial(self.read, release)), self.record(release)
+        return plan(features, tree, Version(release), record, syntax)
 
-    texts: ReleaseTexts
-    release: str
+    def stacked(self, features: Sequence[Feature], release: str, syntax: Syntax) -> Stack:
+        """Features on a release, as far as they fit.
+
+        :raises OverlayError: if it cannot be read.
+        """
+        tree, record = ReadBy(partial(self.read, release)), self.record(release)
+        return lay(features, tree, Version(release), record, syntax)
+
+
+class ReadBy(NamedTuple):
+    """Files that a function reads; satisfies ``Tree``."""
+
+    function: Callable[[str], bytes | None]
 
     def read(self, path: str) -> bytes | None:
         """The bytes of a file; see ``Tree``."""
-        return self.texts.read(self.release, path)
+        return self.function(path)
 
 
 @dataclass(frozen=True)
@@ -569,18 +585,14 @@ def _of_id(data: bytes, file: IncomingFile) -> bytes | None:
     return following_bytes(data, file)
 
 
-@dataclass(frozen=True)
-class Files:
-    """The files of what `--base` names; satisfies ``Tree``."""
+def files_of(origin: Origin) -> ReadBy:
+    """The files of what `--base` names; one file is that of its name, wherever it lies."""
 
-    origin: Origin
+    def read(path: str) -> bytes | None:
+        other = isinstance(origin, Path) and origin.is_file() and Path(path).name != origin.name
+        return None if other else read_origin(origin, path)
 
-    def read(self, path: str) -> bytes | None:
-        """The bytes of a file; one file is that of its name, wherever it lies."""
-        if isinstance(self.origin, Path) and self.origin.is_file():
-            is_it = path.rpartition("/")[2] == self.origin.name
-            return read_origin(self.origin, path) if is_it else None
-        return read_origin(self.origin, path)
+    return ReadBy(read)
 
 
 def release_before(
@@ -591,7 +603,7 @@ def release_before(
     :param paths: files of the package that tell; :returns: ``None`` where there is no release.
     :raises OverlayError: if a release cannot be read.
     """
-    files = Files(origin)
+    files = files_of(origin)
     text = files.read(f"{package.name}/_version.py") or b""
     numbers = re.findall(rb"(?m)^(?:__)?version.*= ['\"](\d[^'\"]*)['\"]", text)
     version = parse_version(numbers[0].decode("utf-8", "replace")) if numbers else None

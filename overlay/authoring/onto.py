@@ -8,8 +8,8 @@ session's folder holds it (``.base/``), and the change as a feature that serves 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import NamedTuple
@@ -31,13 +31,13 @@ from overlay.authoring.building import (
 )
 from overlay.authoring.composing import NotComposable, compose_file
 from overlay.authoring.incoming import IncomingFile, read_changes
-from overlay.authoring.locating import Base, Origin, ReleaseTexts, locate, replay
+from overlay.authoring.locating import Base, Origin, ReadBy, ReleaseTexts, locate, replay
 from overlay.authoring.mailbox import described
 from overlay.authoring.ports import OWN_TEXT, FeaturePort
-from overlay.authoring.session import BASE, IMPORT, Session
+from overlay.authoring.session import IMPORT, Session
 from overlay.authoring.writing import FeatureFolder, FeatureText, render_patch, write_folder
 from overlay.errors import UsageError
-from overlay.package import ReleaseRange, Tree
+from overlay.package import ReleaseRange
 from overlay.planning.scopes import Syntax
 from overlay.planning.text import Edit, SourceText, TextError
 from overlay.results import Outcome
@@ -47,28 +47,6 @@ ORIGIN = "origin/01.patch"
 
 #: How many lines around the likeliest place of a hunk are compared with it.
 _AROUND = 12
-
-
-@dataclass(frozen=True)
-class OwnTexts:
-    """The files of the text that a change was made on; satisfies ``Tree``."""
-
-    session: Session
-
-    def read(self, path: str) -> bytes | None:
-        """The bytes of a file, ``None`` where the change does not edit it."""
-        return self.session.now(f"{BASE}/{path}")
-
-
-@dataclass(frozen=True)
-class TextsOf:
-    """The same before there is a session."""
-
-    bases: Sequence[Base]
-
-    def read(self, path: str) -> bytes | None:
-        """The bytes of a file, ``None`` where the change does not edit it."""
-        return next((base.before for base in self.bases if base.path == path), None)
 
 
 # Of which text the change is
@@ -256,10 +234,14 @@ def change_in(session: Session) -> Feature | None:
     return features[0]
 
 
-def with_own_text(texts: ReleaseTexts, own: Tree) -> ReleaseTexts:
-    """The releases, and the text that a change was made on, which comes first."""
+def with_own_text(texts: ReleaseTexts, own: Callable[[str], bytes | None]) -> ReleaseTexts:
+    """The releases, and the text that a change was made on, which comes first.
+
+    :param own: reads a file of that text.
+    """
+    tree = ReadBy(own)
     return ReleaseTexts(
-        (OWN_TEXT, *texts.names), lambda name: own if name == OWN_TEXT else texts.open(name)
+        (OWN_TEXT, *texts.names), lambda name: tree if name == OWN_TEXT else texts.open(name)
     )
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
 
 from packaging.version import Version
 
@@ -19,14 +18,14 @@ from overlay._features.model import Feature, Hunk, Topic, Variant
 from overlay.authoring.carry import Carried, CarriedHunk, carry
 from overlay.authoring.composing import CONTEXT, NotComposable, compose, contexts_from
 from overlay.authoring.following import Moved, follow, follow_each
-from overlay.authoring.locating import OWN_BASE, ReleaseTexts, ReleaseTree
+from overlay.authoring.locating import OWN_BASE, ReadBy, ReleaseTexts
 from overlay.authoring.port_warnings import port_warnings
 from overlay.authoring.ports import FeaturePort, TopicPort
 from overlay.package import is_module
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.context import context_of
 from overlay.planning.obsolete import obsolete_by
-from overlay.planning.planner import Stack, lay, plan
+from overlay.planning.planner import Stack
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
 from overlay.planning.upstream import evidence, module_outcome
@@ -137,8 +136,7 @@ class Porter:
 
     def _evidence_by_plan(self, feature: Feature, release: str) -> str:
         """What shows a plan that a release has a feature; empty where it does not say so."""
-        tree, record = ReleaseTree(self.texts, release), self.texts.record(release)
-        (result,) = plan([feature], tree, Version(release), record, self.syntax).features
+        (result,) = self.texts.planned([feature], release, self.syntax).features
         if result.state is not State.UPSTREAMED:
             return ""
         return result.reason.text if result.reason else "the release has all of it"
@@ -404,7 +402,7 @@ class Porter:
         own = self._own_text(feature, base, path)
         if own is None:
             return self.texts
-        build = _OneFile(path, own)
+        build = ReadBy({path: own}.get)
         return ReleaseTexts(
             self.texts.names, lambda name: build if name == base else self.texts.open(name)
         )
@@ -414,9 +412,8 @@ class Porter:
         key = release, *map(id, earlier)
         if key not in self._stacks:
             self._alive += earlier
-            tree, record = ReleaseTree(self.texts, release), self.texts.record(release)
             serving = [each for each in earlier if Version(release) in each.releases]
-            self._stacks[key] = lay(serving, tree, Version(release), record, self.syntax)
+            self._stacks[key] = self.texts.stacked(serving, release, self.syntax)
         return self._stacks[key].tree.current(path)
 
     def _series(
@@ -449,16 +446,6 @@ class Porter:
         near = self._nearest(variant, release)
         steps = abs(_place(names, near) - _place(names, release))
         return steps, _place(names, near)
-
-
-class _OneFile(NamedTuple):
-    """All that is known of a build; satisfies ``Tree``."""
-
-    path: str
-    data: bytes
-
-    def read(self, path: str) -> bytes | None:
-        return self.data if path == self.path else None
 
 
 def _place(names: Sequence[str], release: str) -> int:

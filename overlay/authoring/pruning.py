@@ -17,14 +17,14 @@ from packaging.version import Version
 
 from overlay._features.model import Feature, Variant, paths_of
 from overlay.authoring.landing import names_from
-from overlay.authoring.locating import ReleaseTexts, ReleaseTree
+from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.variants import patch_file, with_base_has, with_merged, with_releases
 from overlay.authoring.writing import check_files, render_patch
 from overlay.errors import PatchFormatErrors, UsageError
 from overlay.package import ReleaseRange
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.obsolete import obsolete_by
-from overlay.planning.planner import below, plan
+from overlay.planning.planner import below
 from overlay.planning.scopes import Syntax
 from overlay.report.base import by_fields
 from overlay.results import Change, Plan, State
@@ -168,12 +168,8 @@ class Pruner:
         """A plan, made once: a proposal changes one feature of a hundred."""
         key = tuple(map(id, features)), release
         if key not in self._plans:
-            self._plans[key] = features, self._plan(features, release)
+            self._plans[key] = features, self.texts.planned(features, release, self.syntax)
         return self._plans[key][1]
-
-    def _plan(self, features: Sequence[Feature], release: str) -> Plan:
-        tree, record = ReleaseTree(self.texts, release), self.texts.record(release)
-        return plan(features, tree, Version(release), record, self.syntax)
 
     def _why_obsolete(self, feature: Feature, release: str) -> str | None:
         """What a release has no more that a feature is for; ``None`` where it is there.

@@ -14,7 +14,7 @@ from packaging.version import Version
 
 from overlay._features.model import Feature, of_package, paths_of
 from overlay.authoring import releases as package_releases
-from overlay.authoring.building import Prepared, texts_with
+from overlay.authoring.building import Prepared, StackedTexts
 from overlay.authoring.commands.import_onto import open_onto, release_of
 from overlay.authoring.disk import NewFolder, replace_features
 from overlay.authoring.free_ids import expect_id, require_free
@@ -22,7 +22,7 @@ from overlay.authoring.git import Checkout
 from overlay.authoring.importing import prepare
 from overlay.authoring.incoming import MAX_BYTES, Commit, IncomingFile, read_changes
 from overlay.authoring.landing import Summary
-from overlay.authoring.locating import OWN_BASE, Files, Origin, ReleaseTexts, release_before
+from overlay.authoring.locating import OWN_BASE, Origin, ReleaseTexts, files_of, release_before
 from overlay.authoring.onto import ORIGIN
 from overlay.authoring.paths import BY_RELEASES, PathRule, packages_in, path_of, place
 from overlay.authoring.reports.imported import (
@@ -296,7 +296,7 @@ class _Imports:
         :param series: the features that the commits before it make.
         :returns: the feature, and the ids of those of the folder on whose text it was made.
         """
-        texts = texts_with(series, part.texts, self.syntax) if series else part.texts
+        texts = StackedTexts(series, part.texts, self.syntax) if series else part.texts
         prepared = self.prepare(part, sources, id_, texts)
         unplaced = prepared.folder is None and not prepared.summary.problems
         if unplaced and self.checkout is not None and not series:
@@ -313,7 +313,7 @@ class _Imports:
         before = [each for each in touching if each.id < id_ or not self._is_beside(each)]
         for some in (before, touching) if len(before) < len(touching) else (before,):
             below = sorted((*some, *series), key=lambda each: (self._is_beside(each), each.id))
-            texts = texts_with(below, part.texts, self.syntax)
+            texts = StackedTexts(below, part.texts, self.syntax)
             stacked = self.prepare(part, sources, id_, texts) if some else prepared
             if stacked.summary.problems:
                 continue
@@ -356,7 +356,7 @@ class _Imports:
         release = f"{Version(before).base_version}.post1"
         build = ReleaseTexts(
             sorted((*texts.names, release), key=Version),
-            lambda name: Files(origin) if name == release else texts.open(name),
+            lambda name: files_of(origin) if name == release else texts.open(name),
         )
         prepared = self.prepare(part, sources, id_, build)
         span = prepared.summary.releases
@@ -370,7 +370,7 @@ class _Imports:
         summary = prepared.summary
         outcomes = {name: summary.outcomes[name] for name in texts.names}
         summary = replace(summary, outcomes=outcomes, warnings=(*summary.warnings, note))
-        own = {path: Files(origin).read(path) for path in prepared.hunks}
+        own = {path: files_of(origin).read(path) for path in prepared.hunks}
         texts_of_it = {f"{OWN_BASE}/{path}": data for path, data in own.items() if data is not None}
         folder = replace(prepared.folder, files={**prepared.folder.files, **texts_of_it})
         return replace(prepared, summary=summary, folder=folder)

@@ -18,7 +18,6 @@ from overlay.authoring.importing import words_of
 from overlay.authoring.locating import Origin, ReleaseTexts
 from overlay.authoring.onto import (
     Placeable,
-    TextsOf,
     feature_at,
     own_feature,
     placeable,
@@ -105,7 +104,8 @@ def open_onto(
         "update": "yes" if update else "",
     }
     syntax = Memo()
-    porter = Porter(with_own_text(texts, TextsOf(bases)), syntax)
+    own_texts = {base.path: base.before for base in bases}
+    porter = Porter(with_own_text(texts, own_texts.get), syntax)
     port = porter.port(check_folder(folder, syntax), release)
     if port.idle:
         text = (
@@ -124,7 +124,7 @@ def open_onto(
     change = ForeignChange(
         notes,
         {f"{IMPORT}/{id_}/{name}": data for name, data in folder.all_files().items()},
-        {base.path: base.before for base in bases},
+        own_texts,
         stuck,
     )
     folders = [str(patches)] if patches.is_dir() else []

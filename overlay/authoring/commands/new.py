@@ -16,7 +16,14 @@ from packaging.version import Version
 
 from overlay._features.model import Feature
 from overlay.authoring import releases as package_releases
-from overlay.authoring.building import Prepared, TwoTexts, Words, build, change_of, texts_with
+from overlay.authoring.building import (
+    Prepared,
+    StackedTexts,
+    TwoTexts,
+    Words,
+    build,
+    change_of,
+)
 from overlay.authoring.free_ids import require_free
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.reports.authored import AuthoredFile, NewReport, authored, made_new
@@ -344,7 +351,7 @@ def feature_of(
     tree: Tree = workshop.pristine
     if workshop.below:
         pristine = ReleaseTexts((release,), lambda _: workshop.pristine)
-        tree = texts_with(workshop.below, pristine, Memo()).open(release)
+        tree = StackedTexts(workshop.below, pristine, Memo()).open(release)
     names = package_releases.names_of(package) if releases is None else releases
     prepared = made_of(
         files, tree, release, text, workshop.below, names, workshop.progress, context
@@ -372,7 +379,7 @@ def made_of(
     """
     syntax = Memo()
     plain, unread = readable(release, tree, names, text.package, progress)
-    trees = texts_with(below, plain, syntax) if below else plain
+    trees = StackedTexts(below, plain, syntax) if below else plain
     texts = ReleaseTexts(plain.names, lambda name: tree if name == release else trees.open(name))
     change = change_of(files, release, syntax, context)
     return replace(build(change, text, texts, {}, syntax, progress), unread=unread)

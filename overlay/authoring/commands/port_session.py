@@ -23,7 +23,6 @@ from overlay.authoring.commands.port import (
 from overlay.authoring.composing import NotComposable, compose, contexts_from
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.onto import (
-    OwnTexts,
     change_in,
     feature_at,
     verbatim_of,
@@ -52,6 +51,7 @@ from overlay.authoring.reports.ported import (
 )
 from overlay.authoring.resolvers import merge_tool, propose
 from overlay.authoring.session import (
+    BASE,
     DOCUMENT,
     Session,
     SessionKind,
@@ -121,7 +121,8 @@ class Resolving:
         self.names = known_names([self.session.release], self.session.package)
         self.porter: Porter = make_porter(self.names, self.session.package, request.progress)
         if change is not None:
-            texts = with_own_text(self.porter.texts, OwnTexts(self.session))
+            session = self.session
+            texts = with_own_text(self.porter.texts, lambda path: session.now(f"{BASE}/{path}"))
             self.porter = Porter(texts, self.porter.syntax)
         self.ports = tuple(self._port(id_) for id_ in self.session.features)
 

@@ -7,21 +7,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from packaging.version import Version
-
 from overlay._features.model import Feature, of_package
 from overlay._features.sources import entries, unread
 from overlay.authoring import disk
 from overlay.authoring import releases as package_releases
 from overlay.authoring.commands.edit import find_feature, writable_folder
 from overlay.authoring.free_ids import require_free
-from overlay.authoring.locating import ReleaseTexts, ReleaseTree
+from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.pruning import groups_of
 from overlay.authoring.reshaping import Files, folded, needing, renamed, split
 from overlay.authoring.writing import check_files
 from overlay.commands.request import Request
 from overlay.errors import UsageError
-from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax
 from overlay.report.base import Report
@@ -201,6 +198,5 @@ def _bytes(
     changes: set[Change] = set()
     for group in groups_of(features):
         if touched & {feature.id for feature in group}:
-            tree, record = ReleaseTree(texts, release), texts.record(release)
-            changes |= {*plan(group, tree, Version(release), record, syntax).changes}
+            changes |= {*texts.planned(group, release, syntax).changes}
     return changes
