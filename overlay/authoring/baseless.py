@@ -58,7 +58,6 @@ def why(
     :param following: further changes of the file, on top of the first.
     :param checkout: whether what ``--base`` names was looked at as well.
     :param by_hand: how to place the change on a release by hand.
-    :raises OverlayError: if a release cannot be read.
     """
     path = file.path
     if (vague := vague_hunk(file, texts)) is not None:

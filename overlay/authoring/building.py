@@ -89,10 +89,7 @@ class StackedTexts(ReleaseTexts):
         return StackedTexts(fewer, self.own, self._syntax) if fewer else self.own
 
     def stack(self, release: str) -> Stack:
-        """The features on a release.
-
-        :raises OverlayError: if it cannot be read.
-        """
+        """The features on a release."""
         if release not in self._stacks:
             self._stacks[release] = self.own.stacked(self._features, release, self._syntax)
         return self._stacks[release]
@@ -180,8 +177,7 @@ def build(
 ) -> Prepared:
     """The feature that makes a change, for every release on which it lands.
 
-    :param texts: the releases that it may serve.
-    :param beside: further files of the folder; :param syntax: as for ``prepare``.
+    :param beside: further files of the folder.
     """
     change, texts = _on_what_it_needs(change, texts)
     syntax = syntax or Syntax()
@@ -576,8 +572,6 @@ def change_of(
     """The change that edits make; the fate of a file that cannot be carried says why.
 
     :param release: the release on whose text, perhaps with features below, the edits were made.
-    :param syntax: answers about texts.
-    :param context: how many lines of context its hunks keep; default: as many as they need.
     """
     topics: list[EditedFile] = []
     fates: list[FileFate] = []

@@ -86,7 +86,6 @@ def carry(
 ) -> Carried:
     """Carry the hunks that were made on ``base`` to ``target``.
 
-    :param syntax: answers about texts, if they are remembered from elsewhere.
     :param less: let a hunk that conflicts land with less context than it has, for review, at the
         place that a diff of both scopes gives it; the result then has it in that form.
     :raises TextError, UnparsableError: if ``base`` is not readable or not Python.

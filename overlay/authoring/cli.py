@@ -197,10 +197,7 @@ def new(request: Request, /, id_: str, **options: Any) -> Report:
 
 
 def _expect_one_way(id_: str, target: str | None, options: Mapping[str, Any]) -> None:
-    """Refuse arguments that do not say, in one way, what a new feature is made of.
-
-    :raises click.UsageError: with the ways that there are.
-    """
+    """Refuse arguments that do not say, in one way, what a new feature is made of."""
     if options["from_edits"] is bool(options["files"]):
         raise click.UsageError(
             f"say what {id_} is made of, in one way: --file vllm/... lays out files of a release "
@@ -301,10 +298,7 @@ def edit(
 
 
 def _expect_one_form(id_: str | None, session: tuple[object, ...], form: Mapping[str, Any]) -> None:
-    """Refuse arguments that do not say, in one way, what is to become of a feature.
-
-    :raises click.UsageError: with the ways that there are.
-    """
+    """Refuse arguments that do not say, in one way, what is to become of a feature."""
     ways = [name for name in ("rename", "fold", "split") if form[name]]
     if (
         id_ is None

@@ -133,10 +133,7 @@ def _option(name: str) -> str:
 def _ids_and_releases(
     words: tuple[str, ...], releases: str | None, everything: bool
 ) -> tuple[tuple[str, ...], str]:
-    """The ids and the releases that the arguments name, in the former spelling the last of them.
-
-    :raises click.UsageError: if they name none.
-    """
+    """The ids and the releases that the arguments name, in the former spelling the last of them."""
     if releases is None and words:
         words, releases = words[:-1], words[-1]
         if words or everything:

@@ -106,12 +106,9 @@ def commit(
 ) -> CommittedFolder:
     """The folder of a feature once the edit of a session is its patch.
 
-    :param files: path below the feature's folder -> bytes.
     :param fits: whether a form of the feature lands on a release, in every file that was edited.
-    :param names: the known releases, oldest first; :param today: ``YYYY-MM-DD``.
     :param context: how many lines of context the hunks of the edited files keep; default: as few as
         tell the place, and untouched hunks what they have.
-    :raises UsageError: naming each file whose edit it cannot carry, or a range without the release.
     """
     if edited.release not in feature.releases:
         raise UsageError(
@@ -171,10 +168,7 @@ def _tests(feature: Feature, edited: Edited) -> tuple[DerivedTest, ...]:
 
 
 def _sorted(feature: Feature, edited: Edited) -> tuple[dict[str, bytes | None], dict[str, _Texts]]:
-    """The added modules that change (``None``: go), and the edited files of the release.
-
-    :raises UsageError: naming every file that a feature cannot carry.
-    """
+    """The added modules that change (``None``: go), and the edited files of the release."""
     modules: dict[str, bytes | None] = {}
     texts: dict[str, _Texts] = {}
     problems: list[str] = []
@@ -206,7 +200,6 @@ def _topics(
     """The topics of the edited files; the last topic of a file takes its edit.
 
     :param as_it_was: whether hunks that were not edited keep their context.
-    :raises UsageError: naming every file that cannot be said in hunks.
     """
     topics: list[_Topic] = []
     problems: list[str] = []

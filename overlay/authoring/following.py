@@ -59,7 +59,6 @@ def follow(
     """The one place in a release to which hunks can be carried; ``None`` where there is none.
 
     :param everywhere: look in every file that defines something of a scope's name, too.
-    :raises OverlayError: if the release cannot be read.
     """
     here = texts.read(release, moved.path)
     places: list[tuple[float, NewPlace]] = []
@@ -87,7 +86,6 @@ def follow_each(
     """The file to which upstream moved each scope of which that is known: they may be several.
 
     :param everywhere: as for ``follow``.
-    :raises OverlayError: if the release cannot be read.
     """
     by_scope: dict[str, list[Hunk]] = {}
     for hunk in moved.hunks:

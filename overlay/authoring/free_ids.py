@@ -18,7 +18,6 @@ def expect_id(id_: str, option: str = "") -> None:
     """Refuse an id that cannot be one.
 
     :param option: the option that gives it, where one does.
-    :raises UsageError: saying why.
     """
     what = f"{option} " if option else ""
     if (problem := id_problem(id_)) is not None:
@@ -43,7 +42,6 @@ def require_free(
     :param update: whether a feature of that id is to be replaced.
     :param instead: what to do where that feature is meant.
     :param option: the option that gives the id, where one does.
-    :raises UsageError: naming what has the id.
     """
     expect_id(id_, option)
     other = f"choose another {option or 'id'}"

@@ -54,16 +54,11 @@ def prepare(
 ) -> Prepared:
     """The feature that the commits, laid on each other, make.
 
-    :param id_: the feature's id; :param texts: the releases that it may serve.
+    :param id_: the feature's id.
     :param source: what errors and headers call the change; :param verbatim: its own bytes.
-    :param today: the date of the import, ``YYYY-MM-DD``.
     :param partial: leave out what Python alone cannot carry, instead of refusing it.
     :param upstream: the page of the pull request or commit; by default the subject may tell it.
-    :param syntax: answers about texts, if they are remembered from elsewhere.
-    :param package: the one that the feature is to patch.
-    :param context: how many lines of context its hunks keep; default: as many as they need.
     :param by_hand: how to place it by hand on a release; default: an import of ``source``.
-    :raises UsageError: if the change renames, deletes or replaces a file of it, with the line.
     """
     edits, added, fates = sort_files(commits, partial, package)
     answers = syntax or Syntax()

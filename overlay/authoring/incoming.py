@@ -211,10 +211,7 @@ def _other_form(data: bytes) -> str:
 
 
 def _require_whole(data: bytes, name: str) -> None:
-    """Refuse what is too large, was cut off, or was saved by an editor that adds to it.
-
-    :raises UsageError: with the line.
-    """
+    """Refuse what is too large, was cut off, or was saved by an editor that adds to it."""
     if len(data) > MAX_BYTES:
         raise UsageError(f"{name}: expected a diff of at most {MAX_BYTES} bytes, found {len(data)}")
     if data.startswith(b"\xef\xbb\xbf"):
@@ -341,10 +338,7 @@ def _part(part: Message) -> bytes:
 
 
 def _header(message: Message, field: str, name: str) -> str:
-    """A header of a mail, empty where it has none.
-
-    :raises UsageError: if it is longer than any that git writes.
-    """
+    """A header of a mail, empty where it has none."""
     texts = [text for key, text in message.raw_items() if key.lower() == field.lower()]
     _require_short(field, max(map(len, texts), default=0), name)
     try:
@@ -421,10 +415,7 @@ def _marks_words(line: str) -> bool:
 def _with_bytes(
     file: IncomingFile, entry: PatchedFile, lines: Sequence[str], name: str, offset: int
 ) -> IncomingFile:
-    """A file with the bytes that the diff has of it as a whole, where it has them.
-
-    :raises UsageError: if they are not what git writes.
-    """
+    """A file with the bytes that the diff has of it as a whole, where it has them."""
     if not entry.is_binary_file:
         return file
     at = int(entry.diff_line_no or 1)
@@ -525,10 +516,7 @@ def _new_mode(info: Sequence[str]) -> str | None:
 
 
 def _require_ends(entry: PatchedFile, name: str, offset: int, is_new: bool) -> None:
-    """Refuse a change of line ends or of the encoding, which no hunk carries.
-
-    :raises UsageError: at the first line that ends otherwise than those of the file.
-    """
+    """Refuse a change of line ends or of the encoding, which no hunk carries."""
     expected = None if not is_new else False
     for hunk in entry:
         for line in hunk:

@@ -89,10 +89,7 @@ class Summary:
 
 
 def modules_on(added: Mapping[str, bytes], texts: ReleaseTexts) -> dict[str, dict[str, Outcome]]:
-    """For each release how each added module lands there, by path.
-
-    :raises OverlayError: if a release cannot be read, which a release that is not there cannot.
-    """
+    """For each release how each added module lands there, by path."""
 
     def outcome(release: str, path: str) -> Outcome:
         there = texts.read(release, path)

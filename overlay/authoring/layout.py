@@ -48,8 +48,6 @@ def lay_out(
     :param earlier: the features before it, in order; those that do not fit the release, or not
         beside it, are left out.
     :param tree: the release's files; :param more: further files of it.
-    :param package: whose release it is.
-    :raises UsageError: if the feature does not land on the release, or it has no such file.
     """
     syntax = syntax or Syntax()
     own = () if feature is None else (feature,)

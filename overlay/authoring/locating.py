@@ -62,20 +62,14 @@ class ReleaseTexts:
         self._files: dict[tuple[str, str], bytes | None] = {}
 
     def read(self, release: str, path: str) -> bytes | None:
-        """The bytes of a file in a release, ``None`` where it has no such file.
-
-        :raises OverlayError: if the release cannot be read.
-        """
+        """The bytes of a file in a release, ``None`` where it has no such file."""
         key = (release, path)
         if key not in self._files:
             self._files[key] = self.open(release).read(path)
         return self._files[key]
 
     def open(self, release: str) -> Tree:
-        """The files of a release.
-
-        :raises OverlayError: if it cannot be read.
-        """
+        """The files of a release."""
         if release not in self._trees:
             self._trees[release] = self._open(release)
         return self._trees[release]
@@ -88,26 +82,17 @@ class ReleaseTexts:
         return ReleaseTexts(names, self._open, self.beside)
 
     def record(self, release: str) -> Mapping[str, str] | None:
-        """The sha256 of the release's own files by path, where it has a RECORD.
-
-        :raises OverlayError: if the release cannot be read.
-        """
+        """The sha256 of the release's own files by path, where it has a RECORD."""
         record: Mapping[str, str] | None = getattr(self.open(release), "record", None)
         return record
 
     def planned(self, features: Sequence[Feature], release: str, syntax: Syntax) -> Plan:
-        """What features do on a release.
-
-        :raises OverlayError: if it cannot be read.
-        """
+        """What features do on a release."""
         tree, record = ReadBy(partial(self.read, release)), self.record(release)
         return plan(features, tree, Version(release), record, syntax)
 
     def stacked(self, features: Sequence[Feature], release: str, syntax: Syntax) -> Stack:
-        """Features on a release, as far as they fit.
-
-        :raises OverlayError: if it cannot be read.
-        """
+        """Features on a release, as far as they fit."""
         tree, record = ReadBy(partial(self.read, release)), self.record(release)
         return lay(features, tree, Version(release), record, syntax)
 
@@ -162,7 +147,6 @@ def locate(
 
     :param checkout: the text that the user names.
     :param following: further changes of the file, made on what the one before left.
-    :raises OverlayError: if a release or a file of the checkout cannot be read.
     """
     newest = tuple(reversed(texts.names))
     if file.old_blob is not None:
@@ -416,19 +400,13 @@ def _has_much(data: bytes, hunks: Sequence[Hunk]) -> bool:
 def having(
     file: IncomingFile, texts: ReleaseTexts, following: Sequence[IncomingFile] = ()
 ) -> tuple[str, ...]:
-    """The releases in which a change is found and whose scopes have its new lines, oldest first.
-
-    :raises OverlayError: if a release cannot be read.
-    """
+    """The releases in which a change is found and whose scopes have its new lines, oldest first."""
     fits = _fits(file, texts, following)
     return tuple(str(fit.base.release) for fit in reversed(fits) if not fit.lacks_it())
 
 
 def vague_hunk(file: IncomingFile, texts: ReleaseTexts) -> Hunk | None:
-    """The hunk for whose lack of context ``locate`` has no base; ``None`` where that is not why.
-
-    :raises OverlayError: if a release cannot be read.
-    """
+    """The hunk for whose lack of context ``locate`` has no base; ``None`` where that is not why."""
     vague = next(filter(_without_context, file.hunks), None)
     read = (texts.read(release, file.path) for release in texts.names)
     fits = any(data is not None and replay(data, file.hunks) is not None for data in read)
@@ -601,7 +579,6 @@ def release_before(
     """The last release before what `--base` names: by its version, or by its texts.
 
     :param paths: files of the package that tell; :returns: ``None`` where there is no release.
-    :raises OverlayError: if a release cannot be read.
     """
     files = files_of(origin)
     text = files.read(f"{package.name}/_version.py") or b""
@@ -625,10 +602,7 @@ def release_before(
 
 
 def read_origin(origin: Origin, path: str) -> bytes | None:
-    """A file of what `--base` names; of one file each edit is asked whether it fits.
-
-    :raises OverlayError: if it cannot be read.
-    """
+    """A file of what `--base` names; of one file each edit is asked whether it fits."""
     if not isinstance(origin, Path):
         return origin.read(path)
     return read_regular(origin / path if origin.is_dir() else origin, _LIMIT)

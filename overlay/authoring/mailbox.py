@@ -117,10 +117,7 @@ class Described(NamedTuple):
 
 
 def described(message: str) -> Described:
-    """What the message of an imported mail says of the feature that it was once written of.
-
-    :raises UsageError: if a key of its feature.toml is none, or has no value.
-    """
+    """What the message of an imported mail says of the feature that it was once written of."""
     why, _, last = message.rpartition("\n\n")
     trailers: dict[str, list[str]] = {}
     for match in filter(None, map(_TRAILER.match, last.splitlines())):

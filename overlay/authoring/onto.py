@@ -76,7 +76,6 @@ def placeable(
     likest to them; of a file that the release lacks, the newest release's that has it.
 
     :returns: ``None`` where no release has the file as Python.
-    :raises OverlayError: if a release cannot be read.
     """
     base = locate(parts[0], texts, checkout, parts[1:])
     if base is not None and (after := _with_parts(base.after, parts[1:])) is not None:
@@ -218,10 +217,7 @@ def topics_of(bases: Sequence[Base]) -> tuple[EditedFile, ...]:
 
 
 def change_in(session: Session) -> Feature | None:
-    """The change that a session places; ``None`` where it is about features that there are.
-
-    :raises PatchFormatErrors, UsageError: if somebody edited it.
-    """
+    """The change that a session places; ``None`` where it is about features that there are."""
     if not session.places_import:
         return None
     place = session.folder / IMPORT
@@ -290,11 +286,7 @@ def feature_at(
 
 
 def write_once(folder: FeatureFolder, notes: Mapping[str, str]) -> Path:
-    """Write a feature that a session made, unless it is there as it would be written.
-
-    :raises UsageError: if there is another one of its id, which is not to be replaced.
-    :raises OSError: if it cannot be written.
-    """
+    """Write a feature that a session made, unless it is there as it would be written."""
     patches = Path(notes["patches"])
     place = patches / folder.text.id
     if place.is_dir() and disk.contents(place) == folder.all_files():

@@ -100,12 +100,7 @@ def path_of(path: str, package: Package) -> str | None:
 def place(
     commits: Sequence[Commit], package: Package, texts: ReleaseTexts, rule: PathRule = BY_RELEASES
 ) -> Placed:
-    """The change with the paths of the package.
-
-    :param texts: the releases that it may serve.
-    :raises UsageError: if a path is one of several files, or fewer folders are there than are to be
-        cut off.
-    """
+    """The change with the paths of the package."""
     if rule != BY_RELEASES:
         files = [_ruled(file, rule) for commit in commits for file in commit.files]
         if files and not any(file.path.startswith(f"{package.name}/") for file in files):

@@ -40,7 +40,6 @@ from overlay.untrusted import read_below
 class Porter:
     """Ports features to releases.
 
-    :param texts: the releases, oldest first; :param syntax: answers about texts.
     :param context: how many lines of context merged hunks keep; ``None``: as many as the hunks
         have that they are made of.
     """
@@ -59,11 +58,7 @@ class Porter:
         self._stacks: dict[tuple[object, ...], Stack] = {}
 
     def port(self, feature: Feature, release: str, earlier: Sequence[Feature] = ()) -> FeaturePort:
-        """Carry a feature to a release; the second time the answer is the first one's.
-
-        :param earlier: the features that are applied before it, in order.
-        :raises OverlayError: if a release cannot be read.
-        """
+        """Carry a feature to a release; the second time the answer is the first one's."""
         key = (id(feature), *map(id, earlier))
         if key not in self._ports:
             self._alive += (feature, *earlier)

@@ -83,7 +83,7 @@ _Maker = Callable[[ServedFeature], Iterator[Proposal]]
 class Pruner:
     """Proposes what can go while a range of releases is served.
 
-    :param texts: the releases; :param names: those that are still served, oldest first.
+    :param names: those that are still served, oldest first.
     """
 
     texts: ReleaseTexts
@@ -103,7 +103,6 @@ class Pruner:
 
         :param served: every feature, in the order in which they are applied.
         :param step: called after each feature of which something can be proposed.
-        :raises OverlayError: if a release cannot be read.
         """
         present = list(served)
         before = dict(self._answers(present))
@@ -412,10 +411,7 @@ def groups_of(features: Sequence[Feature]) -> list[tuple[Feature, ...]]:
 
 
 def _after(present: Sequence[ServedFeature], proposal: Proposal) -> list[ServedFeature]:
-    """The features once a proposal is carried out.
-
-    :raises PatchFormatErrors: if what is left of the feature cannot be read.
-    """
+    """The features once a proposal is carried out."""
     result: list[ServedFeature] = []
     for entry in present:
         if entry.feature.id != proposal.feature:

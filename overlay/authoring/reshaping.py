@@ -32,18 +32,12 @@ _FOLDABLE = frozenset(
 
 
 def renamed(files: Files, id_: str) -> dict[str, bytes]:
-    """A feature's files under another id.
-
-    :raises UsageError: if its feature.toml is written in a way in which that cannot be told.
-    """
+    """A feature's files under another id."""
     return {**files, "feature.toml": _with_text(files["feature.toml"], "id", id_)}
 
 
 def needing(files: Files, id_: str, new: str) -> dict[str, bytes] | None:
-    """The files of a feature that needs another one, which has a new id; ``None`` of any other.
-
-    :raises UsageError: as ``renamed``.
-    """
+    """The files of a feature that needs another one, which has a new id; ``None`` of any other."""
     toml = files["feature.toml"]
     needs = parse_toml(toml).get("needs", [])
     if id_ not in needs:
@@ -63,8 +57,6 @@ def folded(first: Feature, second: Feature, files: Sequence[Files], id_: str) ->
 
     :param first, second: as they are applied; :param files: those of each.
     :param id_: the id of one of them, whose words it keeps.
-    :raises UsageError: if they have no release in common, upstream has one of them, or one says in
-        its feature.toml what holds for it alone.
     """
     features = (first, second)
     span = _shared_range(first, second)
@@ -104,9 +96,6 @@ def split(
     """The files of a feature without some of its topics, and those of a new one with them.
 
     The modules that it adds stay with the first.
-
-    :raises UsageError: if it has no such topic, all are named, or its feature.toml cannot be told
-        apart by topic.
     """
     names = [topic.name for topic in feature.topics]
     if unknown := [name for name in topics if name not in names]:
@@ -129,10 +118,7 @@ def split(
 
 
 def _shared_range(first: Feature, second: Feature) -> ReleaseRange:
-    """The releases that two features serve.
-
-    :raises UsageError: if there are none.
-    """
+    """The releases that two features serve."""
     begin = max(first.releases.first, second.releases.first)
     end = min(first.releases.last, second.releases.last)
     if begin > end:
@@ -144,10 +130,7 @@ def _shared_range(first: Feature, second: Feature) -> ReleaseRange:
 
 
 def _within(feature: Feature, files: Files, span: ReleaseRange) -> dict[str, bytes]:
-    """A feature's files once none of its variants reaches out of a range.
-
-    :raises UsageError: if one would lose the release that it was made on.
-    """
+    """A feature's files once none of its variants reaches out of a range."""
     changes = clip(feature, files, span)
     if changes is None:
         raise UsageError(
@@ -168,7 +151,6 @@ def _of_topics(feature: Feature, files: Files, names: Mapping[str, str]) -> list
     """The tests of a feature, each about one topic.
 
     :param names: topic -> its new name.
-    :raises UsageError: if a test may be about several.
     """
     tests = []
     for test in parse_toml(files["feature.toml"]).get("upstreamed", []):

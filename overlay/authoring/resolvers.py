@@ -40,8 +40,6 @@ def propose(
 
     :param path: the file of the release, whose name the copies have.
     :param watched: folders that it must not change.
-    :raises UsageError: if it cannot be run, fails, takes too long, changes what is not its own, or
-        gives what is not a resolution.
     """
     watched = tuple(watched)
     before = _state(watched)
@@ -64,10 +62,7 @@ def propose(
 
 
 def checked(data: bytes | None, command: str, path: str) -> bytes:
-    """A proposal, if it could be one.
-
-    :raises UsageError: if it has markers, or is not Python.
-    """
+    """A proposal, if it could be one."""
     if data is None:
         raise UsageError(f"{command}: expected a result for {path}, found none")
     if lines := marker_lines(data):
@@ -84,8 +79,6 @@ def merge_tool(texts: Conflict, path: str) -> bytes:
     """What a person makes of a conflict in git's ``merge.tool``.
 
     The tool runs in a repository of its own, in which the file has the three texts as its stages.
-
-    :raises UsageError: if git or its ``merge.tool`` is missing, or the result is not one.
     """
     git = shutil.which("git")
     if git is None:
@@ -128,10 +121,7 @@ def _stage(git: str, folder: Path, texts: Conflict, path: str) -> None:
 
 
 def _git(words: list[str], data: bytes = b"", *, may_fail: bool = False) -> bytes:
-    """What git answers on standard output.
-
-    :raises UsageError: if it cannot be run or takes too long, or fails where it must not.
-    """
+    """What git answers on standard output."""
     try:
         ended = run(words, GIT_SECONDS, environment(), data=data)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -169,10 +159,7 @@ def _write_texts(folder: Path, texts: Conflict, name: str) -> tuple[Path, Path, 
 
 
 def _run(words: list[str], folder: Path, command: str, seconds: float) -> None:
-    """Run a command of the user's.
-
-    :raises UsageError: if it cannot be run, fails or takes too long.
-    """
+    """Run a command of the user's."""
     try:
         ended = run(words, seconds, environment(), folder)
     except (OSError, ValueError) as error:

@@ -35,8 +35,6 @@ def read_source(text: str, *, each: bool = False) -> ChangeSource:
 
     :param text: a file, ``-``, the URL of a pull request or commit, or ``CHECKOUT@A..B``.
     :param each: keep commits apart where a source can be had as one diff or as several mails.
-    :raises UsageError: if it is none of these, or what it holds is not a diff.
-    :raises PackageIndexError: if a URL cannot be fetched.
     """
     if text == "-":
         data = sys.stdin.buffer.read(MAX_BYTES + 1)

@@ -93,8 +93,6 @@ def sort_files(
     """Sort the files into those to edit and to add, by path, and the fate of those left out.
 
     :param partial: leave out what is not a Python module of the package.
-    :param package: the one that the feature is to patch.
-    :raises UsageError: naming every file that no feature can carry.
     """
     _require_package(commits, package)
     sorted_ = _Sorted()
@@ -214,10 +212,7 @@ class _Sorted:
 
 
 def _require_package(commits: Sequence[Commit], package: Package) -> None:
-    """Refuse a change of another project, none of whose files the package could have.
-
-    :raises UsageError: naming its first file.
-    """
+    """Refuse a change of another project, none of whose files the package could have."""
     files = [file for commit in commits for file in commit.files]
     folder = f"{package.name}/"
     if all(_fate(file, package) is Fate.OUTSIDE and folder not in file.path for file in files):

@@ -49,10 +49,7 @@ def is_url(text: str) -> bool:
 
 
 def page_of(url: str) -> WebPage:
-    """The addresses of the change of a pull request, a commit, a comparison or a plain file.
-
-    :raises UsageError: if it is none of these, or not http(s).
-    """
+    """The addresses of the change of a pull request, a commit, a comparison or a plain file."""
     if len(words := url.split()) != 1:  # a login could go on behind a space, and be shown
         raise UsageError(f"{without_secrets(''.join(words))}: expected a URL without white space")
     try:
@@ -129,10 +126,7 @@ def fetch(url: str, limit: int) -> bytes:
 
 
 def _read_into(parts: list[bytes], answer: requests.Response, limit: int, name: str) -> None:
-    """Read all of an answer.
-
-    :raises FetchError: if it has more than ``limit`` bytes, or not as many as it promises.
-    """
+    """Read all of an answer."""
     size = 0
     while chunk := answer.raw.read1(_TEXT_BYTES, decode_content=False):
         parts.append(chunk)
@@ -149,10 +143,7 @@ def _read_into(parts: list[bytes], answer: requests.Response, limit: int, name: 
 
 
 def _require_diff(answer: requests.Response, name: str) -> None:
-    """Refuse an answer that is an error or a web page.
-
-    :raises FetchError: naming the status, and what may help.
-    """
+    """Refuse an answer that is an error or a web page."""
     status, reason = answer.status_code, without_secrets(answer.reason or "")
     if status in (401, 403, 404, 410):
         raise FetchError(

@@ -54,11 +54,8 @@ def with_ports(
 ) -> dict[str, bytes]:
     """The files of a feature's folder once it serves further releases.
 
-    :param files: path below the folder -> bytes; :param ports: without conflicts, one a release.
-    :param names: the known releases, oldest first.
-    :param today: ``YYYY-MM-DD``.
+    :param ports: without conflicts, one a release.
     :param merged: the first release that is known to have the feature, if that is to be noted.
-    :raises UsageError: if ``feature.toml`` has no range on a line of its own.
     """
     result = dict(files)
     landed = [port for port in ports if not port.covered and not port.idle]
@@ -101,7 +98,6 @@ def remembered(
     Upstream's later work on the change does not count against it.  What counts is that the feature
     applies to a later release again, or has a variant there: then upstream took the change back.
 
-    :param names: the known releases, oldest first.
     :returns: ``None`` where it is remembered already, or must not be.
     """
     feature, release = port.feature, Version(port.release)

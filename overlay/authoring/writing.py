@@ -164,10 +164,7 @@ def _tests(tests: Sequence[DerivedTest]) -> list[str]:
 
 
 def with_tests(toml: bytes, tests: Sequence[DerivedTest]) -> bytes:
-    """``feature.toml`` with other derived tests; the rest, tests by hand too, stays as it is.
-
-    :raises UsageError: if its tables are written in a way in which they cannot be told apart.
-    """
+    """``feature.toml`` with other derived tests; the rest, tests by hand too, stays as it is."""
     text = toml.decode("utf-8")
     tables = re.split(r"(?m)^(?=\[)", text)
     other_tables = [part for part in tables if not _DERIVED.match(part)]
@@ -265,10 +262,7 @@ def _hunk(hunk: Hunk, shift: int) -> list[str]:
 
 
 def toml_string(text: str) -> str:
-    """A text as a basic string of TOML, whose escapes are those of JSON but for a few.
-
-    :raises UsageError: if it is not Unicode, as a name of a file may be; no TOML can hold it.
-    """
+    """A text as a basic string of TOML, whose escapes are those of JSON but for a few."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -284,12 +278,7 @@ def _multiline(text: str) -> str:
 
 
 def check_folder(folder: FeatureFolder, syntax: Syntax | None = None) -> Feature:
-    """The feature that a folder holds, as every command will read it.
-
-    :param syntax: answers about texts, if they are remembered from elsewhere.
-    :raises PatchFormatErrors: if the reader refuses it.
-    :raises OverlayError: if what is read back does not make the change.
-    """
+    """The feature that a folder holds, as every command will read it."""
     return check_files(folder.text.id, folder.all_files(), folder.expected, syntax)
 
 
@@ -356,8 +345,6 @@ def write_folder(folder: FeatureFolder, patches: Path, *, update: bool = False) 
     """Write a feature's folder into a folder of patches, whole or not at all.
 
     :param update: take the place of a feature that has the id already.
-    :raises UsageError: if a feature with the id exists and ``update`` is not set.
-    :raises PatchFormatErrors: if what would be written cannot be read back.
     :raises OSError: if it cannot be written; the folder of patches is as it was then.
     """
     final = patches / folder.text.id

@@ -71,9 +71,6 @@ def begin(
 
     :param release: the release whose files are edited; default: the newest that the feature serves.
     :param more: further files of that release (``vllm/...``) to edit.
-    :raises UsageError: if there is no such feature, it cannot be written or does not land on the
-        release, or something other than its session lies in that folder.
-    :raises OverlayError: if the features or the release cannot be read.
     """
     features = request._replace(features=(id_,)).load()
     feature = find_feature(features, id_)
@@ -101,11 +98,6 @@ def begin_new(
     :param files: paths of the release, whose first folder is its package (``vllm/...``);
         of a session that is there: further ones.
     :param release: default: the newest known one.
-    :param title: what the change does, in a line; by default made of the id.
-    :param context: how many lines of context the hunks keep; default: as many as they need.
-    :raises UsageError: if the id exists or cannot be one, the release has no such file, or
-        something other than the session lies in that folder.
-    :raises OverlayError: if the features or the release cannot be read.
     """
     patches = in_home(request.patches[-1])
     require_free(patches, id_, update=False, instead=f"{command('edit', id_)}, which edits that")
@@ -143,10 +135,7 @@ def _opened(
 
     :param fresh: the session without files.
     :param feature: ``None`` for one that is not there yet; :param features: those at hand.
-    :param earlier: those before it; :param more: files that are wanted beside those it patches.
-    :raises UsageError: if something other than its session lies in that folder, or the features
-        are others than when it began.
-    :raises OSError: if it cannot be written.
+    :param more: files that are wanted beside those it patches.
     """
     release, package = fresh.release, fresh.package
     tree = package_releases.tree_of(release, package, request.progress)
@@ -172,10 +161,7 @@ def _opened(
 def _report(
     session: Session, action: EditAction, *, emptied: bool = True, **more: Any
 ) -> EditReport:
-    """What was done with a session.
-
-    :param more: further fields of the report.
-    """
+    """What was done with a session."""
     (id_,) = session.features
     releases, unedited = more.get("releases"), more.get("left", ())
     verdict = edited(action, id_, session.folder, releases, unedited, emptied=emptied)
@@ -183,10 +169,7 @@ def _report(
 
 
 def find_feature(features: Sequence[Feature], id_: str) -> Feature:
-    """The feature with an id.
-
-    :raises UsageError: if there is none.
-    """
+    """The feature with an id."""
     feature = next((feature for feature in features if feature.id == id_), None)
     if feature is None:
         ids = [feature.id for feature in features]
@@ -199,10 +182,7 @@ def find_feature(features: Sequence[Feature], id_: str) -> Feature:
 
 
 def writable_folder(feature: Feature) -> Path:
-    """The folder of patches that a feature is in.
-
-    :raises UsageError: if the feature came with an installed overlay.
-    """
+    """The folder of patches that a feature is in."""
     if not feature.shipped:
         return Path(feature.origin)
     folder = shipped_folder()
@@ -217,10 +197,7 @@ def writable_folder(feature: Feature) -> Path:
 
 
 def _expect_paths(paths: Sequence[str], package: Package) -> None:
-    """Refuse files that no feature can change.
-
-    :raises UsageError: naming the first.
-    """
+    """Refuse files that no feature can change."""
     for path in paths:
         if (problem := file_problem(path, package)) is not None:
             raise UsageError(f"--file: {problem}; name a file such as {package.name}/NAME.py")
@@ -231,7 +208,6 @@ def _release(text: str | None, package: Package, feature: Feature | None = None)
 
     :param text: as a bare version or with the name of the package (``vllm-ascend==0.23.0``).
     :param feature: ``None`` for a new one, which may serve any.
-    :raises UsageError: if what is named is not a release of the package, or none is known.
     """
     if text is not None:
         try:
@@ -274,10 +250,7 @@ def _behind(feature: Feature, id_: str, patches: Path) -> bool:
 
 
 def abort(folder: Path) -> EditReport:
-    """Remove a session with all that is in it.
-
-    :raises UsageError: if there is none; :raises OSError: if it cannot be removed.
-    """
+    """Remove a session with all that is in it."""
     session = read(from_anywhere(folder), SessionKind.EDIT)
     sessions.abort(session)
     return _report(session, EditAction.ABORTED)
@@ -328,10 +301,7 @@ def commit(request: Request, folder: Path, context: int | None = None) -> EditRe
 
 
 def _expect_same(session: Session, features: Sequence[Feature]) -> None:
-    """Refuse a session whose features are others than when it began.
-
-    :raises UsageError: naming them.
-    """
+    """Refuse a session whose features are others than when it began."""
     sources = {feature.id: feature.source or "" for feature in features}
     before = {**session.below, **session.features}
     changed = [name for name, source in before.items() if sources.get(name, "") != source]
@@ -344,11 +314,7 @@ def _expect_same(session: Session, features: Sequence[Feature]) -> None:
 
 
 def _present(session: Session, below: tuple[Feature, ...], progress: Progress | None) -> Edited:
-    """What the session's files hold, and what they are compared with.
-
-    :raises UsageError: if a base was edited, or a file is new and the release, which may have it,
-        cannot be read.
-    """
+    """What the session's files hold, and what they are compared with."""
     paths = [path for path in session.present() if not stray(path.rpartition("/")[2])]
     new = [path for path in paths if path not in session.files]
     base = {path: session.base(path) for path in session.files}

@@ -34,9 +34,6 @@ def keep_context(
 
     On each release on which a variant landed it makes the same text as before; one of which that
     is not so keeps its hunks.
-
-    :raises UsageError: if there is no such feature, or it cannot be written.
-    :raises OverlayError: if the features or a release cannot be read.
     """
     features = request._replace(features=(id_,)).load()
     feature = find_feature(features, id_)

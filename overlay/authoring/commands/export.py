@@ -88,9 +88,6 @@ def export(
 
     :param ids: the features; :param release: default: the newest known one that all of them serve.
     :param output: the file to write; default: standard output.
-    :raises UsageError: if there is no such feature, they are for several packages, or no release is
-        served by all of them.
-    :raises OverlayError: if the release cannot be read or the file not be written.
     """
     request = request.of_ids(ids)
     features = request.select(request.at_hand())
@@ -157,10 +154,7 @@ def _not_carried(feature: Feature, table: Mapping[str, Any]) -> list[str]:
 
 
 def _release(text: str | None, features: Sequence[Feature], package: Package) -> str:
-    """The release on which features are written.
-
-    :raises UsageError: if none is served by all of them.
-    """
+    """The release on which features are written."""
     if text is not None:
         return package_releases.version_of(text, package).public
     names = [

@@ -80,13 +80,10 @@ def import_change(
     :param checkout: a checkout of the package with the text that the change was made on.
     :param partial: leave out what Python alone cannot carry, instead of refusing it.
     :param each: make a feature of each commit, on top of those before; ``id_`` begins their ids.
-    :param update: replace a feature of that id.
-    :param context: how many lines of context the hunks keep; default: as many as they need.
     :param paths: what the user says about the paths of the change.
     :param onto: the release on which a person places it, in a session of ``port``.
     :raises UsageError: if a source is not a diff, holds what no feature can carry, or nothing that
         one would (only tests and documentation).
-    :raises OverlayError: if a source or a release cannot be read, or the folder not be written.
     """
     if each and onto is not None:
         raise UsageError("--each and --release: expected one of them; a session is of one feature")
@@ -159,11 +156,7 @@ def _placed_onto(
 
 
 def _origin(place: Path, package: Package, progress: Progress | None) -> Origin:
-    """What `--base` names: a checkout or unpacked sources, one file of them, or a release.
-
-    :raises UsageError: if it is none of these, or no text could ever be read from it.
-    :raises OverlayError: if the release cannot be read.
-    """
+    """What `--base` names: a checkout or unpacked sources, one file of them, or a release."""
     if not os.path.lexists(place) and release_named(str(place), package) is not None:
         _, names = package_releases.names_in(str(place), package)
         if len(names) == 1:
@@ -211,7 +204,6 @@ def _packages(
 
     :param releases: as ``--releases`` takes them; with a name (``vllm-ascend==all``) it tells the
         one package, otherwise the paths of the change do.
-    :raises UsageError: if it names no release, or no release of a package is known.
     """
     files = [file for source in sources for commit in source.commits for file in commit.files]
     packages = packages_in([file.path for file in files]) or (VLLM,)
@@ -439,10 +431,7 @@ class _Imports:
 
 
 def _series(imports: _Imports, parts: Sequence[_Part], id_: str, *, each: bool) -> SeriesReport:
-    """Make a feature of each commit, or of each package; all are prepared before one is written.
-
-    :raises UsageError: if one of their ids exists and is not to be replaced.
-    """
+    """Make a feature of each commit, or of each package; all are prepared before one is written."""
     entries: list[_Entry] = []
     placed: list[str] = []
     for part in parts:
@@ -534,10 +523,7 @@ def _id(prefix: str, number: int, count: int, commit: Commit) -> str:
 
 
 def _require_carried(summaries: Sequence[Summary], part: _Part) -> None:
-    """Refuse a change that has nothing to carry: only tests, documentation and the like.
-
-    :raises UsageError: naming what was found instead.
-    """
+    """Refuse a change that has nothing to carry: only tests, documentation and the like."""
     if any(carried(summary.files) for summary in summaries):
         return
     fates = [entry.fate.value for summary in summaries for entry in summary.files]

@@ -38,10 +38,7 @@ from overlay.report.codes import Code, Verdict
 
 
 def release_of(text: str, package: Package) -> str:
-    """The one release that ``--release`` names.
-
-    :raises UsageError: if it names none, several, or one of another package.
-    """
+    """The one release that ``--release`` names."""
     own, names = package_releases.names_in(text, package)
     if own.name != package.name or len(names) != 1:
         raise UsageError(
@@ -62,13 +59,7 @@ def open_onto(
     partial: bool,
     update: bool,
 ) -> PortReport:
-    """Open a session in which a change is placed on a release, or write it where nothing waits.
-
-    :param texts: the releases that the feature may serve.
-    :raises UsageError: if the change holds what no feature can carry, or a session is open already.
-    :raises OverlayError: if a release cannot be read; :raises OSError: if a folder cannot be
-        written.
-    """
+    """Open a session in which a change is placed on a release, or write it where nothing waits."""
     place = session_folder(release, package)
     expect_no_session(place)
     commits = [commit for source in sources for commit in source.commits]

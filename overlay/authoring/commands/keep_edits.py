@@ -37,9 +37,6 @@ def keep(request: Request, targets: Sequence[Target], keep_as: Keep) -> Kept:
     at hand that hold their edits.
 
     :param targets: the packages, at least one.
-    :raises UsageError: if several packages have edits that no feature holds, or the id is taken or
-        cannot be one.
-    :raises OverlayError: if a file, its pristine text or the features cannot be read.
     """
     expect_id(keep_as.id, "--keep-as")
     workshops, notes = _surveyed(request, targets)
@@ -104,8 +101,6 @@ def _surveyed(request: Request, targets: Sequence[Target]) -> tuple[list[Worksho
 
     A package that the overlay did not patch loses nothing by a revert: it is passed over where its
     edits cannot be told, unless it is the only one.
-
-    :raises OverlayError: if those of a patched package cannot be told, or of none.
     """
     workshops, notes, errors = [], [], []
     for target in targets:
@@ -123,10 +118,7 @@ def _surveyed(request: Request, targets: Sequence[Target]) -> tuple[list[Worksho
 
 
 def _is_patched(target: Target, root: Path) -> bool:
-    """Whether the overlay has a ledger there.
-
-    :raises LedgerError: if it is damaged.
-    """
+    """Whether the overlay has a ledger there."""
     with reading(root, package=target.package):
         return ledgers.load(root, target.package) is not None
 

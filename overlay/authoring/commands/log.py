@@ -49,8 +49,6 @@ def log(
     :param id_: the feature; :param span: releases as ``--releases`` takes them; default: all.
     :param upstream: a git checkout of vLLM in which the upstream pull request is looked for.
     :param variants: whether each variant is shown beside the one that it came from.
-    :raises UsageError: if there is no such feature, or the checkout cannot be asked.
-    :raises OverlayError: if a release cannot be read.
     """
     own_request = request.of_ids((id_,))
     features = own_request.at_hand()
@@ -81,10 +79,7 @@ def log(
 
 
 def _release(target: TargetReport | TargetFailure, feature: Feature) -> LoggedRelease:
-    """One line of the log.
-
-    :raises OverlayError: if the release could not be read.
-    """
+    """One line of the log."""
     if isinstance(target, TargetFailure):
         raise OverlayError(target.error)
     release = target.vllm or target.target
@@ -189,10 +184,7 @@ def _edits(feature: Feature) -> tuple[LogEntry, ...]:
 
 
 def _pull(feature: Feature) -> int:
-    """The number of the upstream pull request.
-
-    :raises UsageError: if the feature names none.
-    """
+    """The number of the upstream pull request."""
     match = _PULL.search(feature.upstream)
     if match is None:
         url = feature.upstream or "none"
@@ -204,10 +196,7 @@ def _pull(feature: Feature) -> int:
 
 
 def _merged(feature: Feature, pull: int, folder: Path) -> UpstreamMerge | None:
-    """What a checkout knows of a pull request, by the subject that its merge has.
-
-    :raises UsageError: if the checkout cannot be asked.
-    """
+    """What a checkout knows of a pull request, by the subject that its merge has."""
     checkout = Checkout(folder)
     mentions = checkout.naming(f"(#{pull})")
     merges = [entry for entry in mentions if entry.subject.endswith(f"(#{pull})")]

@@ -44,7 +44,6 @@ def matrix(request: Request, span: str | None = None) -> MatrixReport:
     """Every feature for a package on every release of it, and the ids of those for others.
 
     :param span: releases as ``--releases`` takes them; default: all.
-    :raises OverlayError: if a release cannot be read.
     """
     names = releases("all" if span is None else span)
     package = package_of(names)
@@ -105,10 +104,7 @@ def _each(
 
 
 def _states(features: tuple[Feature, ...], release: str) -> list[State]:
-    """The state of each feature on one release.
-
-    :raises OverlayError: if the release cannot be read.
-    """
+    """The state of each feature on one release."""
     return [
         result.state for result in examine(resolution.resolve(release), features).report.features
     ]
@@ -125,7 +121,6 @@ class _Carrying:
         """How ports of a feature to releases would land.
 
         :param question: the feature, and the releases.
-        :raises OverlayError: if a release cannot be read.
         """
         feature, names = question
         carried: dict[tuple[str, bytes], Outcome] = {}

@@ -62,16 +62,9 @@ def new_from_edits(
 ) -> NewReport:
     """Make a feature of the edits of an installed vLLM; the edits stay where they are.
 
-    :param patches: the folder that the feature is written to.
-    :param title: what the change does, in a line; by default made of the id.
     :param releases: as ``--releases`` takes them; with a name (``vllm-ascend==all``) they tell the
         package that was edited; default: every known release of vLLM.
-    :param update: replace a feature of that id.
-    :param context: how many lines of context the hunks keep; default: as many as they need.
     :param removals: whether a file that is missing was removed on purpose, and not lost.
-    :raises UsageError: if the id exists or cannot be one, the target is a file or a release, or
-        what the edits were made on cannot be told.
-    :raises OverlayError: if the target, its pristine text or the features cannot be read.
     """
     require_free(patches, id_, update=update)
     package, names = VLLM, None
@@ -101,10 +94,7 @@ def new_from_edits(
 def written(
     workshop: Workshop, prepared: Prepared, patches: Path, *, update: bool = False
 ) -> NewReport:
-    """Write a feature that was made of edits, if it is complete, and say what it is.
-
-    :raises OverlayError, OSError: if it cannot be written.
-    """
+    """Write a feature that was made of edits, if it is complete, and say what it is."""
     summary, folder = prepared.summary, None
     if prepared.folder is not None:
         folder = write_folder(prepared.folder, patches, update=update)
@@ -150,7 +140,7 @@ def _report(
 ) -> NewReport:
     """What was made of edits.
 
-    :param span: the range that the feature serves; :param more: further fields of the report.
+    :param span: the range that the feature serves.
     """
     return NewReport(
         made_new(id_, files, folder, span, workshop.left_out),
@@ -342,8 +332,6 @@ def feature_of(
     :param patches: the folder of patches that it is for: the order of features depends on it.
     :param releases: those that it may serve; the target's own is always one.  Default: those that
         are known of its package.
-    :param context: how many lines of context the hunks keep; default: as many as they need.
-    :raises UsageError: if applying it would not give the edited files byte for byte.
     """
     release, package = str(workshop.release), workshop.target.package
     files = [TwoTexts(edit.path, workshop.base(edit), edit.now) for edit in workshop.edits]
@@ -375,7 +363,6 @@ def made_of(
 
     :param tree: the release's files with the features below applied.
     :param names: the releases that it may serve, beside the one of the edits.
-    :param context: how many lines of context the hunks keep; default: as many as they need.
     """
     syntax = Memo()
     plain, unread = readable(release, tree, names, text.package, progress)
@@ -388,7 +375,6 @@ def made_of(
 def words(id_: str, title: str, source: str, package: Package = VLLM) -> Words:
     """What a feature that is made of edits says about itself.
 
-    :param title: what the change does, in a line; by default made of the id.
     :param source: where the edits were made.
     """
     return Words(
@@ -473,10 +459,7 @@ def _placed(feature: Feature, patches: Path, workshop: Workshop) -> list[Feature
 
 
 def saved(workshop: Workshop, id_: str) -> Feature | None:
-    """The feature at hand that holds all edits already; ``None`` where there is none of that id.
-
-    :raises UsageError: if there is one, and it does not hold them.
-    """
+    """The feature at hand that holds all edits already; ``None`` where there is none of that id."""
     feature = next((each for each in workshop.features if each.id == id_), None)
     if feature is None:
         return None

@@ -62,8 +62,6 @@ def port(
     :param context: how many lines of context merged hunks keep; default: as many as those of the
         variant have.
     :param lay_out: whether to make that folder.
-    :raises UsageError: if an id is not known, or a session is open already.
-    :raises OverlayError: if a release cannot be read or a folder cannot be written.
     """
     everything = request.load()
     package, targets = package_releases.names_in(releases, request.package(everything))
@@ -106,10 +104,7 @@ def port(
 
 
 def expect_no_session(place: Path | None) -> None:
-    """Refuse a folder that is there already.
-
-    :raises UsageError: if it is.
-    """
+    """Refuse a folder that is there already."""
     if place is not None and place.exists():
         raise UsageError(
             f"{place}: expected no such folder, found a session of an earlier port: end it with "
@@ -159,10 +154,7 @@ def _serving(feature: Feature, ports: Sequence[FeaturePort]) -> Feature:
 def _carried(
     porter: Porter, feature: Feature, earlier: Sequence[Feature], releases: Sequence[str]
 ) -> Iterator[FeaturePort]:
-    """A feature carried to releases, oldest first; what one of them has, the later ones have.
-
-    :param earlier: the features before it.
-    """
+    """A feature carried to releases, oldest first; what one of them has, the later ones have."""
     current = feature
     for release in releases:
         port = porter.port(current, release, earlier)
@@ -206,7 +198,6 @@ def write_ports(
 
     :param features: all, in the order of the series; :param ports: without conflicts.
     :returns: (id, release) of what is served, or known to be upstream, since then.
-    :raises OverlayError, OSError: if a folder cannot be written.
     """
     today = datetime.now().astimezone().date().isoformat()
     changed: dict[Path, list[disk.NewFolder]] = {}
@@ -245,8 +236,6 @@ def _write_folders(changed: Mapping[Path, Sequence[disk.NewFolder]]) -> None:
     """Write the features of each patches folder, in one transaction a folder.
 
     Several folders may lie on several file systems, so that no one transaction can hold them.
-
-    :raises OverlayError, OSError: if one cannot be written; the message says what was.
     """
     written: list[Path] = []
     for place, folders in changed.items():
@@ -298,10 +287,7 @@ def _memory(
 
 
 def folder_of(feature: Feature) -> Path:
-    """The folder of a feature that may be written.
-
-    :raises UsageError: if it came with an installed overlay, where an upgrade would undo it.
-    """
+    """The folder of a feature that may be written."""
     if not feature.shipped:
         return in_home(feature.origin) / feature.id
     if not _in_checkout():
@@ -351,10 +337,7 @@ def create(
 
     A file in it is the release's with every hunk that lands, and the others between markers.
 
-    :param package: whose release it is; :param change: that the session keeps, where it is no
-        feature of a patches folder.
-    :raises UsageError: if something is there already; :raises OSError: if it cannot be written.
-    :raises NotPrivate: if somebody else could have written the patches.
+    :param change: that the session keeps, where it is no feature of a patches folder.
     """
     texts_to_edit: dict[str, bytes] = {}
     waiting: list[Waiting] = []

@@ -93,8 +93,6 @@ class Resolving:
 
     :param folder: as the user named it; ``None``: the only one in the working folder.
     :param trusting: whether features that were changed meanwhile are carried all the same.
-    :raises UsageError: if there is no such session, or its features were changed since it began.
-    :raises OverlayError: if the release cannot be read.
     """
 
     def __init__(
@@ -184,10 +182,7 @@ class Resolving:
     # What a person decides about one file
 
     def write(self, entry: Waiting, data: bytes) -> None:
-        """Give a file of the session other bytes.
-
-        :raises OSError: if it cannot be written.
-        """
+        """Give a file of the session other bytes."""
         disk.write_below(self.session.folder, entry.name, data)
 
     def is_by_hand(self, entry: Waiting) -> bool:
@@ -213,10 +208,7 @@ class Resolving:
         return True
 
     def resolve(self, entry: Waiting, command: str | None) -> bool:
-        """Let a command, or git's merge tool, propose a text; whether there is a file for that.
-
-        :raises UsageError: if what it gives cannot be a resolution.
-        """
+        """Let a command, or git's merge tool, propose a text; whether there is a file for that."""
         texts = self.texts(entry)
         if texts is None or self.is_by_hand(entry):
             return False
@@ -252,7 +244,6 @@ def proceed(request: Request, folder: str | None, context: int | None = None) ->
 
     :param context: how many lines of context their hunks keep, where so many tell the place.
     :raises UsageError: if markers are left, or a file cannot be carried; nothing is written then.
-    :raises OSError: if the patches cannot be written.
     """
     if (finished := _finished(request, folder)) is not None:
         return finished
@@ -266,10 +257,7 @@ def proceed(request: Request, folder: str | None, context: int | None = None) ->
 
 
 def _written(resolving: Resolving, port: FeaturePort) -> PortReport:
-    """End a session of a foreign change, and write the feature that the edited files make.
-
-    :raises UsageError: if the feature cannot be made, or there is one of its id.
-    """
+    """End a session of a foreign change, and write the feature that the edited files make."""
     session, porter, place = resolving.session, resolving.porter, resolving.session.folder
     if all(topic.new_hunks is None for topic in port.topics) and not port.feature.added:
         return PortReport(ended(place, (), emptied=finish(session)))
@@ -328,10 +316,7 @@ def _finished(request: Request, folder: str | None) -> PortReport | None:
 
 
 def retire(request: Request, folder: str | None, id_: str) -> PortReport:
-    """Note that upstream has a feature from the session's release on; the others still wait.
-
-    :raises UsageError: if the session does not wait for it.
-    """
+    """Note that upstream has a feature from the session's release on; the others still wait."""
     resolving = Resolving(request, folder)
     port = next((port for port in resolving.ports if port.feature.id == id_), None)
     if port is not None and not resolving.session.places_import:
@@ -340,10 +325,7 @@ def retire(request: Request, folder: str | None, id_: str) -> PortReport:
 
 
 def skip(request: Request, folder: str | None, id_: str) -> PortReport:
-    """Leave a feature as it is: it does not serve the release; the others still wait.
-
-    :raises UsageError: if the session does not wait for it.
-    """
+    """Leave a feature as it is: it does not serve the release; the others still wait."""
     resolving = Resolving(request, folder)
     return _resume(resolving, without(resolving.session, id_))
 
@@ -357,10 +339,7 @@ def _resume(resolving: Resolving, session: Session) -> PortReport:
 
 
 def abort(folder: str | None) -> PortReport:
-    """Remove a session with its files; the patches stay as they are.
-
-    :raises UsageError: if there is no such session.
-    """
+    """Remove a session with its files; the patches stay as they are."""
     session = read(find(folder), SessionKind.PORT)
     sessions.abort(session)
     return PortReport(aborted(session.folder))
@@ -445,7 +424,6 @@ def find(folder: str | None) -> Path:
     """The folder of the session that is meant.
 
     :param folder: as the user gave it; ``None``: the only one in the working folder.
-    :raises UsageError: if there is none, or several.
     """
     if folder is not None:
         return from_anywhere(Path(folder))
@@ -459,10 +437,7 @@ def find(folder: str | None) -> Path:
 
 
 def check_there(session: Session, features: Mapping[str, Feature]) -> None:
-    """Refuse a session whose features are not at hand.
-
-    :raises UsageError: naming the first that is missing.
-    """
+    """Refuse a session whose features are not at hand."""
     for id_ in session.features:
         if id_ not in features:
             raise UsageError(

@@ -38,9 +38,6 @@ def prune(
     :param oldest: the oldest release that is still served, of one package; default: the oldest
         known one, of every package that the folder has features for.
     :param write: carry out what is proposed, all of it or nothing.
-    :raises UsageError: if no folder is named, or ``oldest`` is not a release that is known.
-    :raises OverlayError: if the features or a release cannot be read, the folder not be written, or
-        it was changed while the proposals were made.
     """
     if not request.patches:
         raise UsageError(
@@ -109,10 +106,7 @@ def _served(oldest: str | None, packages: Sequence[Package]) -> dict[Package, tu
 
 
 def _first(oldest: str, package: Package) -> tuple[Package, Version]:
-    """The package and the first of the releases that ``--releases`` names.
-
-    :raises UsageError: if it is not a release.
-    """
+    """The package and the first of the releases that ``--releases`` names."""
     first, _, last = oldest.partition("..")
     pair, end = (release_named(name, package) for name in (first, last or first))
     if pair is None or end is None or end[0] < pair[0]:

@@ -52,12 +52,7 @@ class ReshapeReport(Report):
 
 
 def rename(request: Request, id_: str, new: str) -> ReshapeReport:
-    """Give a feature another id; the order of features follows the spelling of ids.
-
-    :raises UsageError: if there is no such feature, the id is taken, or a release would get other
-        bytes, since the feature comes at another place of the order.
-    :raises OverlayError: if a release cannot be read or the folder not be written.
-    """
+    """Give a feature another id; the order of features follows the spelling of ids."""
     folder, features = _at_hand(request, id_)
     require_free(folder, new, update=False, option="--rename")
     changed = {new: renamed(_files(folder, id_), new)}
@@ -69,10 +64,7 @@ def rename(request: Request, id_: str, new: str) -> ReshapeReport:
 
 
 def fold(request: Request, id_: str, other: str) -> ReshapeReport:
-    """Make one feature of two of a folder; it keeps the id and the words of the first.
-
-    :raises UsageError, OverlayError: as ``rename`` and ``reshaping.folded``.
-    """
+    """Make one feature of two of a folder; it keeps the id and the words of the first."""
     folder, features = _at_hand(request, id_)
     second = find_feature(features, other)
     if writable_folder(second) != folder or id_ == other:
@@ -93,10 +85,7 @@ def fold(request: Request, id_: str, other: str) -> ReshapeReport:
 def split_off(
     request: Request, id_: str, topics: Sequence[str], new: str, title: str = ""
 ) -> ReshapeReport:
-    """Make a feature of some topics of another one.
-
-    :raises UsageError, OverlayError: as ``rename`` and ``reshaping.split``.
-    """
+    """Make a feature of some topics of another one."""
     folder, features = _at_hand(request, id_)
     require_free(folder, new, update=False, option="--into")
     rest, files = split(find_feature(features, id_), _files(folder, id_), topics, new, title)
@@ -166,10 +155,7 @@ def _expect_same(
     texts: ReleaseTexts,
     step: Callable[[], None],
 ) -> None:
-    """Refuse another form of features by which a release would get other bytes.
-
-    :raises UsageError: naming the first such release.
-    """
+    """Refuse another form of features by which a release would get other bytes."""
     syntax = Memo()
     for name in texts.names:
         old, new = (_bytes(each, touched, texts, name, syntax) for each in (before, after))
