@@ -33,7 +33,7 @@ from overlay.authoring.carry import carry
 from overlay.authoring.composing import Block, NotComposable, blocks_of, close_together, compose
 from overlay.authoring.context import needed
 from overlay.authoring.locating import ReleaseTexts
-from overlay.authoring.scoped import ScopedText
+from overlay.authoring.composing import ScopedText
 from overlay.authoring.variants import base_has
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.scope_cache import Memo

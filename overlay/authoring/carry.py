@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 
 from overlay._features.model import FILE_SCOPE, MODULE_SCOPE, Hunk, WholeFile
+from overlay.authoring.composing import ScopedText, with_base
 from overlay.authoring.context import Forms
 from overlay.authoring.merge import Merge, merge
-from overlay.authoring.scoped import ScopedText, with_base
 from overlay.authoring.statements import merge_statements
 from overlay.authoring.touching import place_touching
 from overlay.planning.matching import edits, final_newline_after

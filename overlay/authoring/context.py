@@ -15,8 +15,8 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from overlay._features.model import Hunk
+from overlay.authoring.composing import ScopedText, with_base
 from overlay.authoring.merge import matches
-from overlay.authoring.scoped import ScopedText, with_base
 from overlay.planning.attempt import Texts
 from overlay.planning.context import anchored, context_of, narrowed
 from overlay.planning.matching import edits, final_newline_after

@@ -17,12 +17,12 @@ from overlay.authoring.building import derived_tests, topic_name
 from overlay.authoring.composing import (
     CONTEXT,
     NotComposable,
+    ScopedText,
     compose_file,
     contexts_from,
     whole_file,
 )
 from overlay.authoring.layout import not_its_own, not_there, variants
-from overlay.authoring.scoped import ScopedText
 from overlay.authoring.variants import with_base_has
 from overlay.authoring.writing import DerivedTest, check_files, render_patch, with_tests
 from overlay.errors import UsageError

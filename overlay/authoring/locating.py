@@ -20,11 +20,10 @@ from typing import NamedTuple
 from packaging.version import Version
 
 from overlay._features.model import Feature, Hunk, blob_id
-from overlay.authoring.composing import NotComposable, compose
+from overlay.authoring.composing import NotComposable, ScopedText, compose
 from overlay.authoring.git import Checkout
 from overlay.authoring.incoming import IncomingFile
 from overlay.authoring.merge import matches
-from overlay.authoring.scoped import ScopedText
 from overlay.errors import UsageError
 from overlay.package import Package, Tree, is_module, parse_version
 from overlay.planning.planner import Stack, lay, plan

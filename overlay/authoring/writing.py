@@ -18,15 +18,24 @@ from typing import Any, NamedTuple
 
 from packaging.version import Version
 
+from overlay._features import sources
 from overlay._features.binary_patch import literal
 from overlay._features.documents import MalformedToml, parse_toml
 from overlay._features.feature_folder import read_feature
 from overlay._features.model import Feature, Hunk, WholeFile, blob_id
 from overlay._features.patch_headers import REPEATED
-from overlay._features.sources import SHARED, ErrorList, unread
+from overlay._features.sources import (
+    SHARED,
+    ErrorList,
+    entries,
+    left_behind,
+    shared_by,
+    stray,
+    unread,
+)
 from overlay.authoring import disk
 from overlay.errors import OverlayError, PatchFormatErrors, UsageError
-from overlay.package import VLLM, Package, ReleaseRange
+from overlay.package import VLLM, Package, ReleaseRange, id_problem
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax
@@ -373,3 +382,76 @@ def _read(folder: Path) -> Feature:
     if feature is None or errors:
         raise PatchFormatErrors(errors)
     return feature
+
+
+# Whether a feature can be written
+
+
+#: What a feature's folder holds beside the folders of its topics, and commands write again.
+_OWN = frozenset({"feature.toml", "files", "origin"})
+
+
+def expect_id(id_: str, option: str = "") -> None:
+    """Refuse an id that cannot be one.
+
+    :param option: the option that gives it, where one does.
+    """
+    what = f"{option} " if option else ""
+    if (problem := id_problem(id_)) is not None:
+        raise UsageError(f"{what}{problem}, as ids of features are")
+    if id_ == SHARED:
+        raise UsageError(
+            f"{what}{id_!r} cannot be the id of a feature: in a folder of patches {SHARED}/ holds "
+            "the modules that several features name; choose another"
+        )
+
+
+def require_free(
+    patches: Path,
+    id_: str,
+    *,
+    update: bool,
+    instead: str = "pass --update to replace it",
+    option: str = "",
+) -> None:
+    """Refuse an id that cannot be one, or that is taken, before anything is fetched.
+
+    :param update: whether a feature of that id is to be replaced.
+    :param instead: what to do where that feature is meant.
+    :param option: the option that gives the id, where one does.
+    """
+    expect_id(id_, option)
+    other = f"choose another {option or 'id'}"
+    shipped = sources.shipped_folder()
+    if os.path.realpath(patches) != os.path.realpath(shipped) and id_ in entries(shipped):
+        raise UsageError(
+            f"{id_}: expected no feature of that id, found one that comes with the overlay, and "
+            f"an id is one feature's: {other}"
+        )
+    place = entries(patches).get(id_) if patches.is_dir() else None
+    if place is None:
+        return
+    if not os.path.lexists(place / "feature.toml"):
+        what = "a folder without feature.toml" if place.is_dir() else "a file"
+        raise UsageError(f"{place}: expected no feature of that id, found {what}: {other}")
+    if not update:
+        raise UsageError(
+            f"{place}: expected no feature of that id, found one; {other}, or {instead}"
+        )
+    if lost := _foreign_names(place):
+        raise UsageError(
+            f"{place}: --update would replace all of it, and {', '.join(lost[:3])} is not of its "
+            "patches: move that away first"
+        )
+
+
+def _foreign_names(feature: Path) -> list[str]:
+    """What somebody else put into a feature's folder, but for what tools leave."""
+    shared = ["`shared` in its feature.toml"] if shared_by(feature) else []
+    return shared + [
+        name
+        for name in sorted(os.listdir(feature))
+        if name not in _OWN
+        and not (left_behind(name) or stray(name))
+        and not ((feature / name).is_dir() and name[:2].isdigit())
+    ]

@@ -20,7 +20,6 @@ from overlay.authoring.building import TwoTexts
 from overlay.authoring.commands.new import made_of, words
 from overlay.authoring.editing import Edited, expect_bytes
 from overlay.authoring.editing import commit as compose_commit
-from overlay.authoring.free_ids import require_free
 from overlay.authoring.layout import lay_out
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.reports.authored import (
@@ -32,7 +31,7 @@ from overlay.authoring.reports.authored import (
 )
 from overlay.authoring.session import DOCUMENT, Session, SessionKind, finish, from_anywhere, read
 from overlay.authoring.triage import FileFate
-from overlay.authoring.writing import check_folder, write_folder
+from overlay.authoring.writing import check_folder, require_free, write_folder
 from overlay.commands.request import FURTHER, Request
 from overlay.errors import PackageIndexError, UsageError, did_you_mean
 from overlay.package import (

@@ -17,7 +17,6 @@ from overlay.authoring import releases as package_releases
 from overlay.authoring.building import Prepared, StackedTexts
 from overlay.authoring.commands.import_onto import open_onto, release_of
 from overlay.authoring.disk import NewFolder, replace_features
-from overlay.authoring.free_ids import expect_id, require_free
 from overlay.authoring.git import Checkout
 from overlay.authoring.importing import prepare
 from overlay.authoring.incoming import MAX_BYTES, Commit, IncomingFile, read_changes
@@ -35,7 +34,7 @@ from overlay.authoring.reports.imported import (
 )
 from overlay.authoring.reports.ported import PortReport
 from overlay.authoring.sources import ChangeSource, read_source
-from overlay.authoring.writing import check_folder, write_folder
+from overlay.authoring.writing import check_folder, expect_id, require_free, write_folder
 from overlay.commands.request import Request
 from overlay.errors import UsageError, without_secrets
 from overlay.package import VLLM, Package, distribution_name

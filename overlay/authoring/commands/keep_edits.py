@@ -15,8 +15,8 @@ from overlay.authoring.commands.new import (
     survey,
     written,
 )
-from overlay.authoring.free_ids import expect_id, require_free
 from overlay.authoring.reports.authored import NewReport
+from overlay.authoring.writing import expect_id, require_free
 from overlay.commands.request import Request
 from overlay.commands.revert import Keep, Kept
 from overlay.commands.scene import root_of

@@ -24,11 +24,10 @@ from overlay.authoring.building import (
     build,
     change_of,
 )
-from overlay.authoring.free_ids import require_free
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.reports.authored import AuthoredFile, NewReport, authored, made_new
 from overlay.authoring.triage import FileFate
-from overlay.authoring.writing import check_folder, write_folder
+from overlay.authoring.writing import check_folder, require_free, write_folder
 from overlay.commands.request import Request
 from overlay.commands.scene import resolve
 from overlay.errors import PackageIndexError, TargetError, UsageError
