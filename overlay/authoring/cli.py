@@ -13,9 +13,9 @@ from overlay.authoring.commands import reshape as reshaping
 from overlay.authoring.commands.edit import begin_new
 from overlay.authoring.commands.import_ import import_change
 from overlay.authoring.commands.new import new_from_edits
+from overlay.authoring.commands.port_report import PortReport
 from overlay.authoring.commands.reshape import keep_context
 from overlay.authoring.paths import PathRule
-from overlay.authoring.reports.ported import PortReport
 from overlay.cli.group import cli
 from overlay.cli.options import (
     WRITABLE_HELP,

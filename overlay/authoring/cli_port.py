@@ -10,8 +10,8 @@ import click
 
 from overlay.authoring.commands import port as porting
 from overlay.authoring.commands import port_session as sessions
+from overlay.authoring.commands.port_report import open_lines
 from overlay.authoring.commands.port_session import Key
-from overlay.authoring.reports.ported import open_lines
 from overlay.cli.deprecations import warn
 from overlay.cli.group import cli
 from overlay.cli.options import (
@@ -25,7 +25,7 @@ from overlay.errors import described
 from overlay.report.lines import Line, paint
 
 if TYPE_CHECKING:
-    from overlay.authoring.reports.ported import OpenFile, PortReport
+    from overlay.authoring.commands.port_report import OpenFile, PortReport
     from overlay.commands.request import Request
 
 #: The keys of the prompt, and what they do.

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from overlay._features.model import MODULE_SCOPE, Hunk
 from overlay.authoring.carry import CarriedHunk
 from overlay.authoring.merge import Merge, Region, Side, merge
-from overlay.authoring.ports import TopicPort, base_name
+from overlay.authoring.porting import TopicPort, base_name
 from overlay.package import package_named
 from overlay.planning.attempt import Texts
 from overlay.planning.matching import edits, final_newline_after

@@ -16,8 +16,7 @@ from packaging.version import Version
 from overlay._features.feature_folder import essence
 from overlay._features.model import FILE_SCOPE, Feature, Hunk, PortedWay, Topic, Variant
 from overlay.authoring.composing import ScopedText
-from overlay.authoring.porting import Porter
-from overlay.authoring.ports import FeaturePort, TopicPort
+from overlay.authoring.porting import FeaturePort, Porter, TopicPort
 from overlay.authoring.writing import render_patch, require_change
 from overlay.errors import UsageError
 from overlay.package import ReleaseRange

@@ -14,8 +14,7 @@ from packaging.version import Version
 from overlay._features.documents import parse_toml
 from overlay._features.model import Feature
 from overlay.authoring.composing import NotComposable, compose
-from overlay.authoring.editing import CommittedFolder, Edited, commit
-from overlay.authoring.layout import lay_out
+from overlay.authoring.editing import CommittedFolder, Edited, commit, lay_out
 from overlay.authoring.writing import DerivedTest, check_files, render_patch, with_tests
 from overlay.errors import PatchFormatErrors, UsageError
 from overlay.package import ReleaseRange

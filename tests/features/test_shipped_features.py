@@ -21,7 +21,7 @@ from overlay._features.folder import holes
 from overlay._features.model import Variant
 from overlay._features.sources import shipped_folder
 from overlay.authoring.building import derived_tests
-from overlay.authoring.layout import variants
+from overlay.authoring.editing import variants
 from overlay.package import KNOWN_RELEASES
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.diff import render

@@ -17,18 +17,17 @@ from overlay.authoring import disk
 from overlay.authoring import releases as package_releases
 from overlay.authoring import session as sessions
 from overlay.authoring.building import TwoTexts
-from overlay.authoring.commands.new import made_of, words
-from overlay.authoring.editing import Edited, expect_bytes
-from overlay.authoring.editing import commit as compose_commit
-from overlay.authoring.layout import lay_out
-from overlay.authoring.locating import ReleaseTexts
-from overlay.authoring.reports.authored import (
+from overlay.authoring.commands.edit_report import (
     AuthoredFile,
     EditAction,
     EditReport,
     authored,
     edited,
 )
+from overlay.authoring.commands.new import made_of, words
+from overlay.authoring.editing import Edited, expect_bytes, lay_out
+from overlay.authoring.editing import commit as compose_commit
+from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.session import DOCUMENT, Session, SessionKind, finish, from_anywhere, read
 from overlay.authoring.triage import FileFate
 from overlay.authoring.writing import check_folder, require_free, write_folder

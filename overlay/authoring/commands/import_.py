@@ -15,16 +15,8 @@ from packaging.version import Version
 from overlay._features.model import Feature, of_package, paths_of
 from overlay.authoring import releases as package_releases
 from overlay.authoring.building import Prepared, StackedTexts
-from overlay.authoring.commands.import_onto import open_onto, release_of
-from overlay.authoring.disk import NewFolder, replace_features
-from overlay.authoring.git import Checkout
-from overlay.authoring.importing import prepare
-from overlay.authoring.incoming import MAX_BYTES, Commit, IncomingFile, read_changes
-from overlay.authoring.landing import Summary
-from overlay.authoring.locating import OWN_BASE, Origin, ReleaseTexts, files_of, release_before
-from overlay.authoring.onto import ORIGIN
-from overlay.authoring.paths import BY_RELEASES, PathRule, packages_in, path_of, place
-from overlay.authoring.reports.imported import (
+from overlay.authoring.commands.import_onto import ORIGIN, open_onto, release_of
+from overlay.authoring.commands.import_report import (
     ImportReport,
     SeriesReport,
     carried,
@@ -32,7 +24,14 @@ from overlay.authoring.reports.imported import (
     nearest,
     series,
 )
-from overlay.authoring.reports.ported import PortReport
+from overlay.authoring.commands.port_report import PortReport
+from overlay.authoring.disk import NewFolder, replace_features
+from overlay.authoring.git import Checkout
+from overlay.authoring.importing import prepare
+from overlay.authoring.incoming import MAX_BYTES, Commit, IncomingFile, read_changes
+from overlay.authoring.landing import Summary
+from overlay.authoring.locating import OWN_BASE, Origin, ReleaseTexts, files_of, release_before
+from overlay.authoring.paths import BY_RELEASES, PathRule, packages_in, path_of, place
 from overlay.authoring.sources import ChangeSource, read_source
 from overlay.authoring.writing import check_folder, expect_id, require_free, write_folder
 from overlay.commands.request import Request

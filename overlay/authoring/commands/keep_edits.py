@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from overlay._features.model import Feature
+from overlay.authoring.commands.edit_report import NewReport
 from overlay.authoring.commands.new import (
     Workshop,
     feature_of,
@@ -15,7 +16,6 @@ from overlay.authoring.commands.new import (
     survey,
     written,
 )
-from overlay.authoring.reports.authored import NewReport
 from overlay.authoring.writing import expect_id, require_free
 from overlay.commands.request import Request
 from overlay.commands.revert import Keep, Kept

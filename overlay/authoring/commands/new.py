@@ -24,8 +24,8 @@ from overlay.authoring.building import (
     build,
     change_of,
 )
+from overlay.authoring.commands.edit_report import AuthoredFile, NewReport, authored, made_new
 from overlay.authoring.locating import ReleaseTexts
-from overlay.authoring.reports.authored import AuthoredFile, NewReport, authored, made_new
 from overlay.authoring.triage import FileFate
 from overlay.authoring.writing import check_folder, require_free, write_folder
 from overlay.commands.request import Request

@@ -16,10 +16,9 @@ from overlay._features.folder import holes as holes_of
 from overlay._features.model import Feature
 from overlay.authoring import disk
 from overlay.authoring import releases as package_releases
+from overlay.authoring.commands.port_report import PortReport, concluded
 from overlay.authoring.port_views import conflict
-from overlay.authoring.porting import Porter
-from overlay.authoring.ports import FeaturePort
-from overlay.authoring.reports.ported import PortReport, concluded
+from overlay.authoring.porting import FeaturePort, Porter
 from overlay.authoring.session import (
     Session,
     SessionKind,

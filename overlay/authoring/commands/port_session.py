@@ -14,21 +14,30 @@ from overlay._features.folder import holes as holes_of
 from overlay._features.model import Feature
 from overlay.authoring import disk
 from overlay.authoring import session as sessions
-from overlay.authoring.commands.port import (
-    folder_of,
-    known_names,
-    make_porter,
-    write_ports,
-)
-from overlay.authoring.composing import NotComposable, compose, contexts_from
-from overlay.authoring.locating import ReleaseTexts
-from overlay.authoring.onto import (
+from overlay.authoring.commands.import_onto import (
     change_in,
     feature_at,
     verbatim_of,
     with_own_text,
     write_once,
 )
+from overlay.authoring.commands.port import (
+    folder_of,
+    known_names,
+    make_porter,
+    write_ports,
+)
+from overlay.authoring.commands.port_report import (
+    OpenFile,
+    PortReport,
+    ScopeViews,
+    aborted,
+    ended,
+    placed,
+    waiting,
+)
+from overlay.authoring.composing import NotComposable, compose, contexts_from
+from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.port_views import (
     Conflict,
     conflict,
@@ -38,17 +47,7 @@ from overlay.authoring.port_views import (
     placed_before,
     upstream_view,
 )
-from overlay.authoring.porting import Porter
-from overlay.authoring.ports import FeaturePort, TopicPort, as_patch
-from overlay.authoring.reports.ported import (
-    OpenFile,
-    PortReport,
-    ScopeViews,
-    aborted,
-    ended,
-    placed,
-    waiting,
-)
+from overlay.authoring.porting import FeaturePort, Porter, TopicPort, as_patch
 from overlay.authoring.resolvers import merge_tool, propose
 from overlay.authoring.session import (
     BASE,

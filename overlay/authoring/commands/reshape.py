@@ -15,11 +15,11 @@ from overlay._features.sources import entries, unread
 from overlay.authoring import disk
 from overlay.authoring import releases as package_releases
 from overlay.authoring.commands.edit import find_feature, writable_folder
+from overlay.authoring.commands.edit_report import EditAction, EditReport, authored, context_changed
 from overlay.authoring.context import with_sides
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.porting import Porter
 from overlay.authoring.pruning import groups_of
-from overlay.authoring.reports.authored import EditAction, EditReport, authored, context_changed
 from overlay.authoring.reshaping import Files, folded, needing, renamed, split
 from overlay.authoring.triage import FileFate
 from overlay.authoring.variants import patch_file, with_base_has

@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from overlay.authoring.ports import FeaturePort, base_name
+from overlay.authoring.porting import FeaturePort, base_name
 from overlay.package import ReleaseRange
 from overlay.report.base import Report
 from overlay.report.codes import Code, Verdict
