@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from packaging.version import Version
 
-from overlay._features.model import Feature, Hunk, UpstreamPlan
+from overlay._features.model import Feature, Hunk, UpstreamPlan, UpstreamTest
 from overlay.authoring.carry import Carried, carry
 from overlay.authoring.composing import (
     NotComposable,
@@ -38,11 +38,10 @@ from overlay.authoring.port_warnings import names_lost
 from overlay.authoring.triage import FileFate, added_problem, uncompilable
 from overlay.authoring.variants import base_has
 from overlay.authoring.writing import (
-    DerivedTest,
     Expected,
     FeatureFolder,
     FeatureText,
-    render_patch,
+    patch_bytes,
 )
 from overlay.package import VLLM, Package, ReleaseRange, is_module
 from overlay.planning.matching import edits
@@ -387,7 +386,7 @@ def _patch(
     text = before if topic.base.by_id and before is not None else topic.base.before
     if base_lines := base_has(own if topic.base.by_id else topic.hunks, text):
         own_headers[name] = "\n".join(base_lines)
-    return render_patch(own_headers, path, own).encode("utf-8", "surrogateescape")
+    return patch_bytes(own_headers, path, own)
 
 
 def _carried(
@@ -518,7 +517,7 @@ def _first_with_it(
 
 def derived_tests(
     parts: Iterable[tuple[bytes, str, Sequence[Hunk]]],
-) -> tuple[DerivedTest, ...]:
+) -> tuple[UpstreamTest, ...]:
     """The tests by which a release that has a change is recognised: its new lines, by scope.
 
     :param parts: for each file the text that its hunks were made on, its path, and the hunks.
@@ -539,7 +538,7 @@ def derived_tests(
             lines = lines_by_scope.setdefault((path, hunk.scope), [])
             lines += [line for line in new_lines(hunk, base_lines) if line not in lines]
     return tuple(
-        DerivedTest(path, scope, tuple(lines), SHARE)
+        UpstreamTest(path, scope, lines=tuple(lines), share=SHARE)
         for (path, scope), lines in lines_by_scope.items()
         if lines
     )

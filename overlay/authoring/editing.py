@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
-from overlay._features.model import Feature, Hunk, Patch, Topic, Variant, paths_of
+from overlay._features.model import Feature, Hunk, Patch, UpstreamTest, Variant, paths_of
 from overlay.authoring.building import derived_tests, topic_name
 from overlay.authoring.composing import (
     CONTEXT,
@@ -23,8 +23,8 @@ from overlay.authoring.composing import (
     contexts_from,
     whole_file,
 )
-from overlay.authoring.variants import with_base_has
-from overlay.authoring.writing import DerivedTest, check_files, render_patch, with_tests
+from overlay.authoring.variants import serving, with_base_has
+from overlay.authoring.writing import check_files, patch_bytes, with_tests
 from overlay.errors import UsageError
 from overlay.package import VLLM, Package, ReleaseRange, Tree, file_problem, is_module
 from overlay.planning.attempt import Texts, attempt
@@ -110,7 +110,7 @@ def lay_out(
 
 def _paths(feature: Feature, release: Version) -> set[str]:
     """The files that a feature patches in a release, and those that it adds from its own folder."""
-    patched = {variant.patch.path for _, variant in variants(feature, release)}
+    patched = {variant.patch.path for _, variant in serving(feature, release)}
     return patched | {added.path for added in feature.added} - {*feature.shared}
 
 
@@ -120,16 +120,6 @@ def not_its_own(feature: Feature, path: str) -> str:
         f"{path} is not {feature.id}'s own: every feature that names it in `shared` adds "
         f"{feature.file_of(path)} of {feature.origin}. Edit that file itself"
     )
-
-
-def variants(feature: Feature, release: Version) -> list[tuple[Topic, Variant]]:
-    """Each topic with its variant for a release, in the order in which they are applied."""
-    return [
-        (topic, variant)
-        for topic in feature.topics
-        for variant in topic.variants
-        if release in variant.releases
-    ]
 
 
 def not_there(result: FeatureResult, release: Version, package: Package = VLLM) -> str:
@@ -272,12 +262,12 @@ def commit(
     )
 
 
-def _tests(feature: Feature, edited: Edited) -> tuple[DerivedTest, ...]:
+def _tests(feature: Feature, edited: Edited) -> tuple[UpstreamTest, ...]:
     """The tests that follow from the patches of a feature for the session's release."""
     texts = Texts(Syntax())
     now = {path: base for path, base in edited.base.items() if base is not None}
     parts: list[tuple[bytes, str, Sequence[Hunk]]] = []
-    for _, variant in variants(feature, edited.release):
+    for _, variant in serving(feature, edited.release):
         patch = variant.patch
         if patch.path not in now:
             continue  # it removes that file, which no session holds
@@ -327,7 +317,7 @@ def _topics(
     for path, (base, now) in texts.items():
         own = [
             (topic, variant)
-            for topic, variant in variants(feature, edited.release)
+            for topic, variant in serving(feature, edited.release)
             if variant.patch.path == path
         ]
         try:
@@ -508,8 +498,7 @@ def _rendered(feature: Feature, topic: _Topic, release: Version, today: str) -> 
         }
     headers |= {"Last-Update": today, "Base": str(release)}
     headers = with_base_has(headers, topic.hunks, topic.before)
-    text = render_patch(headers, topic.path, topic.hunks)
-    return text.encode("utf-8", "surrogateescape")
+    return patch_bytes(headers, topic.path, topic.hunks)
 
 
 def expect_bytes(feature: Feature, edited: Edited) -> None:

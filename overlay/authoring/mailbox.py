@@ -23,6 +23,7 @@ from packaging.version import Version
 from overlay import __version__
 from overlay._features.model import Feature, blob_id
 from overlay._features.patch_headers import author, last_update
+from overlay.authoring.variants import serving
 from overlay.errors import UsageError
 from overlay.planning.diff import is_binary, render
 from overlay.results import Change
@@ -159,9 +160,9 @@ def _depth(text: str) -> int:
 
 def _headers(feature: Feature, release: Version) -> Mapping[str, str]:
     """The headers of the newest patch that serves a release, or else of the newest."""
-    variants = [variant for topic in feature.topics for variant in topic.variants]
-    serving = [variant for variant in variants if release in variant.releases]
-    newest = max(serving or variants, key=lambda each: each.releases, default=None)
+    every = [variant for topic in feature.topics for variant in topic.variants]
+    own = [variant for _, variant in serving(feature, release)]
+    newest = max(own or every, key=lambda each: each.releases, default=None)
     return {} if newest is None else newest.patch.headers
 
 

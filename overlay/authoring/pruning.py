@@ -19,7 +19,7 @@ from overlay._features.model import Feature, Variant, paths_of
 from overlay.authoring.landing import names_from
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.variants import patch_file, with_base_has, with_merged, with_releases
-from overlay.authoring.writing import check_files, render_patch
+from overlay.authoring.writing import check_files, patch_bytes
 from overlay.errors import PatchFormatErrors, UsageError
 from overlay.package import ReleaseRange
 from overlay.planning.attempt import Texts, attempt
@@ -319,7 +319,7 @@ class Pruner:
                 for hunk, line in zip(patch.hunks, lines, strict=True)
             )
             headers = with_base_has({**patch.headers, "Base": name}, patch.hunks, before)
-            return render_patch(headers, patch.path, hunks).encode("utf-8", "surrogateescape")
+            return patch_bytes(headers, patch.path, hunks)
         return None
 
     def _unite(self, entry: ServedFeature) -> Iterator[Proposal]:

@@ -15,14 +15,13 @@ from overlay._features.documents import parse_toml
 from overlay._features.model import Feature
 from overlay.authoring.pruning import clip
 from overlay.authoring.variants import with_releases
-from overlay.authoring.writing import require_change, toml_string
+from overlay.authoring.writing import require_change, toml_string, with_tables
 from overlay.errors import UsageError
 from overlay.package import ReleaseRange
 
 #: Path below a feature's folder -> bytes.
 Files = Mapping[str, bytes]
 
-_TABLE = re.compile(r"(?m)^(?=\[)")
 _OF_UPSTREAM = re.compile(r"\[\[\s*upstreamed\s*\]\]")
 
 #: What the feature.toml of a feature may say that is folded into another one.
@@ -87,7 +86,7 @@ def folded(first: Feature, second: Feature, files: Sequence[Files], id_: str) ->
             if name != "feature.toml" and result.setdefault(name, data) != data:
                 raise UsageError(f"{first.id} and {second.id} both add {name}, of other bytes")
     toml = with_releases(files[own]["feature.toml"], span)
-    return {**result, "feature.toml": _with_tests(toml, tests)}
+    return {**result, "feature.toml": with_tables(toml, _OF_UPSTREAM, tests)}
 
 
 def split(
@@ -112,8 +111,8 @@ def split(
     toml = files["feature.toml"]
     new_toml = _with_text(_with_text(toml, "id", id_), "title", title or f"{feature.title}: {id_}")
     return (
-        {**rest, "feature.toml": _with_tests(toml, staying)},
-        {**new, "feature.toml": _with_tests(new_toml, going)},
+        {**rest, "feature.toml": with_tables(toml, _OF_UPSTREAM, staying)},
+        {**new, "feature.toml": with_tables(new_toml, _OF_UPSTREAM, going)},
     )
 
 
@@ -177,23 +176,6 @@ def _with_text(toml: bytes, key: str, value: str) -> bytes:
     line = f"{key} = {toml_string(value)}"
     after = re.sub(rf"(?m)^{key}\s*=.*$", lambda _: line, toml.decode("utf-8"), count=1)
     return require_change(toml, after, {key: value}, f"{key} on a line of its own")
-
-
-def _with_tests(toml: bytes, tests: Sequence[Mapping[str, Any]]) -> bytes:
-    """A ``feature.toml`` with other tests of what upstream has, all of them."""
-    parts = [part for part in _TABLE.split(toml.decode("utf-8")) if not _OF_UPSTREAM.match(part)]
-    lines: list[str] = []
-    for test in tests:
-        lines += ["", "[[upstreamed]]"]
-        for key, value in test.items():
-            if isinstance(value, list):
-                lines += [f"{key} = [", *(f"    {toml_string(text)}," for text in value), "]"]
-            else:
-                text = toml_string(value) if isinstance(value, str) else f"{value:g}"
-                lines.append(f"{key} = {text}")
-    after = "".join(parts).rstrip("\n") + "\n" + "".join(f"{line}\n" for line in lines)
-    keys = {"upstreamed": [dict(test) for test in tests] or None}
-    return require_change(toml, after, keys, "each [[upstreamed]] as a table of its own")
 
 
 def _list(names: Sequence[str]) -> str:

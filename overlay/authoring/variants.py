@@ -17,7 +17,7 @@ from overlay._features.feature_folder import essence
 from overlay._features.model import FILE_SCOPE, Feature, Hunk, PortedWay, Topic, Variant
 from overlay.authoring.composing import ScopedText
 from overlay.authoring.porting import FeaturePort, Porter, TopicPort
-from overlay.authoring.writing import render_patch, require_change
+from overlay.authoring.writing import patch_bytes, require_change
 from overlay.errors import UsageError
 from overlay.package import ReleaseRange
 from overlay.planning.telling import new_lines, share_of
@@ -115,6 +115,16 @@ def remembered(
     return port.release
 
 
+def serving(feature: Feature, release: Version) -> list[tuple[Topic, Variant]]:
+    """Each topic with its variant for a release, in the order in which they are applied."""
+    return [
+        (topic, variant)
+        for topic in feature.topics
+        for variant in topic.variants
+        if release in variant.releases
+    ]
+
+
 def with_releases(toml: bytes, span: ReleaseRange) -> bytes:
     """``feature.toml`` with another range; everything else stays as it is.
 
@@ -210,19 +220,15 @@ def _new(part: TopicPort, release: str, today: str) -> _Text:
         headers.pop("Base-Has", None)
         way = part.retired_as
         headers["Ported-From"] = f"{part.base} {way.value}"
-        data = render_patch(headers, patch.path, patch.hunks)
-        return _Text(_key(patch.hunks, way), _encoded(data), existing=False)
+        data = patch_bytes(headers, patch.path, patch.hunks)
+        return _Text(_key(patch.hunks, way), data, existing=False)
     key = _key(part.new_hunks)
     headers["Base"] = release
     if part.before is not None:
         headers = with_base_has(headers, part.new_hunks, part.before)
     if part.way is not None:
         headers["Ported-From"] = f"{part.base} {part.way.value}"
-    return _Text(key, _encoded(render_patch(headers, patch.path, part.new_hunks)), existing=False)
-
-
-def _encoded(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
+    return _Text(key, patch_bytes(headers, patch.path, part.new_hunks), existing=False)
 
 
 def _compressed(topic: Topic, cells: Mapping[str, _Text], every: Sequence[str]) -> dict[str, bytes]:

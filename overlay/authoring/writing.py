@@ -11,8 +11,9 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from overlay._features import sources
 from overlay._features.binary_patch import literal
 from overlay._features.documents import MalformedToml, parse_toml
 from overlay._features.feature_folder import read_feature
-from overlay._features.model import Feature, Hunk, WholeFile, blob_id
+from overlay._features.model import Feature, Hunk, UpstreamTest, WholeFile, blob_id
 from overlay._features.patch_headers import REPEATED
 from overlay._features.sources import (
     SHARED,
@@ -52,19 +53,6 @@ _WIDTH = 78
 
 
 @dataclass(frozen=True)
-class DerivedTest:
-    """New lines of a change by which a release that has it is recognised, in one scope.
-
-    :ivar share: the share of the lines that must be in the scope, from 0 to 1.
-    """
-
-    path: str
-    scope: str
-    lines: tuple[str, ...]
-    share: float
-
-
-@dataclass(frozen=True)
 class FeatureText:
     """What ``feature.toml`` of a new feature says.
 
@@ -77,7 +65,7 @@ class FeatureText:
     releases: ReleaseRange
     upstream: str = ""
     merged: str | None = None
-    tests: tuple[DerivedTest, ...] = ()
+    tests: tuple[UpstreamTest, ...] = ()
     package: Package = VLLM
     keys: Mapping[str, Any] = field(default_factory=dict)
 
@@ -128,7 +116,7 @@ def render_toml(text: FeatureText) -> str:
         lines.append(f"merged = {toml_string(text.merged)}")
     lines += [f"{name} = {_value(text.keys[name])}" for name in text.keys if name not in _TABLES]
     tables = [line for name in _TABLES for line in _table(name, text.keys.get(name))]
-    return "\n".join([*lines, *tables, *_tests(text.tests)]) + "\n"
+    return "\n".join([*lines, *tables, *_tests(map(_table_of, text.tests))]) + "\n"
 
 
 #: The further keys that are written as tables.
@@ -155,43 +143,49 @@ def _value(value: object) -> str:
     return toml_string(value) if isinstance(value, str) else json.dumps(value)
 
 
-def _tests(tests: Sequence[DerivedTest]) -> list[str]:
-    """The tables of derived tests."""
-    lines: list[str] = []
+def _table_of(test: UpstreamTest) -> dict[str, Any]:
+    """A derived test as its table has it."""
+    share = float(f"{test.share:g}")
+    return {"path": test.path, "scope": test.scope, "lines": list(test.lines), "share": share}
+
+
+def _tests(tests: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """The lines of tables of tests."""
     for test in tests:
-        lines += [
-            "",
-            "[[upstreamed]]",
-            f"path = {toml_string(test.path)}",
-            f"scope = {toml_string(test.scope)}",
-            "lines = [",
-            *(f"    {toml_string(line)}," for line in test.lines),
-            "]",
-            f"share = {test.share:g}",
-        ]
-    return lines
+        yield from ("", "[[upstreamed]]")
+        for key, value in test.items():
+            if isinstance(value, list):
+                yield from (f"{key} = [", *(f"    {toml_string(text)}," for text in value), "]")
+            else:
+                text = toml_string(value) if isinstance(value, str) else f"{value:g}"
+                yield f"{key} = {text}"
 
 
-def with_tests(toml: bytes, tests: Sequence[DerivedTest]) -> bytes:
+def with_tests(toml: bytes, tests: Sequence[UpstreamTest]) -> bytes:
     """``feature.toml`` with other derived tests; the rest, tests by hand too, stays as it is."""
-    text = toml.decode("utf-8")
-    tables = re.split(r"(?m)^(?=\[)", text)
-    other_tables = [part for part in tables if not _DERIVED.match(part)]
-    text_after = (
-        "".join(other_tables).rstrip("\n") + "\n" + "".join(f"{line}\n" for line in _tests(tests))
-    )
     by_hand = [test for test in parse_toml(toml).get("upstreamed", []) if "lines" not in test]
-    new = [
-        {**vars(test), "lines": list(test.lines), "share": float(f"{test.share:g}")}
-        for test in tests
-    ]
-    return require_change(
-        toml,
-        text_after,
-        {"upstreamed": [*by_hand, *new] or None},
+    expected = (
         "each [[upstreamed]] with lines as a table of its own behind the others, whose lines are "
-        "indented",
+        "indented"
     )
+    return with_tables(toml, _DERIVED, [*map(_table_of, tests)], by_hand, expected)
+
+
+def with_tables(
+    toml: bytes,
+    replaced: re.Pattern[str],
+    tests: Sequence[Mapping[str, Any]],
+    others: Sequence[Mapping[str, Any]] = (),
+    expected: str = "each [[upstreamed]] as a table of its own",
+) -> bytes:
+    """``feature.toml`` with tests of what upstream has in the place of some of its tables.
+
+    :param replaced: matches those; :param others: the tests that stay.
+    """
+    tables = re.split(r"(?m)^(?=\[)", toml.decode("utf-8"))
+    rest = "".join(part for part in tables if not replaced.match(part)).rstrip("\n")
+    after = "\n".join([rest, *_tests(tests)]) + "\n"
+    return require_change(toml, after, {"upstreamed": [*others, *tests] or None}, expected)
 
 
 def require_change(toml: bytes, after: str, keys: Mapping[str, object], expected: str) -> bytes:
@@ -211,6 +205,16 @@ def require_change(toml: bytes, after: str, keys: Mapping[str, object], expected
         f"feature.toml: expected {expected}, found it written otherwise, so that "
         f"{', '.join(keys)} cannot be changed there; write it so"
     )
+
+
+def today() -> str:
+    """The day on which something is written, ``YYYY-MM-DD``."""
+    return datetime.now().astimezone().date().isoformat()
+
+
+def patch_bytes(headers: Mapping[str, str], path: str, hunks: Sequence[Hunk]) -> bytes:
+    """The bytes of a patch file, as ``render_patch``; those that were no UTF-8 are kept."""
+    return render_patch(headers, path, hunks).encode("utf-8", "surrogateescape")
 
 
 def render_patch(headers: Mapping[str, str], path: str, hunks: Sequence[Hunk]) -> str:

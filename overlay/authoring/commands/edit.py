@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from overlay.authoring.editing import commit as compose_commit
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.session import DOCUMENT, Session, SessionKind, finish, from_anywhere, read
 from overlay.authoring.triage import FileFate
-from overlay.authoring.writing import check_folder, require_free, write_folder
+from overlay.authoring.writing import check_folder, require_free, today, write_folder
 from overlay.commands.request import FURTHER, Request
 from overlay.errors import PackageIndexError, UsageError, did_you_mean
 from overlay.package import (
@@ -403,7 +402,7 @@ def _changed(
         now,
         _fits(trees, unread, below, now.changed),
         served,
-        datetime.now().astimezone().date().isoformat(),
+        today(),
         _context(session),
     )
     disk.replace_features(patches, [disk.NewFolder(id_, form.files, whole=False)])

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,7 +32,13 @@ from overlay.authoring.landing import Summary
 from overlay.authoring.locating import OWN_BASE, Origin, ReleaseTexts, files_of, release_before
 from overlay.authoring.paths import BY_RELEASES, PathRule, packages_in, path_of, place
 from overlay.authoring.sources import ChangeSource, read_source
-from overlay.authoring.writing import check_folder, expect_id, require_free, write_folder
+from overlay.authoring.writing import (
+    check_folder,
+    expect_id,
+    require_free,
+    today,
+    write_folder,
+)
 from overlay.commands.request import Request
 from overlay.errors import UsageError, without_secrets
 from overlay.package import VLLM, Package, distribution_name
@@ -376,7 +381,7 @@ class _Imports:
             texts,
             source=sources[0].name,
             verbatim=b"".join(source.data for source in sources),
-            today=datetime.now().astimezone().date().isoformat(),
+            today=today(),
             checkout=self.checkout,
             partial=self.partial,
             upstream=pages[0] if len(pages) == 1 else "",

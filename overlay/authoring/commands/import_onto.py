@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import NamedTuple
@@ -51,7 +50,8 @@ from overlay.authoring.writing import (
     FeatureFolder,
     FeatureText,
     check_folder,
-    render_patch,
+    patch_bytes,
+    today,
     write_folder,
 )
 from overlay.errors import UsageError, told_once
@@ -112,10 +112,9 @@ def open_onto(
         raise UsageError("\n".join(told_once(problems)))
     bases = [file.base for file in files]
     stuck = {file.base.path: file.text for file in files if file.text is not None}
-    today = datetime.now().astimezone().date().isoformat()
     pages = list(dict.fromkeys(source.upstream for source in sources if source.upstream))
     page = pages[0] if len(pages) == 1 else ""
-    words = words_of(commits, id_, sources[0].name, today, page, package)
+    words = words_of(commits, id_, sources[0].name, today(), page, package)
     contents = {path: added_content(file) for path, file in added.items()}
     verbatim = b"".join(source.data for source in sources)
     folder = own_feature(topics_of(bases), contents, words, verbatim)
@@ -296,8 +295,7 @@ def own_feature(
     files = {f"files/{path}": data for path, data in added.items()}
     for number, topic in enumerate(topics, 1):
         name = f"{topic_name(number, topic.base.path)}/{span}.patch"
-        text = render_patch(headers, topic.base.path, topic.hunks)
-        files[name] = text.encode("utf-8", "surrogateescape")
+        files[name] = patch_bytes(headers, topic.base.path, topic.hunks)
     text_of = FeatureText(
         words.id,
         words.title,

@@ -14,10 +14,11 @@ from typing import Any, ClassVar, NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
-from overlay._features.model import Feature, Patch, PortedWay, Variant
+from overlay._features.model import Feature, Patch, PortedWay
 from overlay._features.patch_headers import author, last_update
 from overlay.authoring.git import Checkout, LogEntry
 from overlay.authoring.incoming import IncomingFile, read_changes
+from overlay.authoring.variants import serving
 from overlay.commands.check import every_target
 from overlay.commands.request import Request
 from overlay.commands.since import upkeep
@@ -84,21 +85,22 @@ def _release(target: TargetReport | TargetFailure, feature: Feature) -> LoggedRe
         raise OverlayError(target.error)
     release = target.vllm or target.target
     (result,) = (entry for entry in target.features if entry.feature == feature.id)
-    serving = _serving(feature, Version(release))
-    patches = [variant.patch for variant in serving]
+    variants = [variant for _, variant in serving(feature, Version(release))]
+    patches = [variant.patch for variant in variants]
     why = _why(result)
-    parts = [(patch.name.split("/")[-2], patch) for patch in patches]
     return LoggedRelease(
         target.target,
         result.state,
         means(feature, Version(release), result),
-        _distinct(str(variant.releases) for variant in serving),
+        _distinct(str(variant.releases) for variant in variants),
         _distinct(patch.headers.get("Base", "") for patch in patches),
         _distinct(_author(patch) for patch in patches),
         _distinct(last_update(patch.headers) for patch in patches),
         None if why is None else why.text,
         word(result),
-        tuple(topic for topic, patch in parts if patch.ported is PortedWay.NOT_NEEDED),
+        tuple(
+            patch.name.split("/")[-2] for patch in patches if patch.ported is PortedWay.NOT_NEEDED
+        ),
         "" if why is None else why.common,
     )
 
@@ -130,24 +132,14 @@ def means(feature: Feature, release: Version, result: FeatureResult) -> Means | 
         return None
     if feature.merged is not None and Version(release.base_version) >= feature.merged:
         return Means.MEMORY
-    serving = _serving(feature, release)
-    if serving and all(variant.patch.retired for variant in serving):
+    patches = [variant.patch for _, variant in serving(feature, release)]
+    if patches and all(patch.retired for patch in patches):
         return Means.MEMORY  # its patches say so, whatever the release's lines are
     hunks = [hunk for file in result.files for hunk in file.hunks]
     # Lines tell of a whole feature without its files, or of a hunk with a reason.
     if not result.files or any(hunk.reason is not None for hunk in hunks):
         return Means.LINES
     return Means.IMAGES
-
-
-def _serving(feature: Feature, release: Version) -> list[Variant]:
-    """The variants that are made for a release, one a topic."""
-    return [
-        variant
-        for topic in feature.topics
-        for variant in topic.variants
-        if release in variant.releases
-    ]
 
 
 def _author(patch: Patch) -> str:

@@ -14,6 +14,7 @@ from overlay._features.model import Feature, PortedWay, Topic, of_package, packa
 from overlay.authoring.carry import carry
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.releases import package_of
+from overlay.authoring.variants import serving
 from overlay.commands.assess import examine
 from overlay.commands.parallel import cores, in_processes, stepped
 from overlay.commands.request import Request
@@ -175,9 +176,7 @@ def _not_needed(feature: Feature, state: State, release: str) -> bool:
     pair = release_named(release)
     version = pair[0] if pair else Version(release)
     return state in _STATES and any(
-        variant.patch.ported is PortedWay.NOT_NEEDED and version in variant.releases
-        for topic in feature.topics
-        for variant in topic.variants
+        variant.patch.ported is PortedWay.NOT_NEEDED for _, variant in serving(feature, version)
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,8 @@ from overlay.authoring.building import (
 from overlay.authoring.commands.edit_report import AuthoredFile, NewReport, authored, made_new
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.triage import FileFate
-from overlay.authoring.writing import check_folder, require_free, write_folder
+from overlay.authoring.variants import serving
+from overlay.authoring.writing import check_folder, require_free, today, write_folder
 from overlay.commands.request import Request
 from overlay.commands.scene import resolve
 from overlay.errors import PackageIndexError, TargetError, UsageError
@@ -113,12 +113,8 @@ def written(
 
 def held_report(workshop: Workshop, feature: Feature) -> NewReport:
     """The report of a feature that holds the edits already."""
-    hunks = {
-        variant.patch.path: variant.patch.hunks
-        for topic in feature.topics
-        for variant in topic.variants
-        if workshop.release in variant.releases
-    }
+    patches = [variant.patch for _, variant in serving(feature, workshop.release)]
+    hunks = {patch.path: patch.hunks for patch in patches}
     added = {added.path for added in feature.added}
     fates = [
         FileFate(edit.path, Fate.ADDED if edit.path in added else Fate.EDITED)
@@ -270,9 +266,8 @@ def _removed_by(features: Sequence[Feature], release: Version) -> set[str]:
     return {
         variant.patch.path
         for feature in features
-        for topic in feature.topics
-        for variant in topic.variants
-        if release in variant.releases and removed_by(variant.patch.hunks)
+        for _, variant in serving(feature, release)
+        if removed_by(variant.patch.hunks)
     }
 
 
@@ -383,7 +378,7 @@ def words(id_: str, title: str, source: str, package: Package = VLLM) -> Words:
         "",
         f"vendor, {source}",
         "",
-        datetime.now().astimezone().date().isoformat(),
+        today(),
         package,
     )
 

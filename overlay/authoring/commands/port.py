@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -27,7 +26,7 @@ from overlay.authoring.session import (
     features_of,
 )
 from overlay.authoring.variants import remembered, with_ports
-from overlay.authoring.writing import Expected, check_files
+from overlay.authoring.writing import Expected, check_files, today
 from overlay.commands.request import Request
 from overlay.errors import OverlayError, UsageError
 from overlay.package import VLLM, Package
@@ -198,7 +197,6 @@ def write_ports(
     :param features: all, in the order of the series; :param ports: without conflicts.
     :returns: (id, release) of what is served, or known to be upstream, since then.
     """
-    today = datetime.now().astimezone().date().isoformat()
     changed: dict[Path, list[disk.NewFolder]] = {}
     served: set[tuple[str, str]] = set()
     for id_ in dict.fromkeys(port.feature.id for port in ports):
@@ -207,12 +205,12 @@ def write_ports(
         before = disk.contents(folder)
         earlier = features[: features.index(feature)]
         memory, shared = _memory(porter, own, earlier, names), feature.shared_modules()
-        after = with_ports(feature, before, own, names, today, merged=memory)
+        after = with_ports(feature, before, own, names, today(), merged=memory)
         if after != before:
             filled = list(own)
             form = check_files(id_, after, _expected(own), porter.syntax, shared)
             while between := _between(porter, form, earlier, names):
-                after = with_ports(form, after, between, names, today)
+                after = with_ports(form, after, between, names, today())
                 filled += between
                 form = check_files(id_, after, _expected(filled), porter.syntax, shared)
             changed.setdefault(folder.parent, []).append(disk.NewFolder(id_, after))

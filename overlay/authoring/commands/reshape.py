@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -23,7 +22,7 @@ from overlay.authoring.pruning import groups_of
 from overlay.authoring.reshaping import Files, folded, needing, renamed, split
 from overlay.authoring.triage import FileFate
 from overlay.authoring.variants import patch_file, with_base_has
-from overlay.authoring.writing import check_files, render_patch, require_free
+from overlay.authoring.writing import check_files, patch_bytes, require_free, today
 from overlay.commands.request import Request
 from overlay.errors import UsageError
 from overlay.planning.attempt import Texts, attempt
@@ -275,11 +274,10 @@ class _Work:
             form = patch._replace(hunks=hunks)
             if after is not None and attempt(form, text, answers).after != after:
                 return None
-        headers = {**patch.headers, "Last-Update": datetime.now().astimezone().date().isoformat()}
+        headers = {**patch.headers, "Last-Update": today()}
         if "Base" in headers and "Tells-Nothing" not in headers:
             headers = with_base_has(headers, hunks, before)
-        data = render_patch(headers, patch.path, hunks).encode("utf-8", "surrogateescape")
-        return _Form(hunks, data)
+        return _Form(hunks, patch_bytes(headers, patch.path, hunks))
 
     def _text(self, topic: Topic, variant: Variant, release: str) -> bytes | None:
         return self.porter.text_for(self.feature, topic, variant, release, self.earlier)[0]
