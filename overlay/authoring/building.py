@@ -90,7 +90,7 @@ class StackedTexts(ReleaseTexts):
     def stack(self, release: str) -> Stack:
         """The features on a release."""
         if release not in self._stacks:
-            self._stacks[release] = self.own.stacked(self._features, release, self._syntax)
+            self._stacks[release] = self.own.lay(self._features, release, self._syntax)
         return self._stacks[release]
 
 

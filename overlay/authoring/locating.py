@@ -85,12 +85,12 @@ class ReleaseTexts:
         record: Mapping[str, str] | None = getattr(self.open(release), "record", None)
         return record
 
-    def planned(self, features: Sequence[Feature], release: str, syntax: Syntax) -> Plan:
+    def plan(self, features: Sequence[Feature], release: str, syntax: Syntax) -> Plan:
         """What features do on a release."""
         tree, record = ReadBy(partial(self.read, release)), self.record(release)
         return plan(features, tree, Version(release), record, syntax)
 
-    def stacked(self, features: Sequence[Feature], release: str, syntax: Syntax) -> Stack:
+    def lay(self, features: Sequence[Feature], release: str, syntax: Syntax) -> Stack:
         """Features on a release, as far as they fit."""
         tree, record = ReadBy(partial(self.read, release)), self.record(release)
         return lay(features, tree, Version(release), record, syntax)

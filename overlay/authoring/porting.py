@@ -336,7 +336,7 @@ class Porter:
 
     def _evidence_by_plan(self, feature: Feature, release: str) -> str:
         """What shows a plan that a release has a feature; empty where it does not say so."""
-        (result,) = self.texts.planned([feature], release, self.syntax).features
+        (result,) = self.texts.plan([feature], release, self.syntax).features
         if result.state is not State.UPSTREAMED:
             return ""
         return result.reason.text if result.reason else "the release has all of it"
@@ -613,7 +613,7 @@ class Porter:
         if key not in self._stacks:
             self._alive += earlier
             serving = [each for each in earlier if Version(release) in each.releases]
-            self._stacks[key] = self.texts.stacked(serving, release, self.syntax)
+            self._stacks[key] = self.texts.lay(serving, release, self.syntax)
         return self._stacks[key].tree.current(path)
 
     def _series(

@@ -167,7 +167,7 @@ class Pruner:
         """A plan, made once: a proposal changes one feature of a hundred."""
         key = tuple(map(id, features)), release
         if key not in self._plans:
-            self._plans[key] = features, self.texts.planned(features, release, self.syntax)
+            self._plans[key] = features, self.texts.plan(features, release, self.syntax)
         return self._plans[key][1]
 
     def _why_obsolete(self, feature: Feature, release: str) -> str | None:

@@ -192,7 +192,7 @@ def _bytes(
     changes: set[Change] = set()
     for group in groups_of(features):
         if touched & {feature.id for feature in group}:
-            changes |= {*texts.planned(group, release, syntax).changes}
+            changes |= {*texts.plan(group, release, syntax).changes}
     return changes
 
 
