@@ -11,6 +11,7 @@ from typing import NamedTuple
 from overlay._features.model import Hunk
 from overlay.authoring.incoming import IncomingFile
 from overlay.authoring.locating import ReleaseTexts, before_it, having, replay, vague_hunk
+from overlay.authoring.merge import occurrences
 from overlay.errors import OverlayError
 from overlay.planning.diff import common_ends
 from overlay.planning.text import SourceText, TextError
@@ -190,11 +191,7 @@ def _alike(file: IncomingFile, data: bytes, form: Callable[[str], str]) -> bool:
         lines = [form(text) for text in SourceText.from_bytes(data).lines]
     except TextError:
         return False
-    images = [[form(text) for text in hunk.pre] for hunk in file.hunks]
-    return all(
-        any(lines[at : at + len(image)] == image for at in range(len(lines) - len(image) + 1))
-        for image in images
-    )
+    return all(occurrences(lines, [form(text) for text in hunk.pre]) for hunk in file.hunks)
 
 
 def _overlapping(hunks: Sequence[Hunk]) -> tuple[Hunk, Hunk] | None:

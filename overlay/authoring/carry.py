@@ -9,7 +9,7 @@ whoever calls has it reviewed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from itertools import pairwise
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from overlay._features.model import FILE_SCOPE, MODULE_SCOPE, Hunk, WholeFile
 from overlay.authoring.composing import ScopedText, with_base
 from overlay.authoring.context import Forms
-from overlay.authoring.merge import Lines, Merge, Region, Side, matches, merge
+from overlay.authoring.merge import Lines, Merge, Region, Side, gaps, matches, merge
 from overlay.authoring.statements import merge_statements
 from overlay.planning.code_lines import key_of
 from overlay.planning.matching import edits, final_newline_after
@@ -79,6 +79,11 @@ class Carried:
         return whole_outcome(hunk.outcome for hunk in self.hunks)
 
 
+def all_as(outcome: Outcome, hunks: Sequence[Hunk]) -> tuple[CarriedHunk, ...]:
+    """Hunks of which all have one outcome, in their own scopes."""
+    return tuple(CarriedHunk(hunk, outcome, hunk.scope) for hunk in hunks)
+
+
 def carry(
     base: bytes,
     hunks: Sequence[Hunk],
@@ -96,7 +101,7 @@ def carry(
     if hunks and hunks[0].whole is not None:
         return _carry_whole(hunks[0], hunks[0].whole, target)
     if target is None:
-        return Carried(tuple(CarriedHunk(h, Outcome.MISSING, h.scope) for h in hunks), None)
+        return Carried(all_as(Outcome.MISSING, hunks), None)
     syntax = _OfData() if hunks and hunks[0].scope == FILE_SCOPE else syntax or Syntax()
     origin = SourceText.from_bytes(base)
     scopes = syntax.scopes(base, origin.lines)
@@ -104,8 +109,8 @@ def carry(
         text = SourceText.from_bytes(target)
         now = syntax.scopes(target, text.lines)
     except (TextError, UnparsableError) as error:
-        conflicts = tuple(CarriedHunk(h, Outcome.CONFLICT, h.scope) for h in hunks)
-        return Carried(conflicts, target, f"the file cannot be read: {error}")
+        problem = f"the file cannot be read: {error}"
+        return Carried(all_as(Outcome.CONFLICT, hunks), target, problem)
     origin_text = ScopedText(origin, scopes)
     all_hunks = [with_base(hunk, origin_text) for hunk in hunks]
     here = ScopedText(text, now)
@@ -353,8 +358,9 @@ def _placed(region: Region, above: Lines, below: Lines, there: set[str]) -> Sett
     """The lines of one conflict, of whose release ``there`` are all lines, white space aside."""
     base, theirs = (*above, *region.base, *below), (*above, *region.theirs, *below)
     edits: list[_Edit] = []
-    for old, lines in _changes(base, (*above, *region.ours, *below)):
-        before = set(map(key_of, base))
+    ours, before = (*above, *region.ours, *below), set(map(key_of, base))
+    for old, new in gaps(matches(base, ours), len(base), len(ours)):
+        lines = ours[new.start : new.stop]
         if any(key_of(line) in there - before and says_much(line) for line in lines):
             return None  # upstream may have it
         own = base[old.start : old.stop]
@@ -371,14 +377,6 @@ def _placed(region: Region, above: Lines, below: Lines, there: set[str]) -> Sett
     stop = len(result) - len(below)
     differences = tuple(edit.difference for edit in edits if edit.difference)
     return Settlement(tuple(result[len(above) : stop]), differences)
-
-
-def _changes(base: Lines, ours: Lines) -> Iterator[tuple[range, Lines]]:
-    """The runs of lines that our side changed, and what it made of each."""
-    pairs = sorted(matches(base, ours).items())
-    for (a, b), (next_a, next_b) in pairwise([(-1, -1), *pairs, (len(base), len(ours))]):
-        if next_a - a > 1 or next_b - b > 1:
-            yield range(a + 1, next_a), ours[b + 1 : next_b]
 
 
 def _replacing(own: Lines, lines: Lines, theirs: Lines) -> _Edit | None:

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 from overlay._features.model import FILE_SCOPE, MODULE_SCOPE, Hunk, WholeFile
-from overlay.authoring.merge import matches
+from overlay.authoring.merge import gaps, matches
 from overlay.package import is_module
 from overlay.planning.matching import holding_scopes, match, places_of
 from overlay.planning.scopes import Scopes, UnparsableError, find
@@ -212,10 +211,8 @@ def blocks_of(old: ScopedText, new: ScopedText) -> Iterator[Block]:
     if old.source.final_newline is not new.source.final_newline:
         last_old, last_new = len(old.lines) - 1, len(new.lines) - 1
         pairs = {a: b for a, b in pairs.items() if a != last_old and b != last_new}
-    ends = [(-1, -1), *sorted(pairs.items()), (len(old.lines), len(new.lines))]
-    for (a, b), (next_a, next_b) in pairwise(ends):
-        if next_a - a > 1 or next_b - b > 1:
-            yield Block(range(a + 1, next_a), range(b + 1, next_b))
+    for before, after in gaps(pairs, len(old.lines), len(new.lines)):
+        yield Block(before, after)
 
 
 def _hunk(

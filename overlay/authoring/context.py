@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from overlay._features.model import Hunk
 from overlay.authoring.composing import ScopedText, with_base
-from overlay.authoring.merge import matches
+from overlay.authoring.merge import matches, occurrences
 from overlay.planning.attempt import Texts
 from overlay.planning.context import anchored, context_of, narrowed
 from overlay.planning.matching import edits, final_newline_after
@@ -168,7 +168,7 @@ class Forms:
         at = self._origin.match(hunk).line
         if at is None or self._after is None:
             return False
-        if _stands(form.post, self._origin.lines) or not self._ends_tell(form):
+        if occurrences(self._origin.lines, form.post) or not self._ends_tell(form):
             return False
         placed, again = self._origin.match(form), self._after.match(form)
         first = at + form.source_line - hunk.source_line
@@ -338,11 +338,3 @@ class Forms:
         if hunk not in self._bases:
             self._bases[hunk] = with_base(hunk, self._origin)
         return self._bases[hunk]
-
-
-def _stands(image: Sequence[str], lines: Sequence[str]) -> bool:
-    """Whether an image stands anywhere in a text."""
-    return any(
-        line == image[0] and tuple(lines[at : at + len(image)]) == tuple(image)
-        for at, line in enumerate(lines)
-    )

@@ -134,7 +134,7 @@ def _tidy(patches: Path) -> bool:
     if interrupted:
         _finish(patches)
     elif os.path.lexists(patches / SWITCH):
-        os.replace(patches / SWITCH, patches / f"{_ASIDE}{os.getpid()}-{time.monotonic_ns()}")
+        os.replace(patches / SWITCH, _new_name(patches, _ASIDE))
     for prefix in (_STAGED, _DONE):
         _sweep(patches, prefix)
     return interrupted
@@ -151,10 +151,19 @@ def _finish(patches: Path) -> None:
         if os.path.lexists(patches / name):
             os.replace(patches / name, old / name)
         os.replace(switch / "new" / name, patches / name)
-    finished_switch = patches / f"{_DONE}{os.getpid()}-{time.monotonic_ns()}"
-    os.replace(switch, finished_switch)
-    shutil.rmtree(finished_switch, ignore_errors=True)
+    _take_away(switch)
     sync(patches)
+
+
+def _take_away(switch: Path) -> None:
+    """Remove a switch, which ends as none with the first call."""
+    place = _new_name(switch.parent, _DONE)
+    os.replace(switch, place)
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def _new_name(folder: Path, prefix: str) -> Path:
+    return folder / f"{prefix}{os.getpid()}-{time.monotonic_ns()}"
 
 
 def _undo(patches: Path, new: Sequence[str]) -> None:
@@ -168,9 +177,7 @@ def _undo(patches: Path, new: Sequence[str]) -> None:
             os.replace(patches / name, switch / "new" / name)
     for name in os.listdir(switch / "old"):
         os.replace(switch / "old" / name, patches / name)
-    taken_back = patches / f"{_DONE}{os.getpid()}-{time.monotonic_ns()}"
-    os.replace(switch, taken_back)
-    shutil.rmtree(taken_back, ignore_errors=True)
+    _take_away(switch)
 
 
 def _contents(present: Path, folder: NewFolder) -> dict[str, bytes]:

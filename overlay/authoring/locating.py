@@ -23,7 +23,7 @@ from overlay._features.model import Feature, Hunk, blob_id
 from overlay.authoring.composing import NotComposable, ScopedText, compose
 from overlay.authoring.git import Checkout
 from overlay.authoring.incoming import IncomingFile
-from overlay.authoring.merge import matches
+from overlay.authoring.merge import matches, occurrences
 from overlay.errors import UsageError
 from overlay.package import Package, Tree, is_module, parse_version
 from overlay.planning.planner import Stack, lay, plan
@@ -230,7 +230,7 @@ class _Fit(NamedTuple):
             return True  # whoever composes it says why that cannot be done
         if self.has_all or self._beyond_an_end():
             return False
-        if any(new_lines(hunk) and _places(text.lines, hunk.post) for hunk in self.incoming):
+        if any(new_lines(hunk) and occurrences(text.lines, hunk.post) for hunk in self.incoming):
             return False
         for hunk in self.hunks:
             if text.match(hunk).state is not State.PRISTINE:
@@ -281,7 +281,7 @@ def _told_apart(fits: Sequence[_Fit]) -> list[_Fit]:
     hunks = fits[0].incoming if fits else ()
     new = {line for hunk in hunks for line in new_lines(hunk)}
     lines = [line for line in new if not all(share_of([line], text) for text in texts)]
-    posts = [[bool(hunk.post and _places(text, hunk.post)) for hunk in hunks] for text in texts]
+    posts = [[bool(hunk.post and occurrences(text, hunk.post)) for hunk in hunks] for text in texts]
     tell_apart = [at for at in range(len(hunks)) if not all(post[at] for post in posts)]
 
     def has_all(text: Sequence[str], post: Sequence[bool]) -> bool:
@@ -427,7 +427,7 @@ def _by_content(before: bytes, hunks: Sequence[Hunk]) -> bytes | None:
     except TextError:
         return None
     for hunk in hunks:
-        if lines and _without_context(hunk) and len(_places(lines, hunk.pre)) != 1:
+        if lines and _without_context(hunk) and len(occurrences(lines, hunk.pre)) != 1:
             return None
     return replay(before, hunks)
 
@@ -491,9 +491,10 @@ def _in_order(lines: Sequence[str], hunks: Sequence[Hunk]) -> list[int] | None:
     shift = next_line = 0
     for hunk in hunks:
         target = max(hunk.source_line - 1, 0)
-        at = _nearest(lines, hunk.pre, target + shift, next_line)
-        if at is None:
+        there = occurrences(lines, hunk.pre, next_line)
+        if not there:
             return None
+        at = min(there, key=lambda at: abs(at - target - shift))
         places.append(at)
         shift, next_line = at - target, at + len(hunk.pre)
     return places
@@ -501,26 +502,12 @@ def _in_order(lines: Sequence[str], hunks: Sequence[Hunk]) -> list[int] | None:
 
 def _alone(lines: Sequence[str], hunks: Sequence[Hunk]) -> list[int] | None:
     """The 0-based place of each hunk; ``None`` where one has several or none, or two overlap."""
-    places = [_places(lines, hunk.pre) for hunk in hunks]
+    places = [occurrences(lines, hunk.pre) for hunk in hunks]
     if any(len(each) != 1 or not hunk.pre for each, hunk in zip(places, hunks, strict=True)):
         return None
     spans = sorted((at, at + len(hunk.pre)) for (at,), hunk in zip(places, hunks, strict=True))
     apart = all(stop <= start for (_, stop), (start, _) in pairwise(spans))
     return [at for (at,) in places] if apart else None
-
-
-def _nearest(lines: Sequence[str], image: Sequence[str], target: int, first: int) -> int | None:
-    return min(_places(lines, image, first), key=lambda at: abs(at - target), default=None)
-
-
-def _places(lines: Sequence[str], image: Sequence[str], first: int = 0) -> list[int]:
-    """Where an image is, from a line on; an empty one is everywhere."""
-    size = len(image)
-    return [
-        at
-        for at in range(first, len(lines) - size + 1)
-        if not size or (lines[at] == image[0] and tuple(lines[at : at + size]) == tuple(image))
-    ]
 
 
 def _moved_lines(before: bytes, hunks: Sequence[Hunk]) -> int:

@@ -8,7 +8,7 @@ conflict.  Nothing outside the regions that a side changed is ever touched.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from enum import Enum
@@ -137,6 +137,26 @@ def matches(before: Sequence[str], after: Sequence[str]) -> dict[int, int]:
     """
     pairs = dict(_matches(before, after, range(len(before)), range(len(after))))
     return _slid(pairs, before, after)
+
+
+def gaps(pairs: Mapping[int, int], before: int, after: int) -> Iterator[tuple[range, range]]:
+    """The runs of lines that an edit changed, in the text before and in the one after.
+
+    :param pairs: the lines that it kept; :param before: how many lines that text has.
+    """
+    for (a, b), (next_a, next_b) in pairwise([(-1, -1), *sorted(pairs.items()), (before, after)]):
+        if next_a - a > 1 or next_b - b > 1:
+            yield range(a + 1, next_a), range(b + 1, next_b)
+
+
+def occurrences(lines: Sequence[str], image: Sequence[str], first: int = 0) -> list[int]:
+    """Where an image is, from a line on; an empty one is everywhere."""
+    size = len(image)
+    return [
+        at
+        for at in range(first, len(lines) - size + 1)
+        if not size or (lines[at] == image[0] and tuple(lines[at : at + size]) == tuple(image))
+    ]
 
 
 def _slid(pairs: dict[int, int], before: Sequence[str], after: Sequence[str]) -> dict[int, int]:

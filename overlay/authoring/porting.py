@@ -17,7 +17,7 @@ from typing import Any
 from packaging.version import Version
 
 from overlay._features.model import Feature, Hunk, Patch, PortedWay, Topic, Variant
-from overlay.authoring.carry import Carried, CarriedHunk, carry
+from overlay.authoring.carry import Carried, CarriedHunk, all_as, carry
 from overlay.authoring.composing import CONTEXT, NotComposable, compose, contexts_from
 from overlay.authoring.following import Moved, follow, follow_each
 from overlay.authoring.locating import OWN_BASE, ReadBy, ReleaseTexts
@@ -366,9 +366,7 @@ class Porter:
                 continue
             nearest = min(topic.variants, key=lambda v: self._distance(v, release))
             there = self.texts.read(release, nearest.patch.path)
-            hunks = tuple(
-                CarriedHunk(hunk, Outcome.UPSTREAM, hunk.scope) for hunk in nearest.patch.hunks
-            )
+            hunks = all_as(Outcome.UPSTREAM, nearest.patch.hunks)
             base = self._nearest(nearest, release)
             topics.append(TopicPort(topic.name, nearest, base, hunks, None, there, there))
         return FeaturePort(feature, release, tuple(topics))
@@ -425,8 +423,7 @@ class Porter:
         patch = variant.patch
         before = patched_texts.get(patch.path, self.texts.read(release, patch.path))
         after = None if variant.patch.retired else attempt(patch, before, self._answers).after
-        way = Outcome.UPSTREAM if patch.retired else Outcome.EXACT
-        hunks = tuple(CarriedHunk(hunk, way, hunk.scope) for hunk in patch.hunks)
+        hunks = all_as(Outcome.UPSTREAM if patch.retired else Outcome.EXACT, patch.hunks)
         new_hunks = None if patch.retired else patch.hunks
         return TopicPort(
             topic.name,
@@ -454,13 +451,13 @@ class Porter:
         pristine = self.texts.read(release, patch.path)
         before = patched_texts.get(patch.path, pristine)
         if patch.retired:
-            hunks = tuple(CarriedHunk(hunk, Outcome.UPSTREAM, hunk.scope) for hunk in patch.hunks)
+            hunks = all_as(Outcome.UPSTREAM, patch.hunks)
             return TopicPort(topic.name, variant, base, hunks, None, before, before)
         origin, stacked = self.text_for(feature, topic, variant, base, earlier)
         if stacked:  # it was made on top of other features: so it is carried on top of them
             before = patched_texts.get(patch.path, self._below(earlier, release, patch.path))
         if origin is None:
-            hunks = tuple(CarriedHunk(hunk, Outcome.MISSING, hunk.scope) for hunk in patch.hunks)
+            hunks = all_as(Outcome.MISSING, patch.hunks)
             return TopicPort(topic.name, variant, base, hunks, None, before, before)
         port = self._carry(topic, variant, base, origin, before)
         lost = [hunk for hunk in port.hunks if hunk.outcome is Outcome.MISSING]

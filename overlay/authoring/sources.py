@@ -116,7 +116,7 @@ def _from_checkout(text: str, folder: Path, first: str, last: str, each: bool) -
     checkout = Checkout(folder)
     begins, ends = checkout.commit(first), checkout.commit(last)
     name = f"{folder.resolve().name}@{first}..{last}"
-    mails = checkout.mails(begins, ends)
+    mails = checkout.mails(f"{begins}..{ends}")
     if not mails.strip():
         raise UsageError(f"{text}: expected commits behind {first} up to {last}, found none")
     commits = read_changes(mails, name)

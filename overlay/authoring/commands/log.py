@@ -195,7 +195,7 @@ def _merged(feature: Feature, pull: int, folder: Path) -> UpstreamMerge | None:
     if not merges:
         return None
     entry = merges[0]
-    mail = checkout.mail(entry.commit)
+    mail = checkout.mails("-1", entry.commit)
     theirs = [
         line
         for commit in read_changes(mail, entry.commit[:9])
