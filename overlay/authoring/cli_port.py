@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from overlay.authoring.commands.port_report import OpenFile, PortReport
     from overlay.commands.request import Request
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 #: The keys of the prompt, and what they do.
 _KEYS = {
     "p": "put your lines before upstream's, and show the file again",
@@ -39,6 +42,12 @@ _KEYS = {
     "s": "leave the feature as it is: it does not serve this release",
     "q": "stop here; the session stays, with what was written",
 }
+
+
+def context_option(text: str) -> Callable[[F], F]:
+    """``--context N``: how many lines of context the hunks of a feature keep."""
+    number = click.IntRange(0, 1000)
+    return click.option("--context", type=number, metavar="N", help=text)
 
 
 @cli.command("port")
@@ -67,12 +76,9 @@ _KEYS = {
     metavar="CMD",
     help="Let a command propose: it gets the base, yours, the release's and the result as files.",
 )
-@click.option(
-    "--context",
-    type=click.IntRange(0, 1000),
-    metavar="N",
-    help="Keep N lines of context in the hunks that are merged, or edited before --continue "
-    "(default: as many as they had).",
+@context_option(
+    "Keep N lines of context in the hunks that are merged, or edited before --continue "
+    "(default: as many as they had)."
 )
 @asks
 def port(request: Request, /, words: tuple[str, ...], **options: Any) -> PortReport:
