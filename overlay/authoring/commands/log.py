@@ -17,13 +17,13 @@ from packaging.version import InvalidVersion, Version
 from overlay._features.model import Feature, Patch, PortedWay
 from overlay._features.patch_headers import author, last_update
 from overlay.authoring.git import Checkout, LogEntry
-from overlay.authoring.incoming import IncomingFile, read_changes
+from overlay.authoring.incoming import read_changes
 from overlay.authoring.variants import serving
 from overlay.commands.check import every_target
 from overlay.commands.request import Request
 from overlay.commands.since import upkeep
 from overlay.errors import OverlayError, UsageError
-from overlay.package import VLLM, Package, parse_version, path_problem
+from overlay.package import parse_version, path_problem
 from overlay.report.base import Report, by_fields
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, MARK, Line, Span, aligned, causes, labelled
@@ -31,7 +31,7 @@ from overlay.report.model import TargetFailure, TargetReport
 from overlay.report.problems import word
 from overlay.report.since import NOBODY, Ownership
 from overlay.report.words import count, enumeration
-from overlay.results import ANY_MORE, FeatureResult, Reason, State
+from overlay.results import ANY_MORE, FeatureResult, State
 from overlay.targets.resolution import releases
 
 _PULL = re.compile(r"/pull/(\d+)\b")
@@ -47,7 +47,7 @@ def log(
 ) -> LogReport:
     """The state of a feature on every release, who made its variants, and what upstream has of it.
 
-    :param id_: the feature; :param span: releases as ``--releases`` takes them; default: all.
+    :param span: releases as ``--releases`` takes them; default: all.
     :param upstream: a git checkout of vLLM in which the upstream pull request is looked for.
     :param variants: whether each variant is shown beside the one that it came from.
     """
@@ -87,7 +87,9 @@ def _release(target: TargetReport | TargetFailure, feature: Feature) -> LoggedRe
     (result,) = (entry for entry in target.features if entry.feature == feature.id)
     variants = [variant for _, variant in serving(feature, Version(release))]
     patches = [variant.patch for variant in variants]
-    why = _why(result)
+    hunks = [hunk.reason for file in result.files for hunk in file.hunks]
+    reasons = [*(file.reason for file in result.files), *hunks, result.reason]
+    why = next(filter(None, reasons), None)
     return LoggedRelease(
         target.target,
         result.state,
@@ -148,13 +150,6 @@ def _author(patch: Patch) -> str:
     return first.partition("<")[0].strip().strip('"') or first
 
 
-def _why(result: FeatureResult) -> Reason | None:
-    """The first cause of a state."""
-    causes = [hunk.reason for file in result.files for hunk in file.hunks]
-    causes = [file.reason for file in result.files] + causes
-    return next((cause for cause in causes if cause is not None), result.reason)
-
-
 def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text for text in texts if text))
 
@@ -163,7 +158,6 @@ def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def _edits(feature: Feature) -> tuple[LogEntry, ...]:
-    """The commits that changed a feature's folder, where git and a history are there."""
     if feature.shipped:
         return ()
     try:
@@ -196,12 +190,16 @@ def _merged(feature: Feature, pull: int, folder: Path) -> UpstreamMerge | None:
         return None
     entry = merges[0]
     mail = checkout.mails("-1", entry.commit)
-    theirs = [
-        line
+    theirs = sorted(
+        (file.path, op + text)
         for commit in read_changes(mail, entry.commit[:9])
-        for line in _of(commit.files, feature.package)
-    ]
-    difference = _difference(_carried(feature), sorted(theirs))
+        for file in commit.files
+        if path_problem(file.path, feature.package) is None
+        for hunk in file.hunks
+        for op, text in hunk.lines
+        if op != " "
+    )
+    difference = _difference(_carried(feature), theirs)
     return UpstreamMerge(
         pull,
         entry.commit,
@@ -215,29 +213,17 @@ def _merged(feature: Feature, pull: int, folder: Path) -> UpstreamMerge | None:
 
 def _carried(feature: Feature) -> list[tuple[str, str]]:
     """Path and line of each change that a feature makes, by its newest variants; sorted."""
-    lines = [(file.path, f"+{text}") for file in feature.added for text in _texts(file.content)]
+    lines = [
+        (file.path, f"+{text}")
+        for file in feature.added
+        for text in file.content.decode("utf-8", "surrogateescape").splitlines()
+    ]
     for topic in feature.topics:
         own = [variant for variant in topic.variants if not variant.patch.retired]
         for variant in sorted(own, key=lambda variant: variant.releases)[-1:]:
             patch = variant.patch
             lines += [(patch.path, op + text) for hunk in patch.hunks for op, text in hunk.lines]
     return sorted((path, line) for path, line in lines if line[:1] != " ")
-
-
-def _texts(content: bytes) -> list[str]:
-    return content.decode("utf-8", "surrogateescape").splitlines()
-
-
-def _of(files: Iterable[IncomingFile], package: Package = VLLM) -> list[tuple[str, str]]:
-    """Path and line of each change that a commit makes to a package's Python."""
-    return [
-        (file.path, op + text)
-        for file in files
-        if path_problem(file.path, package) is None
-        for hunk in file.hunks
-        for op, text in hunk.lines
-        if op != " "
-    ]
 
 
 def _difference(carried: Sequence[tuple[str, str]], merged: Sequence[tuple[str, str]]) -> list[str]:
@@ -287,9 +273,7 @@ class LoggedRelease(NamedTuple):
     """State of a feature on one release.
 
     :ivar means: by what upstream is known to have it; ``None`` in every other state.
-    :ivar variants: the ranges of the variants that serve it, each once; of several topics there can
-        be several.
-    :ivar bases: the releases on which their texts were made.
+    :ivar variants: the ranges of the variants that serve it, each once.
     :ivar authors: who wrote them, and ``dates`` when they were last changed, by their headers.
     :ivar why: what prevents it, or what else to know about it.
     :ivar word: the state for people, where that is another word: a clash.
@@ -330,8 +314,7 @@ class VariantView(NamedTuple):
 class UpstreamMerge(NamedTuple):
     """What a checkout of vLLM knows of the upstream change.
 
-    :ivar pull: the number of the pull request; :ivar commit: the commit that merged it.
-    :ivar first: the first release that has that commit; ``None`` where no tag tells.
+    :ivar first: the first release that has its commit; ``None`` where no tag tells.
     :ivar others: subjects of further commits that name the pull request, such as reverts.
     :ivar difference: a diff of the changed lines, as carried and as merged.
     :ivar differing: how many changed lines only one of them has.
