@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from overlay._features.model import Feature
@@ -74,7 +74,8 @@ def keep(request: Request, targets: Sequence[Target], keep_as: Keep) -> Kept:
     free = [workshop for workshop in edited if holders[id(workshop)] is None]
     if len(free) > 1:
         raise UsageError(_several(free, keep_as.id))
-    own = free[0] if free else _owner(edited, holders, keep_as.id)
+    of_id = [each for each in edited if (same := holders[id(each)]) and same.id == keep_as.id]
+    own = [*free, *of_id, *edited][0]
     for workshop in edited:
         feature = holders[id(workshop)]
         if workshop is not own and feature is not None:
@@ -108,28 +109,14 @@ def _surveyed(request: Request, targets: Sequence[Target]) -> tuple[list[Worksho
         try:
             workshops.append(survey(request, target, root))
         except OverlayError as error:
-            if _is_patched(target, root):
-                raise
+            with reading(root, package=target.package):
+                if ledgers.load(root, target.package) is not None:
+                    raise
             errors.append(error)
             notes.append(f"{target.package.title} was not looked at for edits: {error}")
     if not any(workshop.edits for workshop in workshops) and errors:
         raise errors[0]
     return workshops, notes
-
-
-def _is_patched(target: Target, root: Path) -> bool:
-    """Whether the overlay has a ledger there."""
-    with reading(root, package=target.package):
-        return ledgers.load(root, target.package) is not None
-
-
-def _owner(edited: Sequence[Workshop], holders: Mapping[int, Feature | None], id_: str) -> Workshop:
-    """The package of the feature that the user named; the first one where it is none of them."""
-    for workshop in edited:
-        feature = holders[id(workshop)]
-        if feature is not None and feature.id == id_:
-            return workshop
-    return edited[0]
 
 
 def _report(own: Workshop, feature: Feature | None, keep_as: Keep) -> NewReport:

@@ -119,10 +119,7 @@ class _Carrying:
     syntax: Syntax
 
     def outcomes(self, question: tuple[Feature, Sequence[str]]) -> dict[str, Outcome | None]:
-        """How ports of a feature to releases would land.
-
-        :param question: the feature, and the releases.
-        """
+        """How ports of a feature to releases, the question, would land."""
         feature, names = question
         carried: dict[tuple[str, bytes], Outcome] = {}
         return {name: self._outcome(feature, name, carried) for name in names}
@@ -172,7 +169,6 @@ class _Carrying:
 
 
 def _not_needed(feature: Feature, state: State, release: str) -> bool:
-    """Whether a person said of a part of a feature that a release does not need it."""
     pair = release_named(release)
     version = pair[0] if pair else Version(release)
     return state in _STATES and any(
@@ -277,27 +273,20 @@ class MatrixReport(Report):
 
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
         """Releases as columns of one letter."""
-        width = max((len(row.feature) for row in self.features), default=0)
+        table = self.table()
+        width = max(map(len, table.rows), default=0)
         # The package is the same in all of them, and told in the last line.
         names = [name.rpartition("==")[2] for name in self.releases]
         height = max(map(len, names), default=0)
-        padded = [name.ljust(height) for name in names]
-        for at in range(height):
-            yield Line(
-                (Span(" " * (width + 2)), Span("".join(name[at] for name in padded), "muted"))
-            )
-        used: set[str] = set()
-        for row in self.features:
-            spans = [Span(f"{row.feature:<{width}}  ")]
-            for cell in row.cells:
-                used.add(cell.letter)
-                spans.append(Span(cell.letter, cell.state.value))
-            yield Line(tuple(spans))
+        for letters in zip(*(name.ljust(height) for name in names), strict=True):
+            yield Line((Span(" " * (width + 2)), Span("".join(letters), "muted")))
+        for name, cells in table.rows.items():
+            letters_of_row = (Span(cell.text, cell.style) for cell in cells)
+            yield Line((Span(f"{name:<{width}}  "), *letters_of_row))
         yield BLANK
-        for letter, meaning in LEGEND:
-            if letter in used:
-                yield labelled(2, f"{letter}  ", meaning)
-        yield from self._not_shown()
+        for letter, meaning in table.legend.items():
+            yield labelled(2, f"{letter}  ", meaning)
+        yield from table.notes
 
     def table(self) -> Table:
         """Releases as columns, features as rows, and what the letters mean."""
@@ -310,15 +299,14 @@ class MatrixReport(Report):
         }
         letters = {cell.text for cells in rows.values() for cell in cells}
         legend = {letter: meaning for letter, meaning in LEGEND if letter in letters}
-        return Table("feature", self.releases, rows, legend, tuple(self._not_shown()))
+        return Table("feature", self.releases, rows, legend, tuple(map(_not_shown, self.elsewhere)))
 
-    def _not_shown(self) -> Iterator[Line]:
-        """The features that a matrix does not show, with the command that does."""
-        for other in self.elsewhere:
-            step = command("log", "--matrix", "--releases", other.releases)
-            which = f"{enumeration(list(other.features))} {is_are(other.features)}"
-            text = f"{which} for {other.package}: {step}"
-            yield labelled(2, "not shown: ", text)
+
+def _not_shown(other: Elsewhere) -> Line:
+    """Features that a matrix does not show, with the command that does."""
+    step = command("log", "--matrix", "--releases", other.releases)
+    which = f"{enumeration(list(other.features))} {is_are(other.features)}"
+    return labelled(2, "not shown: ", f"{which} for {other.package}: {step}")
 
 
 def matrix_of(rows: Sequence[MatrixRow]) -> Verdict:
