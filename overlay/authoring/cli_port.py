@@ -152,18 +152,15 @@ def _ids_and_releases(
 def _session(
     words: tuple[str, ...], request: Request, action: str, options: dict[str, Any]
 ) -> PortReport:
-    """What one of the options of a session does.
-
-    :param action: its name in ``options``.
-    """
+    """What one of the options of a session does."""
     if len(words) > 1:
         raise click.UsageError(f"{_option(action)} takes at most the session's folder.")
     folder = words[0] if words else None
     if action == "abort":
         return sessions.abort(folder)
     if action in ("retire", "skip"):
-        step = sessions.retire if action == "retire" else sessions.skip
-        return step(request, folder, str(options[action]))
+        retires = action == "retire"
+        return sessions.leave(request, folder, str(options[action]), retires=retires)
     if action == "go_on":
         return sessions.proceed(request, folder, options["context"])
     if action == "show":
@@ -172,10 +169,7 @@ def _session(
 
 
 def _ask(file: OpenFile, place: str) -> Key:
-    """Show a file that waits and ask what to do with it; ``e`` edits it first.
-
-    :param place: which of how many files it is.
-    """
+    """Show a file that waits and ask what to do with it; ``e`` edits it first."""
     click.echo(f"{place}:", err=True)
     _show(list(open_lines(file)))
     keys = _KEYS if file.file is not None else {key: _KEYS[key] for key in "rsq"}

@@ -70,12 +70,7 @@ from overlay.results.invocation import absolute
 
 
 class Key(str, Enum):
-    """The key by which a person answers what to do about one file that waits.
-
-    :cvar PLACE: mine before upstream's lines; :cvar EDITED: the file was edited.
-    :cvar KEEP: the file as it is; :cvar TOOL: git's merge tool; :cvar UPSTREAM: upstream's side.
-    :cvar RETIRE: the whole feature; :cvar SKIP: leave the feature; :cvar STOP: ask no more.
-    """
+    """The key by which a person answers what to do about one file that waits."""
 
     PLACE = "p"
     EDITED = "e"
@@ -94,13 +89,7 @@ class Resolving:
     :param trusting: whether features that were changed meanwhile are carried all the same.
     """
 
-    def __init__(
-        self,
-        request: Request,
-        folder: str | None,
-        *,
-        trusting: bool = False,
-    ) -> None:
+    def __init__(self, request: Request, folder: str | None, *, trusting: bool = False) -> None:
         self.session: Session = read(find(folder), SessionKind.PORT)
         # The folder of an import may not be there yet: its session's end writes it.
         later = [each for each in self.session.places_import if not os.path.lexists(each)]
@@ -112,9 +101,7 @@ class Resolving:
         if change is not None:
             self.features = (*(each for each in self.features if each.id != change.id), change)
         at_hand = {feature.id: feature for feature in self.features}
-        check_there(self.session, at_hand)
-        if not trusting:
-            check_digests(self.session, at_hand)
+        _expect_features(self.session, at_hand, trusting=trusting)
         self.names = known_names([self.session.release], self.session.package)
         self.porter: Porter = make_porter(self.names, self.session.package, request.progress)
         if change is not None:
@@ -171,12 +158,8 @@ class Resolving:
     def report(self) -> PortReport:
         """What waits in the session."""
         files = tuple(map(self.open_file, self.session.waiting))
-        return PortReport(
-            waiting(self.session.folder, files),
-            self.ports,
-            self.session.folder,
-            files,
-        )
+        folder = self.session.folder
+        return PortReport(waiting(folder, files), self.ports, folder, files)
 
     # What a person decides about one file
 
@@ -188,15 +171,13 @@ class Resolving:
         """Whether only a person can place a file's change, since no merge knows all of it."""
         return f"stuck {entry.path}" in self.session.notes
 
-    def place(self, entry: Waiting) -> bool:
-        """Put the added lines before upstream's; whether there is a file for that."""
+    def place(self, entry: Waiting) -> None:
+        """Put the added lines before upstream's, where there is a file for that."""
         topic = self.topic(entry)
-        if self.is_by_hand(entry):
-            return False
-        data = None if topic is None else placed_before(topic, self.session.release)
-        if data is not None:
-            self.write(entry, data)
-        return data is not None
+        if topic is not None and not self.is_by_hand(entry):
+            data = placed_before(topic, self.session.release)
+            if data is not None:
+                self.write(entry, data)
 
     def take_upstream(self, entry: Waiting) -> bool:
         """Take the release's own text, which retires the topic there; whether it has a file."""
@@ -206,18 +187,17 @@ class Resolving:
         self.write(entry, topic.before)
         return True
 
-    def resolve(self, entry: Waiting, command: str | None) -> bool:
-        """Let a command, or git's merge tool, propose a text; whether there is a file for that."""
+    def resolve(self, entry: Waiting, command: str | None) -> None:
+        """Let a command, or git's merge tool, propose a text, where there is a file for that."""
         texts = self.texts(entry)
         if texts is None or self.is_by_hand(entry):
-            return False
+            return
         if command is None:
             data = merge_tool(texts, entry.path)
         else:
             watched = [self.session.folder, *(folder_of(port.feature) for port in self.ports)]
             data = propose(command, texts, entry.path, watched)
         self.write(entry, data)
-        return True
 
 
 def show(request: Request, folder: str | None) -> PortReport:
@@ -241,7 +221,6 @@ def resolve(request: Request, folder: str | None, command: str | None) -> PortRe
 def proceed(request: Request, folder: str | None, context: int | None = None) -> PortReport:
     """Write what the edited files say into the patches, and end the session.
 
-    :param context: how many lines of context their hunks keep, where so many tell the place.
     :raises UsageError: if markers are left, or a file cannot be carried; nothing is written then.
     """
     if (finished := _finished(request, folder)) is not None:
@@ -304,7 +283,7 @@ def _finished(request: Request, folder: str | None) -> PortReport | None:
     waits = {
         entry.feature
         for entry in session.waiting
-        if not is_stale(entry, at_hand) or not resolving.is_carried_out(entry)
+        if not _is_stale(entry, at_hand) or not resolving.is_carried_out(entry)
     }
     if not waits:
         return _ended(resolving, resolving.ports)
@@ -314,22 +293,16 @@ def _finished(request: Request, folder: str | None) -> PortReport | None:
     return None
 
 
-def retire(request: Request, folder: str | None, id_: str) -> PortReport:
-    """Note that upstream has a feature from the session's release on; the others still wait."""
+def leave(request: Request, folder: str | None, id_: str, *, retires: bool) -> PortReport:
+    """Leave a feature as it is: it does not serve the release; the others still wait.
+
+    :param retires: note that upstream has it from the session's release on.
+    """
     resolving = Resolving(request, folder)
     port = next((port for port in resolving.ports if port.feature.id == id_), None)
-    if port is not None and not resolving.session.places_import:
+    if retires and port is not None and not resolving.session.places_import:
         write_ports(resolving.porter, resolving.features, [retired(port)], resolving.names)
-    return _resume(resolving, without(resolving.session, id_))
-
-
-def skip(request: Request, folder: str | None, id_: str) -> PortReport:
-    """Leave a feature as it is: it does not serve the release; the others still wait."""
-    resolving = Resolving(request, folder)
-    return _resume(resolving, without(resolving.session, id_))
-
-
-def _resume(resolving: Resolving, session: Session) -> PortReport:
+    session = without(resolving.session, id_)
     if not session.waiting:
         return PortReport(ended(session.folder, (), emptied=not session.folder.exists()))
     resolving.session = session
@@ -373,8 +346,7 @@ def ask(
         if key is Key.STOP:
             return resolving.report()
         if key in (Key.RETIRE, Key.SKIP):
-            leave = retire if key is Key.RETIRE else skip
-            remainder = leave(request, folder, entry.feature)
+            remainder = leave(request, folder, entry.feature, retires=key is Key.RETIRE)
             if remainder.session is None:
                 return remainder
             resolving = Resolving(request, folder)
@@ -435,8 +407,8 @@ def find(folder: str | None) -> Path:
     )
 
 
-def check_there(session: Session, features: Mapping[str, Feature]) -> None:
-    """Refuse a session whose features are not at hand."""
+def _expect_features(session: Session, features: Mapping[str, Feature], *, trusting: bool) -> None:
+    """Refuse a session whose features are not at hand, or were changed since it began."""
     for id_ in session.features:
         if id_ not in features:
             raise UsageError(
@@ -444,24 +416,18 @@ def check_there(session: Session, features: Mapping[str, Feature]) -> None:
                 "its folder with --patches, or end the session with --abort"
             )
 
-
-def is_stale(entry: Waiting, features: Mapping[str, Feature]) -> bool:
-    """Whether a feature was changed since its session began."""
-    return features[entry.feature].digest != entry.digest
-
-
-def check_digests(session: Session, features: Mapping[str, Feature]) -> None:
-    """Refuse a session whose features were changed since it began.
-
-    :raises UsageError: naming what changed; nothing is lost.
-    """
-    changed = [entry.feature for entry in session.waiting if is_stale(entry, features)]
-    if changed:
+    changed = [entry.feature for entry in session.waiting if _is_stale(entry, features)]
+    if changed and not trusting:
         raise UsageError(
             f"{changed[0]}: its patches were changed since {session.folder} began, so its files do "
             "not follow from them any more. Nothing was written: copy your edits, then --abort and "
             "port again"
         )
+
+
+def _is_stale(entry: Waiting, features: Mapping[str, Feature]) -> bool:
+    """Whether a feature was changed since its session began."""
+    return features[entry.feature].digest != entry.digest
 
 
 def resolved(
@@ -472,8 +438,7 @@ def resolved(
 ) -> tuple[FeaturePort, ...]:
     """The ports with the hunks that the edited files make.
 
-    :param ports: of the features that the session waits for, carried again.
-    :param context: how many lines of context the hunks keep; default: the usual number.
+    :param context: default: the usual number.
     :raises UsageError: naming every file that has markers, is not Python, or cannot be written as
         hunks; nothing is lost.
     """
