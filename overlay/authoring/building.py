@@ -71,10 +71,7 @@ class Prepared:
 
 
 class StackedTexts(ReleaseTexts):
-    """The files of releases with features on them, as a check has them: those that fit.
-
-    :ivar own: the releases' own files.
-    """
+    """The files of releases with features on them, as a check has them: those that fit."""
 
     def __init__(self, features: Sequence[Feature], texts: ReleaseTexts, syntax: Syntax) -> None:
         super().__init__(texts.names, lambda release: ReadBy(self.stack(release).tree.current))
@@ -155,15 +152,26 @@ class Words:
             **self.more_headers,
         }
 
-    def further_keys(self, merged: str | None) -> Mapping[str, Any]:
-        """Further keys of its feature.toml; what comes from upstream waits for a release.
+    def text(
+        self, span: ReleaseRange, merged: str | None, topics: Sequence[EditedFile]
+    ) -> FeatureText:
+        """Its feature.toml; what comes from upstream waits for a release.
 
         :param merged: the first release that has it.
         """
-        if self.keys is not None:
-            return self.keys
         waits = self.upstream or merged is not None
-        return {"reason": (UpstreamPlan.WAITING if waits else UpstreamPlan.LOCAL).value}
+        reason = {"reason": (UpstreamPlan.WAITING if waits else UpstreamPlan.LOCAL).value}
+        return FeatureText(
+            self.id,
+            self.title,
+            self.why,
+            span,
+            self.upstream,
+            merged,
+            derived_tests((t.base.before, t.base.path, t.hunks) for t in topics),
+            self.package,
+            reason if self.keys is None else self.keys,
+        )
 
 
 def build(
@@ -182,7 +190,7 @@ def build(
     syntax = syntax or Syntax()
     contexts = _contexts(change, texts, syntax)
     topics = tuple(
-        _with_base_lines(replace(topic, hunks=contexts[topic.base.path].hunks))
+        replace(topic, hunks=_with_base_lines(contexts[topic.base.path].hunks, topic.base.before))
         for topic in change.topics
     )
     summary = Summary(words.id, words.title, change.commits, change.fates, contexts=contexts)
@@ -219,17 +227,7 @@ def build(
     )
     if run.span is None:
         return Prepared(summary, None, hunks)
-    text = FeatureText(
-        words.id,
-        words.title,
-        words.why,
-        run.span,
-        words.upstream,
-        merged,
-        derived_tests((t.base.before, t.base.path, t.hunks) for t in topics),
-        words.package,
-        words.further_keys(merged),
-    )
+    text = words.text(run.span, merged, topics)
     headers = {**words.headers(), "Base": run.base}
     afters = [result.after for result in carried[run.base]]
     try:
@@ -357,10 +355,10 @@ def _contexts(change: FeatureChange, texts: ReleaseTexts, syntax: Syntax) -> dic
     return contexts
 
 
-def _with_base_lines(topic: EditedFile) -> EditedFile:
-    """An edited file whose hunks know what their base had."""
-    there = tuple(base_has(topic.hunks, topic.base.before))
-    return replace(topic, hunks=tuple(hunk._replace(base_has=there) for hunk in topic.hunks))
+def _with_base_lines(hunks: Sequence[Hunk], before: bytes) -> tuple[Hunk, ...]:
+    """Hunks that know what their base had."""
+    there = tuple(base_has(hunks, before))
+    return tuple(hunk._replace(base_has=there) for hunk in hunks)
 
 
 def _patch(
@@ -370,15 +368,17 @@ def _patch(
     texts: ReleaseTexts,
     headers: Mapping[str, str],
 ) -> bytes:
-    """The patch file of one edited file.
+    """The patch file of one edited file; the hunks of a merge are made from its result.
 
     :param after: the base release's text with the change; :param headers: those of every patch.
+    :raises NotComposable: if the merged text cannot be said in hunks.
     """
-    path = topic.base.path
+    path, own = topic.base.path, topic.hunks
     before = texts.read(run.base, path)
-    own = _hunks_for(topic, run, after, before)
     own_headers = dict(headers)
     if run.review:
+        if before is not None and after is not None:
+            own = compose(before, after, is_data=not is_module(path))
         made_on = topic.base.release or topic.base.origin or "a checkout"
         own_headers["Ported-From"] = f"{made_on} merged"
     # What a guessed base had proves nothing, but such a line has another reason to be there.
@@ -392,10 +392,7 @@ def _patch(
 def _carried(
     topics: Sequence[EditedFile], texts: ReleaseTexts, syntax: Syntax, step: Callable[[], None]
 ) -> dict[str, list[Carried]]:
-    """Each topic carried to each release; releases with the same text are judged once.
-
-    :param step: called after each release.
-    """
+    """Each topic carried to each release; releases with the same text are judged once."""
     answers: dict[tuple[int, bytes | None], Carried] = {}
     carried: dict[str, list[Carried]] = {}
     for release in texts.names:
@@ -443,10 +440,7 @@ def _followed(
 
 @dataclass(frozen=True)
 class _Run:
-    """The releases that a new feature's variants serve.
-
-    :ivar base: the release that the hunks are made on.
-    """
+    """The releases that a new feature's variants serve, and the one its hunks are made on."""
 
     span: ReleaseRange | None
     base: str = ""
@@ -485,18 +479,6 @@ def _run(
         return _Run(None)
     newest = clean[-1]
     return _Run(ReleaseRange(Version(newest), Version(newest)), newest, (newest,))
-
-
-def _hunks_for(
-    topic: EditedFile, run: _Run, after: bytes | None, text: bytes | None
-) -> tuple[Hunk, ...]:
-    """A topic's hunks for the run's variant; those of a merge are made from its result.
-
-    :raises NotComposable: if the merged text cannot be said in hunks.
-    """
-    if not run.review or text is None or after is None:
-        return topic.hunks
-    return compose(text, after, is_data=not is_module(topic.base.path))
 
 
 def _first_with_it(

@@ -93,9 +93,10 @@ def words_of(
     commits: Sequence[Commit], id_: str, source: str, today: str, upstream: str, package: Package
 ) -> Words:
     """What a feature of commits says about itself; the parameters are those of ``prepare``."""
-    first, title = commits[0], _title(commits, id_)
-    words = described(first.message)
-    page = upstream or words.upstream or (_upstream(title) if package == VLLM else "")
+    first = commits[0]
+    title, words = first.subject or id_.replace("-", " ").capitalize(), described(first.message)
+    pull = _PULL.search(title) if package == VLLM else None
+    page = upstream or words.upstream or (f"{_UPSTREAM}/pull/{pull[1]}" if pull else "")
     further = [commit.subject for commit in commits[1:] if commit.subject]
     why = words.why or title
     if further:
@@ -178,12 +179,3 @@ def _made_on(base: Base, texts: ReleaseTexts) -> str:
         last += 1
     first_name, last_name = texts.names[first], texts.names[last]
     return first_name if first == last else f"{first_name}..{last_name}"
-
-
-def _title(commits: Sequence[Commit], id_: str) -> str:
-    return commits[0].subject or id_.replace("-", " ").capitalize()
-
-
-def _upstream(title: str) -> str:
-    match = _PULL.search(title)
-    return f"{_UPSTREAM}/pull/{match[1]}" if match else ""

@@ -27,7 +27,6 @@ from overlay.authoring.building import (
     Words,
     build,
     change_of,
-    derived_tests,
     topic_name,
 )
 from overlay.authoring.commands.port import (
@@ -48,7 +47,6 @@ from overlay.authoring.sources import ChangeSource
 from overlay.authoring.triage import added_content, sort_files
 from overlay.authoring.writing import (
     FeatureFolder,
-    FeatureText,
     check_folder,
     patch_bytes,
     today,
@@ -117,7 +115,8 @@ def open_onto(
     words = words_of(commits, id_, sources[0].name, today(), page, package)
     contents = {path: added_content(file) for path, file in added.items()}
     verbatim = b"".join(source.data for source in sources)
-    folder = own_feature(topics_of(bases), contents, words, verbatim)
+    topics = [EditedFile(base, compose_file(base.path, base.before, base.after)) for base in bases]
+    folder = own_feature(topics, contents, words, verbatim)
     notes = {
         "origin": words.origin,
         "author": words.author,
@@ -135,8 +134,10 @@ def open_onto(
         )
         return PortReport(Verdict(Code.NOT_IMPORTED, text), (port,))
     why = "no merge can place all of its hunks: they stand between markers"
-    topics = (replace(t, problem=why) if t.path in stuck else t for t in port.topics)
-    port = replace(port, topics=tuple(topics))
+    port = replace(
+        port,
+        topics=tuple(replace(t, problem=why) if t.path in stuck else t for t in port.topics),
+    )
     if not (port.conflicts or port.review):
         prepared = feature_at(port, notes, texts, verbatim, syntax)
         if prepared.folder is not None:
@@ -296,25 +297,7 @@ def own_feature(
     for number, topic in enumerate(topics, 1):
         name = f"{topic_name(number, topic.base.path)}/{span}.patch"
         files[name] = patch_bytes(headers, topic.base.path, topic.hunks)
-    text_of = FeatureText(
-        words.id,
-        words.title,
-        words.why,
-        span,
-        words.upstream,
-        None,
-        derived_tests((t.base.before, t.base.path, t.hunks) for t in topics),
-        words.package,
-        words.further_keys(None),
-    )
-    return FeatureFolder(text_of, {**files, ORIGIN: verbatim})
-
-
-def topics_of(bases: Sequence[Base]) -> tuple[EditedFile, ...]:
-    """The edited files in hunks, which they can all be said in."""
-    return tuple(
-        EditedFile(base, compose_file(base.path, base.before, base.after)) for base in bases
-    )
+    return FeatureFolder(words.text(span, None, topics), {**files, ORIGIN: verbatim})
 
 
 # In a session
