@@ -342,7 +342,6 @@ def _patches(
 
 
 def _contexts(change: FeatureChange, texts: ReleaseTexts, syntax: Syntax) -> dict[str, FittedHunks]:
-    """By path the hunks of each edited file with the context that they keep."""
     contexts: dict[str, FittedHunks] = {}
     for topic in change.topics:
         base = topic.base
@@ -356,7 +355,6 @@ def _contexts(change: FeatureChange, texts: ReleaseTexts, syntax: Syntax) -> dic
 
 
 def _with_base_lines(hunks: Sequence[Hunk], before: bytes) -> tuple[Hunk, ...]:
-    """Hunks that know what their base had."""
     there = tuple(base_has(hunks, before))
     return tuple(hunk._replace(base_has=there) for hunk in hunks)
 
@@ -576,7 +574,6 @@ def change_of(
 def _edited(
     path: str, before: bytes, now: bytes, release: str, syntax: Syntax, context: int | None
 ) -> tuple[FileFate, EditedFile | None]:
-    """An edited file in hunks, or why it cannot be said in them."""
     try:
         hunks = compose_file(path, before, now, contexts_from(context))
     except NotComposable as error:

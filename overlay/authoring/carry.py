@@ -321,8 +321,6 @@ class Settlement(NamedTuple):
 
 
 class _Edit(NamedTuple):
-    """Lines that take the place of some of a region's."""
-
     start: int
     stop: int
     lines: Lines

@@ -46,7 +46,6 @@ def _release_option(text: str, *names: str) -> Callable[[F], F]:
 
 
 def _file_option(text: str) -> Callable[[F], F]:
-    """``--file PATH``, repeatable."""
     return click.option("--file", "files", metavar="PATH", multiple=True, help=text)
 
 

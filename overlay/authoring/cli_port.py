@@ -152,7 +152,6 @@ def _ids_and_releases(
 def _session(
     words: tuple[str, ...], request: Request, action: str, options: dict[str, Any]
 ) -> PortReport:
-    """What one of the options of a session does."""
     if len(words) > 1:
         raise click.UsageError(f"{_option(action)} takes at most the session's folder.")
     folder = words[0] if words else None

@@ -183,7 +183,6 @@ def compose(
 
 
 def _end(hunk: Hunk) -> int:
-    """The 1-based last line of a hunk in the text before."""
     return hunk.source_line + len(hunk.pre) - 1
 
 

@@ -111,8 +111,6 @@ class Reached(NamedTuple):
 
 
 class _ScopedLines(NamedTuple):
-    """A text that is asked about."""
-
     lines: Sequence[str]
     scopes: Scopes
     there: frozenset[str]

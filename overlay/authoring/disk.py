@@ -181,7 +181,6 @@ def _undo(patches: Path, new: Sequence[str]) -> None:
 
 
 def _contents(present: Path, folder: NewFolder) -> dict[str, bytes]:
-    """Every file that a feature's new folder holds."""
     files = {} if folder.whole else contents(present)
     for name, data in folder.files.items():
         if data is None:
@@ -233,7 +232,6 @@ def write_tree(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _make(folder: Path) -> None:
-    """Make a folder and those above it, as far as they are missing."""
     missing = []
     while not folder.is_dir():
         missing.append(folder)

@@ -263,7 +263,6 @@ def commit(
 
 
 def _tests(feature: Feature, edited: Edited) -> tuple[UpstreamTest, ...]:
-    """The tests that follow from the patches of a feature for the session's release."""
     texts = Texts(Syntax())
     now = {path: base for path, base in edited.base.items() if base is not None}
     parts: list[tuple[bytes, str, Sequence[Hunk]]] = []
@@ -368,13 +367,11 @@ def _as_they_were(hunks: Sequence[Hunk], patch: Patch | None, before: bytes) -> 
 
 
 def _change(hunk: Hunk) -> object:
-    """What a hunk changes, without its context."""
     lines = tuple((op, text) for op, text in hunk.lines if op != " ")
     return hunk.scope, lines, hunk.pre_unfinished, hunk.post_unfinished
 
 
 def _before_last(base: bytes, patches: Sequence[Patch]) -> bytes:
-    """The text that the last of a file's patches was made on."""
     texts = Texts(Syntax())
     text = base
     for patch in patches[:-1]:
@@ -486,7 +483,6 @@ def _rests(
 
 
 def _rendered(feature: Feature, topic: _Topic, release: Version, today: str) -> bytes:
-    """A variant's patch file, with the headers of the one before it."""
     headers = {"Description": feature.title, "Origin": "vendor"}
     if topic.variant is not None:
         headers = dict(topic.variant.patch.headers)

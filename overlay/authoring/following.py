@@ -114,7 +114,6 @@ def _for_review(carried: Carried) -> Carried:
 def _candidates(
     moved: Moved, release: str, texts: ReleaseTexts, *, everywhere: bool
 ) -> Iterator[str]:
-    """The files that may have it, the likeliest first."""
     tree = texts.open(release)
     paths = [path for path in paths_in(tree) if path != moved.path and path.endswith(".py")]
     first = likely(moved.path, paths)
@@ -193,11 +192,9 @@ def _counts(data: bytes) -> Counter[str]:
 
 
 def _counter(lines: Sequence[str]) -> Counter[str]:
-    """How often each line is there, blank ones aside."""
     return Counter(filter(None, map(str.strip, lines)))
 
 
 def _alike(own: Counter[str], other: Counter[str]) -> float:
-    """The share of lines that two texts have in common, from 0 to 1."""
     total = own.total() + other.total()
     return 2 * (own & other).total() / total if total else 0.0

@@ -115,8 +115,6 @@ def _topic(
     contexts: Sequence[int],
     by_hand: ByHand,
 ) -> tuple[FileFate, EditedFile | None]:
-    """One edited file, or why it cannot be placed."""
-
     def refused(problem: str, part: IncomingFile = parts[0]) -> tuple[FileFate, None]:
         return FileFate(path, Fate.EDITED, problem=f"{part.place}: {problem}"), None
 

@@ -259,7 +259,6 @@ def _text(data: bytes, name: str) -> str:
 
 
 def _mails(data: bytes, starts: list[int], name: str) -> Iterator[Commit]:
-    """The change of each mail of a mailbox, in which they begin at ``starts``."""
     line = 0
     for start, stop in pairwise([*starts, len(data)]):
         yield from _mail(data[start:stop], name, line)
@@ -400,7 +399,6 @@ def _files(text: str, name: str, offset: int) -> tuple[IncomingFile, ...]:
 
 
 def _problem(error: Exception, text: str) -> str:
-    """What is wrong with a text that could not be read as a diff."""
     if any(map(_marks_words, text.split("\n"))):
         return "found one of words: leave out --word-diff"
     return str(error).strip()

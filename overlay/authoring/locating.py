@@ -511,7 +511,6 @@ def _alone(lines: Sequence[str], hunks: Sequence[Hunk]) -> list[int] | None:
 
 
 def _moved_lines(before: bytes, hunks: Sequence[Hunk]) -> int:
-    """How many lines the hunks are away from their own numbers, in all."""
     places = _in_order(SourceText.from_bytes(before).lines, hunks) or ()
     total = 0
     for at, hunk in zip(places, hunks, strict=False):

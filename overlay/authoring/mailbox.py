@@ -153,7 +153,6 @@ def _key(text: str) -> tuple[str, Any]:
 
 
 def _depth(text: str) -> int:
-    """How deep the brackets of a text are nested."""
     levels = accumulate((char in "[{") - (char in "]}") for char in text)
     return max(levels, default=0)
 
@@ -202,7 +201,6 @@ def _is_utf8(data: bytes) -> bool:
 
 
 def _encoded(text: str) -> str:
-    """A text as a header of a mail."""
     return text if text.isascii() else Header(text, "utf-8", maxlinelen=900).encode()
 
 

@@ -143,7 +143,6 @@ def _below_directory(path: str, rule: PathRule) -> str:
 
 
 def _with(commits: Sequence[Commit], files: Sequence[IncomingFile]) -> tuple[Commit, ...]:
-    """The commits with other files, as many as they have, in their order."""
     remaining = iter(files)
     return tuple(
         replace(commit, files=tuple(next(remaining) for _ in commit.files)) for commit in commits
@@ -238,7 +237,6 @@ class _Placing:
         return []
 
     def _has(self, path: str) -> bool:
-        """Whether a release has a file."""
         if path not in self._there:
             self._there[path] = any(
                 self._read(release, path) is not None for release in reversed(self.texts.names)

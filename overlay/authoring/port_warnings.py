@@ -89,7 +89,6 @@ def names_lost(
 
 
 def _names(lines: Iterable[str]) -> set[str]:
-    """The identifiers in lines of code, comments aside."""
     return {name for line in lines for name in _NAME.findall(line.split("#", 1)[0])}
 
 
@@ -160,7 +159,6 @@ def _function(lines: Sequence[str], scopes: Scopes, scope: str) -> _Function | N
 
 
 def _difference(was: _Function, now: _Function) -> str:
-    """The names of the parameters that came and went."""
     before, after = _parameters(was), _parameters(now)
     came = [f"+{name}" for name in after if name not in before]
     went = [f"-{name}" for name in before if name not in after]

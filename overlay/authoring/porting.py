@@ -445,7 +445,6 @@ class Porter:
         earlier: Sequence[Feature],
         patched_texts: Mapping[str, bytes],
     ) -> TopicPort:
-        """A topic carried from one of its variants."""
         patch = variant.patch
         base = self._nearest(variant, release)
         pristine = self.texts.read(release, patch.path)
@@ -651,7 +650,6 @@ def _place(names: Sequence[str], release: str) -> int:
 
 
 def _rank(port: TopicPort) -> int:
-    """The order in which the results from several variants are preferred."""
     if port.outcome is Outcome.EXACT:
         return 0
     if port.conflicts:

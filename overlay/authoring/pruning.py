@@ -181,7 +181,6 @@ class Pruner:
         return obsolete_by(feature, Version(release), read, record)
 
     def _states(self, feature: Feature) -> dict[str, State]:
-        """A feature's state on each release that is served, taken alone."""
         return {name: self._plan_once((feature,), name).features[0].state for name in self.names}
 
     # Proposals
@@ -252,7 +251,6 @@ class Pruner:
         yield Proposal(feature.id, Prune.MERGED, text, evidence, {"feature.toml": noted})
 
     def _variants(self, entry: ServedFeature) -> Iterator[Proposal]:
-        """Variants for releases that are not served any more."""
         feature, files = entry.feature, entry.files
         oldest = Version(self.names[0])
         old = [
@@ -393,7 +391,6 @@ class _Answer:
         return alone.needs_attention and then is State.UPSTREAMED
 
     def _without(self, id_: str) -> Mapping[str, tuple[State, tuple[Change, ...]]]:
-        """What each other feature does alone."""
         return {other: result for other, result in self.alone.items() if other != id_}
 
 
@@ -411,7 +408,6 @@ def groups_of(features: Sequence[Feature]) -> list[tuple[Feature, ...]]:
 
 
 def _after(present: Sequence[ServedFeature], proposal: Proposal) -> list[ServedFeature]:
-    """The features once a proposal is carried out."""
     result: list[ServedFeature] = []
     for entry in present:
         if entry.feature.id != proposal.feature:

@@ -117,7 +117,6 @@ def split(
 
 
 def _shared_range(first: Feature, second: Feature) -> ReleaseRange:
-    """The releases that two features serve."""
     begin = max(first.releases.first, second.releases.first)
     end = min(first.releases.last, second.releases.last)
     if begin > end:

@@ -103,7 +103,6 @@ def merge_tool(texts: Conflict, path: str) -> bytes:
 
 
 def _stage(git: str, folder: Path, texts: Conflict, path: str) -> None:
-    """Make a repository in which a file is in conflict."""
     calm = ["-c", "core.autocrlf=false", "-c", "core.hooksPath=/dev/null"]
 
     def call(*words: str, data: bytes = b"") -> str:
@@ -121,7 +120,6 @@ def _stage(git: str, folder: Path, texts: Conflict, path: str) -> None:
 
 
 def _git(words: list[str], data: bytes = b"", *, may_fail: bool = False) -> bytes:
-    """What git answers on standard output."""
     try:
         ended = run(words, GIT_SECONDS, environment(), data=data)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -159,7 +157,6 @@ def _write_texts(folder: Path, texts: Conflict, name: str) -> tuple[Path, Path, 
 
 
 def _run(words: list[str], folder: Path, command: str, seconds: float) -> None:
-    """Run a command of the user's."""
     try:
         ended = run(words, seconds, environment(), folder)
     except (OSError, ValueError) as error:

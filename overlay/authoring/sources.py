@@ -245,7 +245,6 @@ def fetch(url: str, limit: int) -> bytes:
 
 
 def _read_into(parts: list[bytes], answer: requests.Response, limit: int, name: str) -> None:
-    """Read all of an answer."""
     size = 0
     while chunk := answer.raw.read1(_TEXT_BYTES, decode_content=False):
         parts.append(chunk)

@@ -284,7 +284,6 @@ def _calls(before: TokenInfo) -> bool:
 
 
 def _written(lines: Sequence[str], start: tuple[int, int], stop: tuple[int, int]) -> str:
-    """The text between two places."""
     (first, begin), (last, end) = start, stop
     if first == last:
         return lines[first - 1][begin:end]

@@ -107,8 +107,6 @@ def sort_files(
 
 @dataclass
 class _Sorted:
-    """The files of a change while they are sorted; see ``sort_files``."""
-
     edits: dict[str, list[IncomingFile]] = field(default_factory=dict)
     added: dict[str, IncomingFile] = field(default_factory=dict)
     fates: list[FileFate] = field(default_factory=list)
@@ -237,7 +235,6 @@ def _two_packages(file: IncomingFile, package: Package, other: Package) -> str:
 
 
 def _outside(file: IncomingFile, package: Package) -> str:
-    """Why a file outside the package is refused."""
     why = f"which is no module or data file of {package.name}/"
     if file.path.startswith(f"{package.name}/") and not file.path.isprintable():
         why = f"and {file_problem(file.path, package)}"
@@ -245,7 +242,6 @@ def _outside(file: IncomingFile, package: Package) -> str:
 
 
 def _releases(package: Package) -> tuple[str, ...]:
-    """The option by which ``import`` is told the package."""
     span = "all" if package.releases else "VERSION"
     return () if package == VLLM else ("--releases", f"{package.distribution}=={span}")
 

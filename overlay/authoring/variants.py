@@ -212,7 +212,6 @@ def patch_file(topic: Topic, variant: Variant) -> str:
 
 
 def _new(part: TopicPort, release: str, today: str) -> _Text:
-    """What a release gets that no variant serves yet."""
     patch = part.variant.patch
     headers = {**patch.headers, "Last-Update": today}
     if part.new_hunks is None:

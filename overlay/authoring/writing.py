@@ -144,13 +144,11 @@ def _value(value: object) -> str:
 
 
 def _table_of(test: UpstreamTest) -> dict[str, Any]:
-    """A derived test as its table has it."""
     share = float(f"{test.share:g}")
     return {"path": test.path, "scope": test.scope, "lines": list(test.lines), "share": share}
 
 
 def _tests(tests: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """The lines of tables of tests."""
     for test in tests:
         yield from ("", "[[upstreamed]]")
         for key, value in test.items():
@@ -331,14 +329,12 @@ def check_files(
 
 
 def _modules_lost(feature: Feature, files: Mapping[str, bytes]) -> list[str]:
-    """The modules of a folder that are not read back as they are."""
     added = {f"files/{module.path}": module.content for module in feature.added}
     modules = (name for name in files if name.startswith("files/"))
     return [name for name in modules if added.get(name) != files[name]]
 
 
 def _texts_missed(feature: Feature, expected: Sequence[Expected], syntax: Syntax) -> list[str]:
-    """The topics that do not make what they must."""
     texts = Texts(syntax)
     missed: list[str] = []
     for topic, release, before, after in expected:
@@ -372,7 +368,6 @@ def write_folder(folder: FeatureFolder, patches: Path, *, update: bool = False) 
 
 
 def _lay(files: Mapping[str, bytes], place: Path) -> None:
-    """Write files below a new folder."""
     for name, data in files.items():
         file = place / name
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -115,7 +115,6 @@ def begin_new(
 
 
 def _fresh(id_: str, source: str, release: str, patches: Path, package: Package) -> Session:
-    """A session without files."""
     folder, own = Path(f"{id_}@{release}"), {id_: source}
     return Session(folder, SessionKind.EDIT, own, release, (patches,), package=package)
 
@@ -158,7 +157,6 @@ def _opened(
 def _report(
     session: Session, action: EditAction, *, emptied: bool = True, **more: Any
 ) -> EditReport:
-    """What was done with a session."""
     (id_,) = session.features
     releases, unedited = more.get("releases"), more.get("left", ())
     verdict = edited(action, id_, session.folder, releases, unedited, emptied=emptied)
@@ -194,7 +192,6 @@ def writable_folder(feature: Feature) -> Path:
 
 
 def _expect_paths(paths: Sequence[str], package: Package) -> None:
-    """Refuse files that no feature can change."""
     for path in paths:
         if (problem := file_problem(path, package)) is not None:
             raise UsageError(f"--file: {problem}; name a file such as {package.name}/NAME.py")
@@ -234,7 +231,6 @@ def _at_hand(request: Request, place: Path) -> tuple[Feature, ...]:
 
 
 def _same(folder: str | Path, other: str | Path) -> bool:
-    """Whether two paths mean one place."""
     return os.path.realpath(folder) == os.path.realpath(other)
 
 
@@ -298,7 +294,6 @@ def commit(request: Request, folder: Path, context: int | None = None) -> EditRe
 
 
 def _expect_same(session: Session, features: Sequence[Feature]) -> None:
-    """Refuse a session whose features are others than when it began."""
     sources = {feature.id: feature.source or "" for feature in features}
     before = {**session.below, **session.features}
     changed = [name for name, source in before.items() if sources.get(name, "") != source]
@@ -337,14 +332,12 @@ def _present(session: Session, below: tuple[Feature, ...], progress: Progress | 
 
 
 def _gives(feature: Feature, edits: Edited) -> bool:
-    """Whether applying a feature gives the files of a session already."""
     feature_plan = plan([feature], edits, edits.release)
     texts = {change.path: change.after for change in feature_plan.changes}
     return all(texts.get(path, edits.base.get(path)) == now for path, now in edits.now.items())
 
 
 def _context(session: Session) -> int | None:
-    """How many lines of context the hunks of a session keep; ``None``: as many as they need."""
     note = session.notes.get(_CONTEXT, "")
     return int(note) if note.isascii() and note.isdecimal() and len(note) <= 4 else None
 

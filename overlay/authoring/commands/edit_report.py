@@ -165,7 +165,6 @@ class EditReport(_Authored):
 
 
 def _in_words(file: AuthoredFile) -> str:
-    """What was made of a file, in a few words."""
     if not file.hunks:
         added = "added module" if is_module(file.path) else "added file"
         return added if file.fate is Fate.ADDED else file.fate.value

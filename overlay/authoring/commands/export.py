@@ -154,7 +154,6 @@ def _not_carried(feature: Feature, table: Mapping[str, Any]) -> list[str]:
 
 
 def _release(text: str | None, features: Sequence[Feature], package: Package) -> str:
-    """The release on which features are written."""
     if text is not None:
         return package_releases.version_of(text, package).public
     names = [

@@ -135,7 +135,6 @@ def _placed_onto(
     partial: bool,
     update: bool,
 ) -> PortReport:
-    """Open the session of a change of one package."""
     if len(parts) > 1:
         titles = enumeration([part.package.title for part in parts])
         raise UsageError(
@@ -459,8 +458,6 @@ def _series(imports: _Imports, parts: Sequence[_Part], id_: str, *, each: bool) 
 
 
 class _Entry(NamedTuple):
-    """A feature of several, with what it is made of."""
-
     part: _Part
     sources: Sequence[ChangeSource]
     prepared: Prepared
@@ -505,12 +502,10 @@ def _is_placed(folder: Path, commit: Commit) -> bool:
 
 
 def _changed(file: IncomingFile) -> list[tuple[str, str]]:
-    """The lines that a file's change takes out and puts in."""
     return [line for hunk in file.hunks for line in hunk.lines if line[0] != " "]
 
 
 def _write_all(prepared: Sequence[Prepared], patches: Path) -> dict[str, Path]:
-    """Write every feature, all of them or none; ids to their folders."""
     folders = [entry.folder for entry in prepared if entry.folder is not None]
     new = [NewFolder(folder.text.id, folder.all_files()) for folder in folders]
     replace_features(patches, new)

@@ -218,7 +218,6 @@ def _in_hunks(base: Base) -> bool:
 
 
 def _with_markers(source: SourceText, hunks: Sequence[Hunk]) -> bytes:
-    """A text with every hunk between markers, before the lines that are likest to it."""
     edits = []
     for hunk, place in zip(hunks, _places(source.lines, hunks), strict=True):
         lines = (
@@ -235,7 +234,6 @@ def _with_markers(source: SourceText, hunks: Sequence[Hunk]) -> bytes:
 
 
 def _with_parts(data: bytes, parts: Sequence[IncomingFile]) -> bytes | None:
-    """A text with the changes of a file on it, one after the other."""
     after: bytes | None = data
     for part in parts:
         after = None if after is None else replay(after, part.hunks)

@@ -146,7 +146,6 @@ class SeriesReport(Report):
 
 
 def _problems(imports: Iterable[ImportReport]) -> list[str]:
-    """Why files could not be placed."""
     return told_once(
         (entry.path, entry.problem) for each in imports for entry in each.files if entry.problem
     )

@@ -80,7 +80,6 @@ def log(
 
 
 def _release(target: TargetReport | TargetFailure, feature: Feature) -> LoggedRelease:
-    """One line of the log."""
     if isinstance(target, TargetFailure):
         raise OverlayError(target.error)
     release = target.vllm or target.target
@@ -170,7 +169,6 @@ def _edits(feature: Feature) -> tuple[LogEntry, ...]:
 
 
 def _pull(feature: Feature) -> int:
-    """The number of the upstream pull request."""
     match = _PULL.search(feature.upstream)
     if match is None:
         url = feature.upstream or "none"
@@ -243,7 +241,6 @@ def _difference(carried: Sequence[tuple[str, str]], merged: Sequence[tuple[str, 
 
 
 def _first(checkout: Checkout, commit: str) -> str | None:
-    """The first final release whose tag has a commit."""
     versions: list[Version] = []
     for tag in checkout.tags_with(commit):
         try:

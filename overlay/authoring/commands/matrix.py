@@ -105,7 +105,6 @@ def _each(
 
 
 def _states(features: tuple[Feature, ...], release: str) -> list[State]:
-    """The state of each feature on one release."""
     return [
         result.state for result in examine(resolution.resolve(release), features).report.features
     ]

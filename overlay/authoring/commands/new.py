@@ -262,7 +262,6 @@ def survey(request: Request, target: Target, root: Path, *, removals: bool = Fal
 
 
 def _removed_by(features: Sequence[Feature], release: Version) -> set[str]:
-    """The files of a release that features remove."""
     return {
         variant.patch.path
         for feature in features

@@ -252,7 +252,6 @@ def _write_folders(changed: Mapping[Path, Sequence[disk.NewFolder]]) -> None:
 
 
 def _folders(changed: Mapping[Path, Sequence[disk.NewFolder]], places: Sequence[Path]) -> str:
-    """Patches folders with the features that are written there, in words."""
     return ", ".join(
         f"{place} ({', '.join(folder.id for folder in changed[place])})" for place in places
     )

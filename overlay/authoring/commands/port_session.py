@@ -235,7 +235,6 @@ def proceed(request: Request, folder: str | None, context: int | None = None) ->
 
 
 def _written(resolving: Resolving, port: FeaturePort) -> PortReport:
-    """End a session of a foreign change, and write the feature that the edited files make."""
     session, porter, place = resolving.session, resolving.porter, resolving.session.folder
     if all(topic.new_hunks is None for topic in port.topics) and not port.feature.added:
         return PortReport(ended(place, (), emptied=finish(session)))
@@ -426,7 +425,6 @@ def _expect_features(session: Session, features: Mapping[str, Feature], *, trust
 
 
 def _is_stale(entry: Waiting, features: Mapping[str, Feature]) -> bool:
-    """Whether a feature was changed since its session began."""
     return features[entry.feature].digest != entry.digest
 
 

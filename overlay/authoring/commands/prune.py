@@ -118,13 +118,11 @@ def _first(oldest: str, package: Package) -> tuple[Package, Version]:
 
 
 def _span(package: Package, names: Sequence[str]) -> str:
-    """The releases that are still served, in words."""
     span = f"{names[0]}..{names[-1]}"
     return span if package == VLLM else f"{package.title} {span}"
 
 
 def _lies_in(feature: Feature, folder: Path) -> bool:
-    """Whether a feature is one of a folder of patches."""
     return not feature.shipped and Path(feature.origin).resolve() == folder.resolve()
 
 
@@ -139,7 +137,6 @@ def _with_files(feature: Feature, folder: Path) -> ServedFeature:
 
 
 def _carry_out(folder: Path, proposals: Sequence[Proposal]) -> None:
-    """Carry out proposals by one switch of the folder."""
     changed: dict[str, dict[str, bytes | None]] = {}
     removed_ids: list[str] = []
     for proposal in proposals:

@@ -107,7 +107,6 @@ def writable_in(feature: Feature, folder: Path) -> bool:
 
 
 def _at_hand(request: Request, id_: str) -> tuple[Path, tuple[Feature, ...]]:
-    """The folder of a feature, and every feature for its package."""
     every = request._replace(features=()).load()
     feature = find_feature(every, id_)
     return writable_folder(feature), of_package(every, feature.package)
@@ -239,8 +238,6 @@ def keep_context(
 
 
 class _Form(NamedTuple):
-    """A variant's patch file with another context."""
-
     hunks: tuple[Hunk, ...]
     data: bytes
 
