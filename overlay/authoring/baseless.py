@@ -34,7 +34,7 @@ class _Misfit(NamedTuple):
     """Where a hunk that does not fit a text comes nearest to it.
 
     :ivar alike: how many lines of its pre-image are there; :ivar line: 1-based, in the text, the
-        first that differs; :ivar expected: what the hunk has there; :ivar present: what is there.
+        first that differs.
     :ivar around: whether all that differs are lines around the change.
     """
 
@@ -54,12 +54,7 @@ def why(
     checkout: bool,
     by_hand: ByHand,
 ) -> str:
-    """Why an edited file has no base, and what to do, in a sentence.
-
-    :param following: further changes of the file, on top of the first.
-    :param checkout: whether what ``--base`` names was looked at as well.
-    :param by_hand: how to place the change on a release by hand.
-    """
+    """Why an edited file has no base, and what to do, in a sentence."""
     path = file.path
     if (vague := vague_hunk(file, texts)) is not None:
         return (

@@ -61,7 +61,6 @@ class Prepared:
 
     :ivar folder: ``None`` where nothing can be written; the summary says why.
     :ivar hunks: path -> the hunks of the change in that file, as they were made.
-    :ivar unread: releases that could not be read, with the error, so that they are not served.
     """
 
     summary: Summary
@@ -106,12 +105,7 @@ class EditedFile:
 
 @dataclass(frozen=True)
 class FeatureChange:
-    """What a feature is to do: the files that it edits and adds.
-
-    :ivar added: path -> bytes; :ivar fates: what became of each file of the change.
-    :ivar commits: how many commits it was.
-    :ivar context: how many lines of context its hunks keep; ``None``: as many as they need.
-    """
+    """What a feature is to do: the files that it edits and adds."""
 
     topics: tuple[EditedFile, ...]
     added: Mapping[str, bytes]
@@ -124,10 +118,8 @@ class FeatureChange:
 class Words:
     """What a new feature says about itself.
 
-    :ivar origin: where it comes from, as DEP-3 writes it; :ivar date: ``YYYY-MM-DD``.
-    :ivar package: what it patches.
+    :ivar origin: where it comes from, as DEP-3 writes it.
     :ivar keys: further ones of its feature.toml; ``None`` where nobody said which.
-    :ivar more_headers: further headers of its patches.
     """
 
     id: str
@@ -155,10 +147,7 @@ class Words:
     def text(
         self, span: ReleaseRange, merged: str | None, topics: Sequence[EditedFile]
     ) -> FeatureText:
-        """Its feature.toml; what comes from upstream waits for a release.
-
-        :param merged: the first release that has it.
-        """
+        """Its feature.toml; what comes from upstream waits for a release."""
         waits = self.upstream or merged is not None
         reason = {"reason": (UpstreamPlan.WAITING if waits else UpstreamPlan.LOCAL).value}
         return FeatureText(
@@ -182,10 +171,7 @@ def build(
     syntax: Syntax | None = None,
     progress: Progress | None = None,
 ) -> Prepared:
-    """The feature that makes a change, for every release on which it lands.
-
-    :param beside: further files of the folder.
-    """
+    """The feature that makes a change, for every release on which it lands."""
     change, texts = _on_what_it_needs(change, texts)
     syntax = syntax or Syntax()
     contexts = _contexts(change, texts, syntax)
@@ -318,10 +304,7 @@ def _patches(
     texts: ReleaseTexts,
     headers: Mapping[str, str],
 ) -> tuple[dict[str, bytes], list[Expected]]:
-    """The patch files of the edited files, by their names, and what each of them must make.
-
-    :param afters: the base release's texts with the change; :param headers: those of every patch.
-    """
+    """The patch files of the edited files, by their names, and what each of them must make."""
     files: dict[str, bytes] = {}
     expected: list[Expected] = []
     for number, (topic, after) in enumerate(
@@ -368,7 +351,6 @@ def _patch(
 ) -> bytes:
     """The patch file of one edited file; the hunks of a merge are made from its result.
 
-    :param after: the base release's text with the change; :param headers: those of every patch.
     :raises NotComposable: if the merged text cannot be said in hunks.
     """
     path, own = topic.base.path, topic.hunks

@@ -243,10 +243,7 @@ def _merged(
 def _with_less(
     hunk: Hunk, forms: Forms, target: ScopedText, merged: CarriedHunk
 ) -> tuple[CarriedHunk, SourceText] | None:
-    """A hunk that conflicts and lands with less context, for review, and the text that it leaves.
-
-    :param merged: what the merge makes of it.
-    """
+    """A hunk that conflicts and lands with less context, for review; the text that it leaves."""
     placed = forms.less(hunk, target.source.to_bytes())
     if placed is None:
         return None
@@ -261,10 +258,7 @@ def _with_less(
 def _touching(
     hunk: Hunk, target: ScopedText, merged: CarriedHunk
 ) -> tuple[CarriedHunk, SourceText] | None:
-    """A hunk that conflicts, in upstream's lines that touch its own, and the text that it leaves.
-
-    :param merged: what the merge makes of it.
-    """
+    """A hunk that conflicts, in upstream's lines that touch its own; the text that it leaves."""
     placed = None if merged.merge is None else place_touching(merged.merge)
     place = next(
         (p for p in target.scopes.get(merged.scope, ()) if p.start + 1 == merged.line), None

@@ -90,7 +90,6 @@ def with_sides(before: bytes, hunks: Sequence[Hunk], number: int, syntax: Syntax
     A hunk that takes more to land once, or has no more lines of its own scope around it, gets what
     there is; one that ends at a neighbour's change keeps what it has.
 
-    :param before: the text that they were made on.
     :raises TextError, UnparsableError: if it is not Python that can be read.
     """
     forms = Forms(before, hunks, syntax)
@@ -123,7 +122,6 @@ class _ScopedLines(NamedTuple):
 class Forms:
     """The forms of a file's hunks with less context, and where they land.
 
-    :param before: the text that the hunks were made on.
     :raises TextError, UnparsableError: if ``before`` is not Python that can be read.
     """
 

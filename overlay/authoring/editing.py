@@ -63,7 +63,6 @@ def lay_out(
 ) -> Layout:
     """The files that a session lays out to edit a feature.
 
-    :param feature: ``None`` for one that is not there yet.
     :param earlier: the features before it, in order; those that do not fit the release, or not
         beside it, are left out.
     :param tree: the release's files; :param more: further files of it.
@@ -195,7 +194,6 @@ class _Topic:
 
     :ivar variant: its variant for the session's release; ``None`` for a new topic.
     :ivar hunks: none, and the topic goes.
-    :ivar before: the text that the hunks are made on.
     """
 
     name: str

@@ -31,10 +31,7 @@ RENAMED = 0.5
 
 
 class NewPlace(NamedTuple):
-    """Where upstream moved what a file's hunks change.
-
-    :ivar before: the text of that file; :ivar carried: what became of the hunks there.
-    """
+    """Where upstream moved what a file's hunks change."""
 
     path: str
     before: bytes
@@ -44,7 +41,7 @@ class NewPlace(NamedTuple):
 class Moved(NamedTuple):
     """Hunks whose file or scope a release does not have.
 
-    :ivar path: the file; :ivar origin: the text that they were made on, in the release ``base``.
+    :ivar origin: the text that they were made on, in the release ``base``.
     """
 
     path: str

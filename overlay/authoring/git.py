@@ -135,13 +135,17 @@ class Checkout:
     def mails(self, *commits: str) -> bytes:
         """Commits as mails; merges have none.
 
-        :param commits: ``A..B``, those behind one up to another, by their ids; or ``-1`` and one.
+        :param commits: ``A..B``, those behind one up to another, by their ids.
         """
         options = (
             *("--stdout", "--no-signature", "--no-cover-letter", "--no-thread", "--no-attach"),
             "--subject-prefix=PATCH",
         )
         return self.ask("format-patch", *_DIFF, *options, *commits, "--")
+
+    def mail(self, commit: str) -> bytes:
+        """One commit as a mail."""
+        return self.mails("-1", commit)
 
     def merges(self, first: str, last: str) -> int:
         """How many merges lie behind ``first`` up to ``last``."""

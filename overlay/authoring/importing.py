@@ -56,9 +56,7 @@ def prepare(
 
     :param id_: the feature's id.
     :param source: what errors and headers call the change; :param verbatim: its own bytes.
-    :param partial: leave out what Python alone cannot carry, instead of refusing it.
     :param upstream: the page of the pull request or commit; by default the subject may tell it.
-    :param by_hand: how to place it by hand on a release; default: an import of ``source``.
     """
     edits, added, fates = sort_files(commits, partial, package)
     answers = syntax or Syntax()

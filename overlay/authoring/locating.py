@@ -145,7 +145,6 @@ def locate(
     """The base of an edited file, or ``None`` where neither a release nor the checkout has it.
 
     :param checkout: the text that the user names.
-    :param following: further changes of the file, made on what the one before left.
     """
     newest = tuple(reversed(texts.names))
     if file.old_blob is not None:
@@ -207,7 +206,6 @@ class _Fit(NamedTuple):
     """A release in which every hunk of a change is found.
 
     :ivar hunks: the whole change as hunks of that text; ``None`` where it cannot be said in them.
-    :ivar incoming: the hunks as they came, whose context is not of this text.
     :ivar has_all: whether it has all new lines of the change that another fit lacks.
     """
 

@@ -31,10 +31,7 @@ class Side(Enum):
 
 @dataclass(frozen=True)
 class Region:
-    """A run of lines in which the sides relate to the base in one way.
-
-    :ivar base: its lines in the base; :ivar ours: in our text; :ivar theirs: in their text.
-    """
+    """A run of lines in which the sides relate to the base in one way."""
 
     side: Side
     base: Lines
@@ -70,7 +67,7 @@ class Merge:
     def marked(self, ours: str, base: str, theirs: str) -> Lines:
         """The merged text with conflicts between markers, as git's ``zdiff3`` style writes them.
 
-        :param ours: the label of our side; :param base: of the base; :param theirs: of their side.
+        :param ours, base, theirs: the labels of the sides.
         """
         return tuple(
             line

@@ -56,7 +56,6 @@ class TopicPort:
     :ivar after: that text with every hunk that could be carried.
     :ivar new_hunks: the hunks for the release; ``None`` in a conflict, or where upstream has all.
     :ivar problem: why nothing can be made of it although no hunk conflicts.
-    :ivar covered: whether the release lies in the variant's range already.
     :ivar by_hand: whether a person resolved or reviewed it.
     :ivar not_needed: whether a person said that the release does not need its hunks.
     """
@@ -124,7 +123,6 @@ class FeaturePort:
     :ivar obsolete: what the release has no more that the feature is for; empty where it is there.
     :ivar problem: why no topic can help, such as an added module whose name is taken.
     :ivar by_hand: whether a person retired it.
-    :ivar written: whether its folder serves the release now.
     """
 
     feature: Feature
@@ -467,10 +465,7 @@ class Porter:
     def _followed(
         self, feature: Feature, topic: Topic, lost: TopicPort, origin: bytes, release: str
     ) -> TopicPort:
-        """A topic carried to the file to which upstream moved what it changes, if that is found.
-
-        :param lost: what became of it in its own file, which has none of it.
-        """
+        """A topic carried to the file to which upstream moved what it changes, if that is found."""
         variant, base = lost.variant, lost.base
         patch = variant.patch
         moved = Moved(patch.path, base, origin, patch.hunks)

@@ -99,11 +99,7 @@ class Pruner:
     def propose(
         self, served: Sequence[ServedFeature], step: Callable[[], None] = lambda: None
     ) -> tuple[Proposal, ...]:
-        """Everything that can go, in an order in which it can be done.
-
-        :param served: every feature, in the order in which they are applied.
-        :param step: called after each feature of which something can be proposed.
-        """
+        """Everything that can go, in an order in which it can be done."""
         present = list(served)
         before = dict(self._answers(present))
         accepted: list[Proposal] = []
@@ -371,10 +367,7 @@ class _Answer:
     obsolete: frozenset[str]
 
     def kept_by(self, after: _Answer, healed: str | None = None) -> bool:
-        """Whether nothing changes but that features which need nobody there are not named.
-
-        :param healed: a feature that may need nobody any longer where it did.
-        """
+        """Whether nothing changes but that features which need nobody there are not named."""
         missing_ids = self.states.keys() - after.states.keys()
         if healed is not None and healed in after.states and self._heals(healed, after):
             return self._without(healed) == after._without(healed)

@@ -65,7 +65,6 @@ def version_of(name: str, package: Package) -> Version:
 def tree_of(release: str, package: Package, progress: Progress | None, which: str = "") -> Target:
     """The files of a release.
 
-    :param which: which one of many it is, for the progress.
     :raises OverlayError: if it cannot be read.
     """
     with doing(progress, f"reading {package.title} {release}{which}"):

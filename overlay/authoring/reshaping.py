@@ -54,7 +54,7 @@ def needing(files: Files, id_: str, new: str) -> dict[str, bytes] | None:
 def folded(first: Feature, second: Feature, files: Sequence[Files], id_: str) -> dict[str, bytes]:
     """The files of one feature that does what two did, in their order.
 
-    :param first, second: as they are applied; :param files: those of each.
+    :param first, second: as they are applied.
     :param id_: the id of one of them, whose words it keeps.
     """
     features = (first, second)
@@ -146,10 +146,7 @@ def _numbered(names: Sequence[str]) -> Any:
 
 
 def _of_topics(feature: Feature, files: Files, names: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The tests of a feature, each about one topic.
-
-    :param names: topic -> its new name.
-    """
+    """The tests of a feature, each about one topic."""
     tests = []
     for test in parse_toml(files["feature.toml"]).get("upstreamed", []):
         topic = test.get("topic")

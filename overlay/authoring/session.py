@@ -99,7 +99,6 @@ class Session:
     :ivar features: id of each feature that it is about -> fingerprint of that feature's folder when
         it began; empty for a feature that was not there yet.
     :ivar below: the same of the features on whose text an edit was made.
-    :ivar release: the release whose files it holds.
     :ivar patches: of an edit the folder that its feature is written to; of a port those that were
         named beside the shipped one.
     :ivar files: path (``vllm/...``) -> hashes of its texts, of an edit.
@@ -175,7 +174,6 @@ def begin(session: Session, texts: Mapping[str, bytes], base: Mapping[str, bytes
 
     :param session: the ``files`` of an edit are worked out here.
     :param texts: path, or what a port calls the file -> the text to edit.
-    :param base: path -> the text that it is compared with.
     :returns: the session with its files.
     :raises OSError: if it cannot be written; nothing is there then.
     """
@@ -201,7 +199,7 @@ def revise(session: Session, texts: Mapping[str, bytes], base: Mapping[str, byte
     The document is written last, so that whenever this is killed the session is as before, with
     perhaps a file more.
 
-    :param texts: path -> the text to edit; :param base: path -> the text that it is compared with.
+    :param texts: path -> the text to edit.
     """
     for path, data in texts.items():
         now = session.now(path)

@@ -153,8 +153,6 @@ class WebPage:
     """The addresses at which a change is served.
 
     :ivar name: the page that people read, without a secret.
-    :ivar mails: the URL of its mails; ``None`` where only a diff was named.
-    :ivar diff: the URL of its plain diff; ``None`` where only mails were named.
     """
 
     name: str

@@ -152,7 +152,6 @@ def _begun_by(line: str) -> list[Statement]:  # noqa: ARG001 - the cache's key
 def _expect_margin(line: str, margins: list[int]) -> None:
     """Enter or leave blocks, as far in as a statement begins.
 
-    :param margins: those of the open blocks, the outermost first.
     :raises SyntaxError: if a block ends that far in that none began there.
     """
     margin = margin_of(line)

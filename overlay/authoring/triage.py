@@ -90,10 +90,7 @@ class FileFate:
 def sort_files(
     commits: Sequence[Commit], partial: bool, package: Package = VLLM
 ) -> tuple[dict[str, list[IncomingFile]], dict[str, IncomingFile], list[FileFate]]:
-    """Sort the files into those to edit and to add, by path, and the fate of those left out.
-
-    :param partial: leave out what is not a Python module of the package.
-    """
+    """Sort the files into those to edit and to add, by path, and the fate of those left out."""
     _require_package(commits, package)
     sorted_ = _Sorted()
     for commit in commits:

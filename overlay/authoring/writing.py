@@ -54,10 +54,7 @@ _WIDTH = 78
 
 @dataclass(frozen=True)
 class FeatureText:
-    """What ``feature.toml`` of a new feature says.
-
-    :ivar keys: further ones, with values that TOML and JSON have.
-    """
+    """What ``feature.toml`` of a new feature says."""
 
     id: str
     title: str
@@ -87,7 +84,6 @@ class FeatureFolder:
     """A feature's folder, ready to be written.
 
     :ivar files: path below the folder -> bytes.
-    :ivar expected: what its patches must make, once they are read back.
     """
 
     text: FeatureText
@@ -189,8 +185,6 @@ def with_tables(
 def require_change(toml: bytes, after: str, keys: Mapping[str, object], expected: str) -> bytes:
     """A changed ``feature.toml``, if nothing but some keys has changed: its text is not parsed.
 
-    :param keys: key -> what it is now, ``None`` for nothing.
-    :param expected: how its text has to be written.
     :raises UsageError: if more, or less, has changed, as in a text of several lines.
     """
     try:
@@ -216,10 +210,7 @@ def patch_bytes(headers: Mapping[str, str], path: str, hunks: Sequence[Hunk]) ->
 
 
 def render_patch(headers: Mapping[str, str], path: str, hunks: Sequence[Hunk]) -> str:
-    """A patch file of the strict format, which ``git apply`` and ``patch`` take too.
-
-    :param headers: DEP-3 fields in their order; values may have several lines.
-    """
+    """A patch file of the strict format, which ``git apply`` and ``patch`` take too."""
     lines = [line for name, value in headers.items() for line in _header(name, value)]
     if hunks and (whole := hunks[0].whole) is not None:
         return "\n".join([*lines, "---", *_whole_file(path, whole)]) + "\n"
@@ -303,7 +294,6 @@ def check_files(
     """The feature that the files of a folder make, as every command will read it.
 
     :param files: path below the folder -> bytes, ``feature.toml`` included.
-    :param expected: what its patches must make.
     :param shared: the modules beside the folder that features share, as ``Feature.shared_modules``.
     :raises PatchFormatErrors: if the reader refuses it.
     :raises UsageError: if the reader passes over a module, for its name.
@@ -391,10 +381,7 @@ _OWN = frozenset({"feature.toml", "files", "origin"})
 
 
 def expect_id(id_: str, option: str = "") -> None:
-    """Refuse an id that cannot be one.
-
-    :param option: the option that gives it, where one does.
-    """
+    """Refuse an id that cannot be one."""
     what = f"{option} " if option else ""
     if (problem := id_problem(id_)) is not None:
         raise UsageError(f"{what}{problem}, as ids of features are")
@@ -416,8 +403,6 @@ def require_free(
     """Refuse an id that cannot be one, or that is taken, before anything is fetched.
 
     :param update: whether a feature of that id is to be replaced.
-    :param instead: what to do where that feature is meant.
-    :param option: the option that gives the id, where one does.
     """
     expect_id(id_, option)
     other = f"choose another {option or 'id'}"

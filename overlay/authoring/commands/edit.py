@@ -129,8 +129,6 @@ def _opened(
 ) -> EditReport:
     """Begin a session, or lay further files into the one that is in its folder.
 
-    :param fresh: the session without files.
-    :param feature: ``None`` for one that is not there yet; :param features: those at hand.
     :param more: files that are wanted beside those it patches.
     """
     release, package = fresh.release, fresh.package
@@ -201,7 +199,6 @@ def _release(text: str | None, package: Package, feature: Feature | None = None)
     """The release to edit on; by default the newest known one that a feature serves.
 
     :param text: as a bare version or with the name of the package (``vllm-ascend==0.23.0``).
-    :param feature: ``None`` for a new one, which may serve any.
     """
     if text is not None:
         try:
@@ -352,10 +349,7 @@ def _create(
     now: Edited,
     progress: Progress | None,
 ) -> dict[str, Any]:
-    """Make and write a feature that is not there yet.
-
-    :param below: the features that its text is made on; :param now: the session's files.
-    """
+    """Make and write a feature that is not there yet."""
     release, package = session.release, session.package
     source = f"edits of {package.title} {release}"
     text = words(id_, session.notes.get(_TITLE, ""), source, package)
@@ -417,10 +411,7 @@ def _changed(
 def _fits(
     trees: ReleaseTexts, unread: dict[str, str], below: Sequence[Feature], paths: Sequence[str]
 ) -> Callable[[Feature, str], bool]:
-    """Whether a form of the feature lands on a release, in the files that were edited.
-
-    :param unread: takes each release that cannot be read, with the reason.
-    """
+    """Whether a form of the feature lands on a release, in the files that were edited."""
     memo = Memo()
 
     def fits(feature: Feature, release: str) -> bool:

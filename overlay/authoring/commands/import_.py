@@ -81,7 +81,6 @@ def import_change(
     :param releases: as ``--releases`` takes them; default: every known release of the package that
         the change is of: vLLM, or another known one whose modules it edits.
     :param checkout: a checkout of the package with the text that the change was made on.
-    :param partial: leave out what Python alone cannot carry, instead of refusing it.
     :param each: make a feature of each commit, on top of those before; ``id_`` begins their ids.
     :param paths: what the user says about the paths of the change.
     :param onto: the release on which a person places it, in a session of ``port``.

@@ -339,10 +339,7 @@ def feature_at(
     verbatim: bytes,
     syntax: Syntax,
 ) -> Prepared:
-    """The new feature that a change makes, placed on a release, tried on every other.
-
-    :param notes: those of its session.
-    """
+    """The new feature that a change makes, placed on a release, tried on every other."""
     feature = port.feature
     files = [
         TwoTexts(topic.path, topic.before, topic.after)

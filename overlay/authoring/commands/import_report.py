@@ -23,16 +23,7 @@ from overlay.results.invocation import Invocation, absolute
 class ImportReport(Report):
     """What ``import`` made of a foreign change.
 
-    :ivar feature: the id; :ivar title: the subject of the change.
     :ivar files: in the order in which they were judged.
-    :ivar outcomes: release -> how the whole change lands there, oldest first.
-    :ivar releases: the range that the new variants serve; ``None`` where nothing was written.
-    :ivar merged: the first release that has the change itself.
-    :ivar folder: the new feature; ``None`` where nothing was written.
-    :ivar holders: path of an added module -> the releases that have another file of that name.
-    :ivar warnings: what looks wrong although it was written.
-    :ivar context: how much context its hunks keep, where that was chosen.
-    :ivar moved: path -> release -> the file to which upstream moved what is changed in it.
     :ivar prefixes: how paths of the change begin -> how those of the package do.
     :ivar below: the features of the folder on whose text it was made.
     """
@@ -116,10 +107,7 @@ class ImportReport(Report):
 
 @dataclass(frozen=True)
 class SeriesReport(Report):
-    """What ``import --each`` made of several commits: a feature each, on top of each other.
-
-    :ivar imports: in the order of the commits; :ivar placed: those that were placed by hand before.
-    """
+    """What ``import --each`` made of several commits: a feature each, on top of each other."""
 
     _command: ClassVar[str] = "import"
     imports: tuple[ImportReport, ...]
@@ -169,10 +157,7 @@ def series(imports: tuple[ImportReport, ...], placed: tuple[str, ...] = ()) -> S
 
 
 def concluded(summary: Summary, folder: Path | None, by_hand: str) -> Verdict:
-    """The verdict of ``import``.
-
-    :param by_hand: how a person places the change.
-    """
+    """The verdict of ``import``."""
     if summary.problems:
         return Verdict(Code.NOT_PLACED, _not_placed(len(summary.problems)))
     if not carried(summary.files):

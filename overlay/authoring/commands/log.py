@@ -187,7 +187,7 @@ def _merged(feature: Feature, pull: int, folder: Path) -> UpstreamMerge | None:
     if not merges:
         return None
     entry = merges[0]
-    mail = checkout.mails("-1", entry.commit)
+    mail = checkout.mail(entry.commit)
     theirs = sorted(
         (file.path, op + text)
         for commit in read_changes(mail, entry.commit[:9])
@@ -298,7 +298,7 @@ class LoggedRelease(NamedTuple):
 class VariantView(NamedTuple):
     """A variant beside the one that it came from.
 
-    :ivar releases: the range of the variant; :ivar origin: that of the other one.
+    :ivar releases: the range of the variant.
     :ivar difference: of their hunks, as the lines of a diff; none where they are the same.
     """
 

@@ -128,7 +128,6 @@ class _Carrying:
     ) -> Outcome | None:
         """How a port of a feature would land, judged topic by topic from the variant nearest to it.
 
-        :param carried: what is known of a patch and a text.
         :returns: ``None`` where no variant tells the text that it was made on, or the release has
             what the feature is for no more.
         """
@@ -249,7 +248,7 @@ class MatrixRow(NamedTuple):
 class Elsewhere(NamedTuple):
     """The features for another package, which a matrix does not show.
 
-    :ivar features: their ids; :ivar releases: of that package, as ``--releases`` takes them.
+    :ivar releases: of that package, as ``--releases`` takes them.
     """
 
     package: str

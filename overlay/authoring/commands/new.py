@@ -157,14 +157,12 @@ def _report(
 class Workshop:
     """A target that was edited, with what is needed to make a feature of the edits.
 
-    :ivar pristine: the release's own files; :ivar edits: by path.
+    :ivar edits: by path.
     :ivar below: the features that are applied and touch an edited file, in their order.
     :ivar written: path -> what the overlay wrote there, of each edited file that it patched.
-    :ivar stacks: path -> ids of the features that patched it.
-    :ivar features: every feature at hand, in order; :ivar folders: where they come from, in order.
+    :ivar features: every feature at hand, in order.
     :ivar beside: what was changed and is no module; ``None`` where no RECORD tells it.
     :ivar lost: the files that are missing, and of which nobody said that they are to go.
-    :ivar progress: that of the request.
     """
 
     target: Target

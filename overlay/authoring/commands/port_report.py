@@ -181,7 +181,6 @@ def ended(
     """The verdict of ``port --continue`` and of what ends a session.
 
     :param holes: id and release of each hole that is left inside a feature's range.
-    :param emptied: whether nothing of the session's folder is left.
     """
     rest = "" if emptied else f" {session} holds other files and stays."
     if not features:

@@ -156,8 +156,7 @@ def _carry_out(folder: Path, proposals: Sequence[Proposal]) -> None:
 class PruneReport(Report):
     """What ``prune`` proposes, or did.
 
-    :ivar folder: the folder of patches; :ivar releases: the range that is still served.
-    :ivar written: whether it was carried out.
+    :ivar releases: the range that is still served.
     :ivar holds: feature -> why variants stay that no release needs.
     """
 

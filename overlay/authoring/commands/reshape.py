@@ -42,7 +42,6 @@ from overlay.targets.target import Progress
 class ReshapeReport(Report):
     """What became of features that were renamed, folded or split.
 
-    :ivar folder: the folder of patches; :ivar written: ids of the features that were written.
     :ivar removed: ids of those that are no more.
     """
 
@@ -246,7 +245,7 @@ class _Form(NamedTuple):
 class _Work:
     """What all variants of a feature share.
 
-    :ivar earlier: the features that are applied before it; :ivar number: lines of context.
+    :ivar earlier: the features that are applied before it.
     """
 
     porter: Porter
