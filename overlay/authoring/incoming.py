@@ -44,7 +44,6 @@ _SENDER = re.compile(rb"^(?:From|Subject): ", re.MULTILINE | re.IGNORECASE)
 _IN_BODY = re.compile(r"\A\s*^(?:(?:From|Subject|Date): .*\n)+", re.MULTILINE)
 _INDEX = re.compile(r"^index (?P<old>[0-9a-f]{7,64})\.\.[0-9a-f]{7,64}(?: \d+)?\s*$")
 _SUBJECT_PREFIX = re.compile(r"^\s*\[[^\]]*PATCH[^\]]*\]\s*")
-_NO_BLOB = re.compile(r"^0+$")
 #: Where git names the mode of a file before and after; an index line names one that stays.
 _MODE = re.compile(
     r"^(?:(?P<old>old|deleted file) mode|new(?: file)? mode|index \S+) (?P<mode>[0-7]{6})\s*$"
@@ -77,6 +76,9 @@ _OF_PARTS = re.compile(
     rb"^(content-[a-z-]+|mime-version):[^\n]*(?:\n[ \t][^\n]*)*", re.MULTILINE | re.IGNORECASE
 )
 
+
+#: Words in the brackets of ``git diff --word-diff``.
+_WORDS_MARKED = re.compile(r"\[-[^\n]*-\]|\{\+[^\n]*\+\}")
 
 #: How files begin that hold a diff and are no text, each with what helps.
 _NO_TEXT_BEGINS = {
@@ -197,17 +199,12 @@ def read_changes(data: bytes, name: str) -> tuple[Commit, ...]:
     if (count := sum(len(commit.files) for commit in commits)) > MAX_FILES:
         raise UsageError(f"{name}: expected a change of at most {MAX_FILES} files, found {count}")
     if not any(commit.files for commit in commits):
+        forms = (words for pattern, words in _OTHER_FORMS if re.search(pattern, data, re.MULTILINE))
         raise UsageError(
             f"{name}:1: expected a unified diff or mails of `git format-patch`, found "
-            f"{_other_form(data)}"
+            f"{next(forms, 'no file that it changes')}"
         )
     return commits
-
-
-def _other_form(data: bytes) -> str:
-    """What a text is that changes no file, and how to get it as a diff."""
-    forms = (words for pattern, words in _OTHER_FORMS if re.search(pattern, data, re.MULTILINE))
-    return next(forms, "no file that it changes")
 
 
 def _require_whole(data: bytes, name: str) -> None:
@@ -389,25 +386,16 @@ def _files(text: str, name: str, offset: int) -> tuple[IncomingFile, ...]:
     try:
         parsed = PatchSet(lines)
     except UnidiffParseError as error:
+        problem = str(error).strip()
+        if _WORDS_MARKED.search(text):
+            problem = "found one of words: leave out --word-diff"
         raise UsageError(
-            f"{name}:{offset + lines.number}: expected a unified diff: {_problem(error, text)}"
+            f"{name}:{offset + lines.number}: expected a unified diff: {problem}"
         ) from error
     raw = text.split("\n")
     return tuple(
         _with_bytes(_file(entry, name, offset), entry, raw, name, offset) for entry in parsed
     )
-
-
-def _problem(error: Exception, text: str) -> str:
-    if any(map(_marks_words, text.split("\n"))):
-        return "found one of words: leave out --word-diff"
-    return str(error).strip()
-
-
-def _marks_words(line: str) -> bool:
-    """Whether a line has words in the brackets of ``git diff --word-diff``."""
-    marks = (("[-", "-]"), ("{+", "+}"))
-    return any(begin in line and end in line.split(begin, 1)[1] for begin, end in marks)
 
 
 def _with_bytes(
@@ -444,7 +432,7 @@ def _file(entry: PatchedFile, name: str, offset: int) -> IncomingFile:
         hunks=hunks,
         line=offset + int(entry.diff_line_no or 1),
         old_path=source if source != target else None,
-        old_blob=_blob(blobs and blobs["old"]),
+        old_blob=blobs["old"] if blobs and blobs["old"].strip("0") else None,
         source=name,
         mode=mode,
         names=(_name(entry.source_file), _name(entry.target_file)),
@@ -535,10 +523,6 @@ def _require_ends(entry: PatchedFile, name: str, offset: int, is_new: bool) -> N
                     f"{ends[expected]} in {_path(entry.target_file) or _path(entry.source_file)}, "
                     f"found one that ends with {ends[crlf]}; a feature does not change line ends"
                 )
-
-
-def _blob(text: str | None) -> str | None:
-    return None if text is None or _NO_BLOB.match(text) else text
 
 
 def _path(text: str | None) -> str | None:

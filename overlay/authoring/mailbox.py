@@ -88,14 +88,17 @@ def mail(
         b"".join(map(_diff, changes)),
         __version__.encode(),
     )
-    encoding = "8bit"
-    if b"\r" in body or re.search(rb"^From ", body, re.MULTILINE) or not _is_utf8(body):
+    encoding, title = "8bit", feature.title
+    is_utf8 = body.decode(errors="ignore").encode() == body
+    if b"\r" in body or re.search(rb"^From ", body, re.MULTILINE) or not is_utf8:
         encoding, body = "base64", base64.encodebytes(body)
+    if not title.isascii():
+        title = Header(title, "utf-8", maxlinelen=900).encode()
     head = (
         f"From {'0' * 40} Mon Sep 17 00:00:00 2001\n"
         f"From: {formataddr(sender)}\n"
         f"Date: {_day(last_update(headers))}\n"
-        f"Subject: [PATCH{of}] {_encoded(feature.title)}\n"
+        f"Subject: [PATCH{of}] {title}\n"
         "MIME-Version: 1.0\n"
         "Content-Type: text/plain; charset=UTF-8\n"
         f"Content-Transfer-Encoding: {encoding}\n\n"
@@ -141,8 +144,9 @@ def author_of(sender: str) -> str:
 def _key(text: str) -> tuple[str, Any]:
     """A key of a feature.toml and its value; the reader of features judges what it is."""
     name, _, value = text.partition(" ")
+    levels = accumulate((char in "[{") - (char in "]}") for char in value)
     try:
-        if name in KEYS and _depth(value) <= _DEEPEST:
+        if name in KEYS and max(levels, default=0) <= _DEEPEST:
             return name, json.loads(value)
     except (ValueError, RecursionError):
         pass
@@ -150,11 +154,6 @@ def _key(text: str) -> tuple[str, Any]:
         f"{_KEY}: expected one of {', '.join(KEYS)} and its value as JSON, found {text[:60]!r}: "
         "correct that line of the mail, or leave it out"
     )
-
-
-def _depth(text: str) -> int:
-    levels = accumulate((char in "[{") - (char in "]}") for char in text)
-    return max(levels, default=0)
 
 
 def _headers(feature: Feature, release: Version) -> Mapping[str, str]:
@@ -190,18 +189,6 @@ def _diff(change: Change) -> bytes:
 
 def _id(data: bytes | None) -> bytes:
     return (blob_id(data) if data is not None else "0" * 40)[:_DIGITS].encode()
-
-
-def _is_utf8(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _encoded(text: str) -> str:
-    return text if text.isascii() else Header(text, "utf-8", maxlinelen=900).encode()
 
 
 def _day(text: str) -> str:

@@ -291,10 +291,13 @@ class Porter:
         at = dict(zip((added.path for added in feature.added), modules, strict=True))
         conflicting = [path for path, outcome in at.items() if outcome is Outcome.CONFLICT]
         lacking = [path for path, outcome in at.items() if outcome is not Outcome.UPSTREAM]
-        proof = ""
-        problem = (
-            f"{conflicting[0]}: {self._holder(release, conflicting[0])}" if conflicting else None
-        )
+        proof, problem = "", None
+        if conflicting:
+            hidden = self.texts.read(release, conflicting[0]) is None
+            what = (
+                "a package of that name, which hides it" if hidden else "another file of that name"
+            )
+            problem = f"{conflicting[0]}: the release has {what}"
         if all(hunk.outcome is Outcome.UPSTREAM for hunk in hunks) and (hunks or feature.added):
             if not lacking:
                 what = f"{len(hunks)} hunks" if hunks else "of its modules"
@@ -311,12 +314,6 @@ class Porter:
         return FeaturePort(
             feature, release, tuple(topics), modules=modules, evidence=proof, problem=problem
         )
-
-    def _holder(self, release: str, path: str) -> str:
-        """What a release has in the place of an added module."""
-        if self.texts.read(release, path) is None:
-            return "the release has a package of that name, which hides it"
-        return "the release has another file of that name"
 
     def _idle(self, feature: Feature, release: str, *, covered: bool) -> tuple[str, str]:
         """What shows that a release has a feature, and what it has no more that the feature is for.
@@ -644,9 +641,6 @@ def _place(names: Sequence[str], release: str) -> int:
     return sum(Version(name) < version for name in names)
 
 
-def _rank(port: TopicPort) -> int:
-    if port.outcome is Outcome.EXACT:
-        return 0
-    if port.conflicts:
-        return 3
-    return 2 if port.review else 1
+def _rank(port: TopicPort) -> tuple[bool, bool, bool]:
+    exact, conflicts = port.outcome is Outcome.EXACT, port.conflicts
+    return not exact, conflicts, port.review and not conflicts

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping
+from dataclasses import astuple
 from pathlib import Path
 
 from overlay.authoring.git import environment, run
@@ -44,7 +45,11 @@ def propose(
     watched = tuple(watched)
     before = _state(watched)
     with tempfile.TemporaryDirectory(prefix="overlay-resolve-") as folder:
-        files = _write_texts(Path(folder), texts, Path(path).name)
+        names = zip(("base", "yours", "release", "result"), astuple(texts), strict=True)
+        contents = {Path(folder, f"{part}-{Path(path).name}"): data for part, data in names}
+        for file, data in contents.items():
+            file.write_bytes(data)
+        files = list(contents)
         inputs = _state([Path(folder)], without=files[3])
         _run([*_words(command), *map(str, files)], Path(folder), command, seconds)
         if _state(watched) != before:
@@ -57,8 +62,8 @@ def propose(
                 f"{command}: expected it to write {files[3].name} alone, found other changes; "
                 "nothing of it is taken over"
             )
-        data = read_regular(files[3], _LIMIT, follow=False)
-    return checked(data, command, path)
+        result = read_regular(files[3], _LIMIT, follow=False)
+    return checked(result, command, path)
 
 
 def checked(data: bytes | None, command: str, path: str) -> bytes:
@@ -139,21 +144,6 @@ def _words(command: str) -> list[str]:
     if os.sep in words[0]:  # it runs in another folder than the one that it was named in
         words[0] = os.path.abspath(words[0])
     return words
-
-
-def _write_texts(folder: Path, texts: Conflict, name: str) -> tuple[Path, Path, Path, Path]:
-    files = []
-    for part, data in (
-        ("base", texts.base),
-        ("yours", texts.yours),
-        ("release", texts.release),
-        ("result", texts.merged),
-    ):
-        file = folder / f"{part}-{name}"
-        file.write_bytes(data)
-        files.append(file)
-    first, second, third, fourth = files
-    return first, second, third, fourth
 
 
 def _run(words: list[str], folder: Path, command: str, seconds: float) -> None:
