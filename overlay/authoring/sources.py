@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +39,14 @@ class ChangeSource:
     data: bytes
     commits: tuple[Commit, ...]
     upstream: str = ""
+
+
+def joined(sources: Sequence[ChangeSource]) -> ChangeSource:
+    """Several sources as one, whose commits are laid on each other in their order."""
+    pages = list(dict.fromkeys(source.upstream for source in sources if source.upstream))
+    commits = tuple(commit for source in sources for commit in source.commits)
+    data = b"".join(source.data for source in sources)
+    return ChangeSource(sources[0].name, data, commits, pages[0] if len(pages) == 1 else "")
 
 
 def read_source(text: str, *, each: bool = False) -> ChangeSource:

@@ -14,7 +14,7 @@ from packaging.version import Version
 from overlay._features.model import Feature, of_package, paths_of
 from overlay.authoring import releases as package_releases
 from overlay.authoring.building import Prepared, StackedTexts
-from overlay.authoring.commands.import_onto import ORIGIN, open_onto, release_of
+from overlay.authoring.commands.import_onto import ORIGIN, open_onto
 from overlay.authoring.commands.import_report import (
     ImportReport,
     SeriesReport,
@@ -31,7 +31,7 @@ from overlay.authoring.incoming import MAX_BYTES, Commit, IncomingFile, read_cha
 from overlay.authoring.landing import Summary
 from overlay.authoring.locating import OWN_BASE, Origin, ReleaseTexts, files_of, release_before
 from overlay.authoring.paths import BY_RELEASES, PathRule, packages_in, path_of, place
-from overlay.authoring.sources import ChangeSource, read_source
+from overlay.authoring.sources import ChangeSource, joined, read_source
 from overlay.authoring.writing import (
     check_folder,
     expect_id,
@@ -101,7 +101,10 @@ def import_change(
     base = None if checkout is None else _origin(checkout, packages[0], request.progress)
     parts = _parts(read, packages, names, paths, request.progress)
     if onto is not None:
-        return _placed_onto(parts, id_, onto, patches, base, partial=partial, update=update)
+        part = _only_part(parts, onto)
+        change, texts, package = joined(part.sources), part.texts, part.package
+        kinds = {"partial": partial, "update": update}
+        return open_onto(change, id_, onto, texts, patches, package, checkout=base, **kinds)
     options = {
         "--base": checkout,
         "--releases": releases,
@@ -124,36 +127,14 @@ def import_change(
     return imports.report(prepared.summary, part, part.sources, below, written)
 
 
-def _placed_onto(
-    parts: Sequence[_Part],
-    id_: str,
-    onto: str,
-    patches: Path,
-    checkout: Origin | None,
-    *,
-    partial: bool,
-    update: bool,
-) -> PortReport:
+def _only_part(parts: Sequence[_Part], onto: str) -> _Part:
     if len(parts) > 1:
         titles = enumeration([part.package.title for part in parts])
         raise UsageError(
             f"--release {onto}: expected a change of one package, found one of {titles}: name the "
             "releases of one of them with --releases, and pass --partial"
         )
-    (part,) = parts
-    release = release_of(onto, part.package)
-    texts = part.texts.with_name(release)
-    return open_onto(
-        part.sources,
-        id_,
-        release,
-        texts,
-        patches,
-        part.package,
-        checkout=checkout,
-        partial=partial,
-        update=update,
-    )
+    return parts[0]
 
 
 def _origin(place: Path, package: Package, progress: Progress | None) -> Origin:
@@ -372,17 +353,17 @@ class _Imports:
         self, part: _Part, sources: Sequence[ChangeSource], id_: str, texts: ReleaseTexts
     ) -> Prepared:
         """The feature that commits of sources make; nothing is written."""
-        pages = list(dict.fromkeys(source.upstream for source in sources if source.upstream))
+        source = joined(sources)
         return prepare(
-            [commit for source in sources for commit in source.commits],
+            source.commits,
             id_,
             texts,
-            source=sources[0].name,
-            verbatim=b"".join(source.data for source in sources),
+            source=source.name,
+            verbatim=source.data,
             today=today(),
             checkout=self.checkout,
             partial=self.partial,
-            upstream=pages[0] if len(pages) == 1 else "",
+            upstream=source.upstream,
             syntax=self.syntax,
             package=part.package,
             context=self.context,
@@ -416,7 +397,7 @@ class _Imports:
 
         :param own: the change, of what the command was given.
         """
-        is_part = sum(len(source.commits) for source in own) < len(part.commits)
+        is_part = len(joined(own).commits) < len(part.commits)
         names, first, last = self.sources, "place it by hand: ", ""
         if is_part or "-" in names:
             names, first = (f"{id_}.patch",), f"{first}save it as {id_}.patch, then "
@@ -447,8 +428,12 @@ def _series(imports: _Imports, parts: Sequence[_Part], id_: str, *, each: bool) 
         entries += of_part
     prepared = [entry.prepared for entry in entries]
     complete = all(e.folder is not None or not carried(e.summary.files) for e in prepared)
-    some = any(entry.folder is not None for entry in prepared)
-    written = _write_all(prepared, imports.patches) if complete and some else {}
+    folders = {entry.folder.text.id: entry.folder for entry in prepared if entry.folder is not None}
+    written: dict[str, Path] = {}
+    if complete and folders:
+        new = [NewFolder(name, folder.all_files()) for name, folder in folders.items()]
+        replace_features(imports.patches, new)
+        written = {name: imports.patches / name for name in folders}
     reports = []
     for part, sources, entry, below in entries:
         folder = written.get(entry.summary.id)
@@ -502,13 +487,6 @@ def _is_placed(folder: Path, commit: Commit) -> bool:
 
 def _changed(file: IncomingFile) -> list[tuple[str, str]]:
     return [line for hunk in file.hunks for line in hunk.lines if line[0] != " "]
-
-
-def _write_all(prepared: Sequence[Prepared], patches: Path) -> dict[str, Path]:
-    folders = [entry.folder for entry in prepared if entry.folder is not None]
-    new = [NewFolder(folder.text.id, folder.all_files()) for folder in folders]
-    replace_features(patches, new)
-    return {folder.text.id: patches / folder.text.id for folder in folders}
 
 
 def _id(prefix: str, number: int, count: int, commit: Commit) -> str:

@@ -67,20 +67,10 @@ ORIGIN = "origin/01.patch"
 _AROUND = 12
 
 
-def release_of(text: str, package: Package) -> str:
-    """The one release that ``--release`` names."""
-    own, names = package_releases.names_in(text, package)
-    if own.name != package.name or len(names) != 1:
-        raise UsageError(
-            f"--release {text}: expected one release of {package.title}, such as 0.26.0"
-        )
-    return names[0]
-
-
 def open_onto(
-    sources: Sequence[ChangeSource],
+    source: ChangeSource,
     id_: str,
-    release: str,
+    onto: str,
     texts: ReleaseTexts,
     patches: Path,
     package: Package,
@@ -89,11 +79,20 @@ def open_onto(
     partial: bool,
     update: bool,
 ) -> PortReport:
-    """Open a session in which a change is placed on a release, or write it where nothing waits."""
+    """Open a session in which a change is placed on a release, or write it where nothing waits.
+
+    :param onto: the release, as ``--release`` takes it.
+    """
+    own, names = package_releases.names_in(onto, package)
+    if own.name != package.name or len(names) != 1:
+        raise UsageError(
+            f"--release {onto}: expected one release of {package.title}, such as 0.26.0"
+        )
+    (release,) = names
+    texts = texts.with_name(release)
     place = session_folder(release, package)
     expect_no_session(place)
-    commits = [commit for source in sources for commit in source.commits]
-    edits, added, _ = sort_files(commits, partial, package)
+    edits, added, _ = sort_files(source.commits, partial, package)
     files: list[Placeable] = []
     problems: list[tuple[str, str]] = []
     for path, parts in edits.items():
@@ -110,13 +109,10 @@ def open_onto(
         raise UsageError("\n".join(told_once(problems)))
     bases = [file.base for file in files]
     stuck = {file.base.path: file.text for file in files if file.text is not None}
-    pages = list(dict.fromkeys(source.upstream for source in sources if source.upstream))
-    page = pages[0] if len(pages) == 1 else ""
-    words = words_of(commits, id_, sources[0].name, today(), page, package)
+    words = words_of(source.commits, id_, source.name, today(), source.upstream, package)
     contents = {path: added_content(file) for path, file in added.items()}
-    verbatim = b"".join(source.data for source in sources)
     topics = [EditedFile(base, compose_file(base.path, base.before, base.after)) for base in bases]
-    folder = own_feature(topics, contents, words, verbatim)
+    folder = own_feature(topics, contents, words, source.data)
     notes = {
         "origin": words.origin,
         "author": words.author,
@@ -139,7 +135,7 @@ def open_onto(
         topics=tuple(replace(t, problem=why) if t.path in stuck else t for t in port.topics),
     )
     if not (port.conflicts or port.review):
-        prepared = feature_at(port, notes, texts, verbatim, syntax)
+        prepared = feature_at(port, notes, texts, source.data, syntax)
         if prepared.folder is not None:
             written = write_once(prepared.folder, notes)
             return PortReport(placed(written, prepared.summary.releases, None), (port,))
