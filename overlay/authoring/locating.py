@@ -335,7 +335,9 @@ def _guess(file: IncomingFile, fits: Sequence[_Fit], texts: ReleaseTexts) -> Bas
         return None
     nearest = min(lacking, key=lambda fit: _moved_lines(fit.base.before, file.hunks))
     order = list(texts.names).index
-    since = _first_with(nearest, texts, order(str(lacking[-1].base.release)) + 1)
+    numbers = range(order(str(lacking[-1].base.release)) + 1, len(texts.names))
+    read = ((number, texts.read(texts.names[number], file.path)) for number in numbers)
+    since = next((number for number, data in read if _has_much(data, nearest.hunks)), None)
     older = [
         fit
         for fit in lacking
@@ -368,22 +370,13 @@ def _in_the_same_places(hunks: Sequence[Hunk], before: bytes, other: bytes) -> b
     )
 
 
-def _first_with(fit: _Fit, texts: ReleaseTexts, begin: int) -> int | None:
-    """The index, from one on, of the first release that has the change, or much of each hunk."""
-    for number, release in enumerate(texts.names[begin:], begin):
-        data = texts.read(release, fit.base.path)
-        if data is not None and fit.hunks and _has_much(data, fit.hunks):
-            return number
-    return None
-
-
-def _has_much(data: bytes, hunks: Sequence[Hunk]) -> bool:
+def _has_much(data: bytes | None, hunks: Sequence[Hunk] | None) -> bool:
     """Whether a text has the post-image or most new lines of every hunk."""
+    if data is None or not hunks or not any(map(new_lines, hunks)):
+        return False
     try:
         text = ScopedText.read(data)
     except (TextError, UnparsableError):
-        return False
-    if not any(map(new_lines, hunks)):
         return False
     for hunk in hunks:
         lines = [text.lines[place.start : place.stop] for place in text.scopes.get(hunk.scope, ())]
@@ -527,7 +520,8 @@ def _from_checkout(file: IncomingFile, checkout: Origin) -> Base | None:
         data = read_origin(checkout, file.path)
     after: bytes | None = None
     if data is not None and file.binary is not None:
-        after = _of_id(data, file)
+        is_it = blob_id(data).startswith(file.old_blob or "-")
+        after = following_bytes(data, file) if is_it else None
     elif data is not None:
         after = (replay if by_id else _by_content)(data, file.hunks)
     if data is None or after is None:
@@ -537,13 +531,6 @@ def _from_checkout(file: IncomingFile, checkout: Origin) -> Base | None:
     if fit is not None and not _with_common(fit, [fit]).lacks_it():
         return None  # a checkout of a later commit: it has the change
     return Base(file.path, None, data, after, by_id)
-
-
-def _of_id(data: bytes, file: IncomingFile) -> bytes | None:
-    """What other bytes make of a file, if it is the one whose place they take."""
-    if not blob_id(data).startswith(file.old_blob or "-"):
-        return None
-    return following_bytes(data, file)
 
 
 def files_of(origin: Origin) -> ReadBy:

@@ -343,15 +343,12 @@ class Pruner:
         """Whether both are served, no known release is between them, and neither is retired."""
         if older.patch.path != newer.patch.path or older.patch.retired or newer.patch.retired:
             return False
-        if not all(self._serves(variant) for variant in (older, newer)):
-            return False
+        for variant in (older, newer):
+            inside = {name for name in self.texts.names if Version(name) in variant.releases}
+            if not inside or not inside <= set(self.names):
+                return False
         first, last = older.releases.last, newer.releases.first
         return not any(first < Version(name) < last for name in self.texts.names)
-
-    def _serves(self, variant: Variant) -> bool:
-        """Whether every known release of a variant's range is one that is still served."""
-        inside = [name for name in self.texts.names if Version(name) in variant.releases]
-        return bool(inside) and set(inside) <= set(self.names)
 
 
 @dataclass(frozen=True)
@@ -369,19 +366,16 @@ class _Answer:
     def kept_by(self, after: _Answer, healed: str | None = None) -> bool:
         """Whether nothing changes but that features which need nobody there are not named."""
         missing_ids = self.states.keys() - after.states.keys()
-        if healed is not None and healed in after.states and self._heals(healed, after):
-            return self._without(healed) == after._without(healed)
+        if healed is not None and healed in after.states:
+            alone, then = self.alone[healed][0], after.alone[healed][0]
+            if alone.needs_attention and then is State.UPSTREAMED:  # by what is remembered
+                return self._without(healed) == after._without(healed)
         return (
             all(self.states[id_] is State.UPSTREAMED or id_ in self.obsolete for id_ in missing_ids)
             and all(after.states[id_] is self.states[id_] for id_ in after.states)
             and all(after.alone[id_] == self.alone[id_] for id_ in after.alone)
             and after.changes == self.changes
         )
-
-    def _heals(self, id_: str, after: _Answer) -> bool:
-        """Whether a feature that needed somebody is upstream's, by what is remembered."""
-        alone, then = self.alone[id_][0], after.alone[id_][0]
-        return alone.needs_attention and then is State.UPSTREAMED
 
     def _without(self, id_: str) -> Mapping[str, tuple[State, tuple[Change, ...]]]:
         return {other: result for other, result in self.alone.items() if other != id_}

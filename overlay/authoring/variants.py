@@ -72,7 +72,8 @@ def _with_variants(
     names: Sequence[str],
     today: str,
 ) -> dict[str, bytes]:
-    ends = {str(end) for t in feature.topics for v in t.variants for end in _ends(v.releases)}
+    spans = [variant.releases for topic in feature.topics for variant in topic.variants]
+    ends = {str(end) for span in spans for end in (span.first, span.last)}
     every = sorted({*names, *ends, *(port.release for port in landed)}, key=Version)
     result = {path: data for path, data in files.items() if not _is_variant(path, feature)}
     for topic in feature.topics:
@@ -180,10 +181,6 @@ def with_base_has(headers: Mapping[str, str], hunks: Sequence[Hunk], base: bytes
     if lines := base_has(hunks, base):
         result["Base-Has"] = "\n".join(lines)
     return result
-
-
-def _ends(span: ReleaseRange) -> tuple[Version, Version]:
-    return span.first, span.last
 
 
 def _is_variant(path: str, feature: Feature) -> bool:

@@ -97,11 +97,12 @@ class FeatureFolder:
 
 def render_toml(text: FeatureText) -> str:
     """``feature.toml`` of a feature."""
-    why = text.why.strip() or text.title
+    why = (text.why.strip() or text.title).replace("\\", "\\\\").replace('"""', '""\\"')
+    why = re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", lambda match: f"\\u{ord(match[0]):04x}", why)
     lines = [
         f"id = {toml_string(text.id)}",
         f"title = {toml_string(text.title)}",
-        f'why = """\n{_multiline(why)}\n"""',
+        f'why = """\n{why}\n"""',
     ]
     if text.package != VLLM:
         lines.append(f"package = {toml_string(text.package.name)}")
@@ -274,11 +275,6 @@ def toml_string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _multiline(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"""', '""\\"')
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", lambda match: f"\\u{ord(match[0]):04x}", escaped)
-
-
 def check_folder(folder: FeatureFolder, syntax: Syntax | None = None) -> Feature:
     """The feature that a folder holds, as every command will read it."""
     return check_files(folder.text.id, folder.all_files(), folder.expected, syntax)
@@ -303,8 +299,14 @@ def check_files(
         beside = {f"{SHARED}/files/{path}": data for path, data in (shared or {}).items()}
         disk.require_inside(id_, files)
         _lay({f"{id_}/{name}": data for name, data in files.items()} | beside, Path(place))
-        feature = _read(Path(place, id_))
-    lost = _modules_lost(feature, files) + _texts_missed(feature, expected, syntax or Memo())
+        errors = ErrorList()
+        feature = read_feature(Path(place, id_), Path(place), "imported", errors)
+        if feature is None or errors:
+            raise PatchFormatErrors(errors)
+    added = {f"files/{module.path}": module.content for module in feature.added}
+    modules = (name for name in files if name.startswith("files/"))
+    lost = [name for name in modules if added.get(name) != files[name]]
+    lost += _texts_missed(feature, expected, syntax or Memo())
     for name in lost:
         if (problem := unread(name)) is not None:
             raise UsageError(f"{id_}: {problem}")
@@ -316,12 +318,6 @@ def check_files(
             "in vllm-overlay"
         )
     return feature
-
-
-def _modules_lost(feature: Feature, files: Mapping[str, bytes]) -> list[str]:
-    added = {f"files/{module.path}": module.content for module in feature.added}
-    modules = (name for name in files if name.startswith("files/"))
-    return [name for name in modules if added.get(name) != files[name]]
 
 
 def _texts_missed(feature: Feature, expected: Sequence[Expected], syntax: Syntax) -> list[str]:
@@ -363,14 +359,6 @@ def _lay(files: Mapping[str, bytes], place: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("xb") as opened:  # which follows no link and replaces nothing
             opened.write(data)
-
-
-def _read(folder: Path) -> Feature:
-    errors = ErrorList()
-    feature = read_feature(folder, folder.parent, "imported", errors)
-    if feature is None or errors:
-        raise PatchFormatErrors(errors)
-    return feature
 
 
 # Whether a feature can be written

@@ -106,7 +106,11 @@ def begin_new(
     if any(feature.id == id_ for feature in everything):
         raise UsageError(f"{id_}: expected no feature of that id, found one; choose another id")
     features = of_package(everything, package)
-    earlier = [each for each in features if not _behind(each, id_, patches)]
+    earlier = [  # those behind the new one are of the same folder
+        each
+        for each in features
+        if each.shipped or each.id <= id_ or not _same(each.origin, patches)
+    ]
     fresh = _fresh(id_, "", name, Path(os.path.abspath(patches)), package)
     notes = {_TITLE: title} if title else {}
     notes |= {} if context is None else {_CONTEXT: str(context)}
@@ -229,11 +233,6 @@ def _at_hand(request: Request, place: Path) -> tuple[Feature, ...]:
 
 def _same(folder: str | Path, other: str | Path) -> bool:
     return os.path.realpath(folder) == os.path.realpath(other)
-
-
-def _behind(feature: Feature, id_: str, patches: Path) -> bool:
-    """Whether a feature is applied after the new one: by its id, in the same folder."""
-    return not feature.shipped and _same(feature.origin, patches) and feature.id > id_
 
 
 # Abort and commit

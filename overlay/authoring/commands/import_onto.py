@@ -8,7 +8,7 @@ holds it (``.base/``), and the change as a feature that serves ``OWN_TEXT`` alon
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -93,20 +93,10 @@ def open_onto(
     place = session_folder(release, package)
     expect_no_session(place)
     edits, added, _ = sort_files(source.commits, partial, package)
-    files: list[Placeable] = []
-    problems: list[tuple[str, str]] = []
-    for path, parts in edits.items():
-        file = placeable(path, parts, texts, release, checkout)
-        if file is None:
-            why = (
-                f"{parts[0].place}: expected {path} in a release, as Python, found none: give the "
-                "text that it was made on with --base, or leave it out of the diff"
-            )
-            problems.append((path, why))
-        else:
-            files.append(file)
-    if problems:
-        raise UsageError("\n".join(told_once(problems)))
+    placeables = {path: placeable(path, edits[path], texts, release, checkout) for path in edits}
+    files = [file for file in placeables.values() if file is not None]
+    if len(files) < len(placeables):
+        raise UsageError("\n".join(told_once(_problems(edits, placeables))))
     bases = [file.base for file in files]
     stuck = {file.base.path: file.text for file in files if file.text is not None}
     words = words_of(source.commits, id_, source.name, today(), source.upstream, package)
@@ -149,6 +139,19 @@ def open_onto(
     folders = [str(patches)] if patches.is_dir() else []
     session = create(place, release, [port], folders, package, change)
     return PortReport(concluded((port,), [release], session, write=True), (port,), session)
+
+
+def _problems(
+    edits: Mapping[str, Sequence[IncomingFile]], placeables: Mapping[str, Placeable | None]
+) -> Iterator[tuple[str, str]]:
+    """Why each file that has no text to be placed in has none."""
+    for path, parts in edits.items():
+        if placeables[path] is None:
+            yield (
+                path,
+                f"{parts[0].place}: expected {path} in a release, as Python, found none: give the "
+                "text that it was made on with --base, or leave it out of the diff",
+            )
 
 
 # Of which text the change is

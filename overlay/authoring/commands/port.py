@@ -35,7 +35,6 @@ from overlay.report.progress import counting
 from overlay.results import Outcome
 from overlay.results.invocation import absolute, command
 from overlay.settings import in_home
-from overlay.targets.target import Progress
 from overlay.untrusted import sha256
 
 
@@ -68,8 +67,8 @@ def port(
     features = request.authored(package, everything)
     own = _select(request, features)
     names = known_names(targets, package)
-    porter = make_porter(names, package, request.progress)
-    porter.context = context
+    texts = package_releases.texts_of(names, package, request.progress)
+    porter = Porter(texts, Memo(), context)
     for name in set(targets) - set(package_releases.names_of(package)):
         porter.texts.open(name)  # memory would answer for a release that nobody has
     ports: list[FeaturePort] = []
@@ -161,13 +160,6 @@ def _carried(
         ):
             current = replace(current, merged=Version(since))
         yield replace(port, feature=feature)
-
-
-def make_porter(
-    names: Sequence[str], package: Package = VLLM, progress: Progress | None = None
-) -> Porter:
-    """A porter that reads the named releases from the cache or the package index."""
-    return Porter(package_releases.texts_of(names, package, progress), Memo())
 
 
 def known_names(targets: Sequence[str], package: Package = VLLM) -> tuple[str, ...]:

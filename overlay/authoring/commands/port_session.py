@@ -13,6 +13,7 @@ from packaging.version import Version
 from overlay._features.folder import holes as holes_of
 from overlay._features.model import Feature
 from overlay.authoring import disk
+from overlay.authoring import releases as package_releases
 from overlay.authoring import session as sessions
 from overlay.authoring.commands.import_onto import (
     change_in,
@@ -24,7 +25,6 @@ from overlay.authoring.commands.import_onto import (
 from overlay.authoring.commands.port import (
     folder_of,
     known_names,
-    make_porter,
     write_ports,
 )
 from overlay.authoring.commands.port_report import (
@@ -63,6 +63,7 @@ from overlay.authoring.session import (
 from overlay.commands.request import Request
 from overlay.errors import UsageError
 from overlay.planning.attempt import Texts, attempt
+from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
 from overlay.results import Outcome
@@ -103,11 +104,11 @@ class Resolving:
         at_hand = {feature.id: feature for feature in self.features}
         _expect_features(self.session, at_hand, trusting=trusting)
         self.names = known_names([self.session.release], self.session.package)
-        self.porter: Porter = make_porter(self.names, self.session.package, request.progress)
+        session = self.session
+        texts = package_releases.texts_of(self.names, session.package, request.progress)
         if change is not None:
-            session = self.session
-            texts = with_own_text(self.porter.texts, lambda path: session.now(f"{BASE}/{path}"))
-            self.porter = Porter(texts, self.porter.syntax)
+            texts = with_own_text(texts, lambda path: session.now(f"{BASE}/{path}"))
+        self.porter = Porter(texts, Memo())
         self.ports = tuple(self._port(id_) for id_ in self.session.features)
 
     def _port(self, id_: str) -> FeaturePort:
