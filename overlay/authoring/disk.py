@@ -376,10 +376,7 @@ def remove_session(folder: Path, document: str, own: Collection[str]) -> bool:
 
 
 def sync(path: str | Path, folder: int | None = None) -> None:
-    """Bring a folder's names to the disk, where its file system can.
-
-    :param folder: the open folder that ``path`` lies in; ``None``: the working folder.
-    """
+    """Bring a folder's names to the disk, where its file system can."""
     opened = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0), dir_fd=folder)
     try:
         os.fsync(opened)

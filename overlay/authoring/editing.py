@@ -8,7 +8,7 @@ these files byte for byte.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from packaging.version import Version
@@ -153,7 +153,6 @@ _Texts = tuple[bytes, "bytes | None"]
 class Edited:
     """What a session holds when it is committed.
 
-    :ivar release: the session's release.
     :ivar base: path -> the text without the feature; ``None`` for what is not in the release.
     :ivar now: path -> the present text; ``None`` where the file was removed.
     :ivar changed: the paths whose text is another one than was laid out, in order.
@@ -174,7 +173,6 @@ class CommittedFolder:
     """A feature's folder after an edit, not written yet.
 
     :ivar files: path below the folder -> bytes; ``None`` for those that go.
-    :ivar releases: the range that gets the edit.
     :ivar unedited: releases that keep what they had before, oldest first.
     :ivar hunks: path -> the hunks of each edited file; :ivar removed: added modules that go.
     """
@@ -337,7 +335,7 @@ def _topics(
             elif hunks:
                 number = min(number + (10 if number + 10 <= 99 else 1), 99)
                 topics.append(_Topic(topic_name(number, path), path, None, hunks, before))
-    problems += [_emptied(topic, feature) for topic in topics if _leaves_a_hole(topic, feature)]
+    problems += _holes(topics, feature)
     if problems:
         raise UsageError("\n".join(problems))
     return topics
@@ -378,20 +376,17 @@ def _before_last(base: bytes, patches: Sequence[Patch]) -> bytes:
     return text
 
 
-def _leaves_a_hole(topic: _Topic, feature: Feature) -> bool:
-    """Whether a topic loses its change on the session's release and keeps one on others."""
-    own = next((each for each in feature.topics if each.name == topic.name), None)
-    return not topic.hunks and own is not None and len(own.variants) > 1
-
-
-def _emptied(topic: _Topic, feature: Feature) -> str:
-    own = next(each for each in feature.topics if each.name == topic.name)
-    ranges = [str(each.releases) for each in own.variants if each is not topic.variant]
-    return (
-        f"{topic.path}: no change of it is left, while {topic.name} keeps one for "
-        f"{', '.join(ranges)}; a topic has a variant for each release of the feature. Take those "
-        "files away too, or leave a change"
-    )
+def _holes(topics: Sequence[_Topic], feature: Feature) -> Iterator[str]:
+    """Why a topic cannot lose its change on the session's release and keep one on others."""
+    variants = {topic.name: topic.variants for topic in feature.topics}
+    for topic in topics:
+        others = [each for each in variants.get(topic.name, ()) if each is not topic.variant]
+        if others and not topic.hunks:
+            yield (
+                f"{topic.path}: no change of it is left, while {topic.name} keeps one for "
+                f"{', '.join(str(each.releases) for each in others)}; a topic has a variant for "
+                "each release of the feature. Take those files away too, or leave a change"
+            )
 
 
 def _span(topic: _Topic, feature: Feature) -> ReleaseRange:

@@ -54,7 +54,6 @@ def prepare(
 ) -> Prepared:
     """The feature that the commits, laid on each other, make.
 
-    :param id_: the feature's id.
     :param source: what errors and headers call the change; :param verbatim: its own bytes.
     :param upstream: the page of the pull request or commit; by default the subject may tell it.
     """

@@ -77,9 +77,6 @@ _OF_PARTS = re.compile(
 )
 
 
-#: Words in the brackets of ``git diff --word-diff``.
-_WORDS_MARKED = re.compile(r"\[-[^\n]*-\]|\{\+[^\n]*\+\}")
-
 #: How files begin that hold a diff and are no text, each with what helps.
 _NO_TEXT_BEGINS = {
     b"\xff\xfe": "UTF-16, as PowerShell writes it: git diff --output=FILE writes bytes",
@@ -387,7 +384,7 @@ def _files(text: str, name: str, offset: int) -> tuple[IncomingFile, ...]:
         parsed = PatchSet(lines)
     except UnidiffParseError as error:
         problem = str(error).strip()
-        if _WORDS_MARKED.search(text):
+        if any(map(_marks_words, text.split("\n"))):
             problem = "found one of words: leave out --word-diff"
         raise UsageError(
             f"{name}:{offset + lines.number}: expected a unified diff: {problem}"
@@ -396,6 +393,12 @@ def _files(text: str, name: str, offset: int) -> tuple[IncomingFile, ...]:
     return tuple(
         _with_bytes(_file(entry, name, offset), entry, raw, name, offset) for entry in parsed
     )
+
+
+def _marks_words(line: str) -> bool:
+    """Whether a line has words in the brackets of ``git diff --word-diff``."""
+    marks = (("[-", "-]"), ("{+", "+}"))
+    return any(begin in line and end in line.split(begin, 1)[1] for begin, end in marks)
 
 
 def _with_bytes(

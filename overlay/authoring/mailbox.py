@@ -75,8 +75,6 @@ def mail(
     """One feature as a mail.
 
     :param changes: what it makes of the texts that the mails before leave.
-    :param number: its place among ``total`` mails, from 1.
-    :param keys: those of its feature.toml of ``KEYS``.
     """
     headers = _headers(feature, release)
     of = f" {number}/{total}" if total > 1 else ""

@@ -139,7 +139,7 @@ def matches(before: Sequence[str], after: Sequence[str]) -> dict[int, int]:
 def gaps(pairs: Mapping[int, int], before: int, after: int) -> Iterator[tuple[range, range]]:
     """The runs of lines that an edit changed, in the text before and in the one after.
 
-    :param pairs: the lines that it kept; :param before: how many lines that text has.
+    :param pairs: the lines that it kept.
     """
     for (a, b), (next_a, next_b) in pairwise([(-1, -1), *sorted(pairs.items()), (before, after)]):
         if next_a - a > 1 or next_b - b > 1:

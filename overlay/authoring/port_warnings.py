@@ -34,8 +34,6 @@ def port_warnings(
 
     Names that the added lines use, the base has and the release lacks; scopes whose parameters or
     whose number of returned values changed since the base; lines that both sides changed.
-
-    :param origin: the text of the base; :param before: the text of the release.
     """
     try:
         base, release = texts.source(origin).lines, texts.source(before).lines

@@ -16,7 +16,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from overlay._features.model import Feature, Hunk, Patch, PortedWay, Topic, Variant
+from overlay._features.model import Feature, Hunk, PortedWay, Topic, Variant
 from overlay.authoring.carry import Carried, CarriedHunk, all_as, carry
 from overlay.authoring.composing import CONTEXT, NotComposable, compose, contexts_from
 from overlay.authoring.following import Moved, follow, follow_each
@@ -227,16 +227,6 @@ class FeaturePort:
             "written": self.written,
         }
         return {name: plain(value) for name, value in fields.items()}
-
-
-def as_patch(port: TopicPort) -> Patch:
-    """The patch of the hunks that were made for the release.
-
-    :raises ValueError: if none were made.
-    """
-    if port.new_hunks is None:
-        raise ValueError(f"{port.topic}: no hunks were made")
-    return port.variant.patch._replace(hunks=port.new_hunks)
 
 
 @dataclass

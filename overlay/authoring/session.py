@@ -103,7 +103,6 @@ class Session:
         named beside the shipped one.
     :ivar files: path (``vllm/...``) -> hashes of its texts, of an edit.
     :ivar notes: further facts of an edit, or of a port that places a foreign change, as texts.
-    :ivar package: whose release it is.
     :ivar waiting: what a port waits for, in the order of the series.
     """
 
@@ -172,8 +171,6 @@ def features_of(waiting: Iterable[Waiting]) -> dict[str, str]:
 def begin(session: Session, texts: Mapping[str, bytes], base: Mapping[str, bytes]) -> Session:
     """Make a session's folder, whole or not at all.
 
-    :param session: the ``files`` of an edit are worked out here.
-    :param texts: path, or what a port calls the file -> the text to edit.
     :returns: the session with its files.
     :raises OSError: if it cannot be written; nothing is there then.
     """

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 class ChangeSource:
     """One source of an import.
 
-    :ivar name: what errors and headers call it.
     :ivar data: the bytes that ``commits`` were read from, which ``origin/`` keeps.
     :ivar upstream: the page of the pull request or commit that it is; empty for any other source.
     """

@@ -81,10 +81,7 @@ class Expected(NamedTuple):
 
 @dataclass(frozen=True)
 class FeatureFolder:
-    """A feature's folder, ready to be written.
-
-    :ivar files: path below the folder -> bytes.
-    """
+    """A feature's folder, ready to be written."""
 
     text: FeatureText
     files: Mapping[str, bytes] = field(default_factory=dict)

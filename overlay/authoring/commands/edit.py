@@ -67,7 +67,6 @@ def begin(
     """Begin a session in ``./ID@RELEASE``, or lay further files into the one that is there.
 
     :param release: the release whose files are edited; default: the newest that the feature serves.
-    :param more: further files of that release (``vllm/...``) to edit.
     """
     features = request._replace(features=(id_,)).load()
     feature = find_feature(features, id_)

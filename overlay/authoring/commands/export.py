@@ -85,7 +85,6 @@ def export(
     """Features as a mailbox, one mail each, on each other in their order.
 
     :param release: default: the newest known one that all of them serve.
-    :param output: default: standard output.
     """
     request = request.of_ids(ids)
     features = request.select(request.at_hand())

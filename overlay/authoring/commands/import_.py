@@ -80,10 +80,6 @@ def import_change(
         ``CHECKOUT@A..B``; laid on each other in their order.
     :param releases: as ``--releases`` takes them; default: every known release of the package that
         the change is of: vLLM, or another known one whose modules it edits.
-    :param checkout: a checkout of the package with the text that the change was made on.
-    :param each: make a feature of each commit, on top of those before; ``id_`` begins their ids.
-    :param paths: what the user says about the paths of the change.
-    :param onto: the release on which a person places it, in a session of ``port``.
     :raises UsageError: if a source is not a diff, holds what no feature can carry, or nothing that
         one would (only tests and documentation).
     """
@@ -164,7 +160,6 @@ def _origin(place: Path, package: Package, progress: Progress | None) -> Origin:
 class _Part:
     """What a change does to one package, with the paths of that.
 
-    :ivar texts: the releases that a feature of it may serve.
     :ivar prefixes: what precedes the package in the paths of the change -> what it is.
     """
 
@@ -393,10 +388,7 @@ class _Imports:
         )
 
     def by_hand(self, part: _Part, own: Sequence[ChangeSource], id_: str, release: str) -> str:
-        """How a person places a change on a release, in a part of a sentence.
-
-        :param own: the change, of what the command was given.
-        """
+        """How a person places a change on a release, in a part of a sentence."""
         is_part = len(joined(own).commits) < len(part.commits)
         names, first, last = self.sources, "place it by hand: ", ""
         if is_part or "-" in names:

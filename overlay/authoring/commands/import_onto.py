@@ -147,11 +147,11 @@ def _problems(
     """Why each file that has no text to be placed in has none."""
     for path, parts in edits.items():
         if placeables[path] is None:
-            yield (
-                path,
+            why = (
                 f"{parts[0].place}: expected {path} in a release, as Python, found none: give the "
-                "text that it was made on with --base, or leave it out of the diff",
+                "text that it was made on with --base, or leave it out of the diff"
             )
+            yield path, why
 
 
 # Of which text the change is
@@ -315,10 +315,7 @@ def change_in(session: Session) -> Feature | None:
 
 
 def with_own_text(texts: ReleaseTexts, own: Callable[[str], bytes | None]) -> ReleaseTexts:
-    """The releases, and the text that a change was made on, which comes first.
-
-    :param own: reads a file of that text.
-    """
+    """The releases, and the text that a change was made on, which comes first."""
     tree = ReadBy(own)
     return ReleaseTexts(
         (OWN_TEXT, *texts.names), lambda name: tree if name == OWN_TEXT else texts.open(name)

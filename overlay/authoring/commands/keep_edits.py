@@ -35,8 +35,6 @@ def keep(request: Request, targets: Sequence[Target], keep_as: Keep) -> Kept:
 
     A feature is for one package.  Where several were edited, all but one of them must have features
     at hand that hold their edits.
-
-    :param targets: the packages, at least one.
     """
     expect_id(keep_as.id, "--keep-as")
     workshops, notes = _surveyed(request, targets)

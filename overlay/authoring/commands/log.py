@@ -45,12 +45,7 @@ def log(
     upstream: Path | None = None,
     variants: bool = False,
 ) -> LogReport:
-    """The state of a feature on every release, who made its variants, and what upstream has of it.
-
-    :param span: releases as ``--releases`` takes them; default: all.
-    :param upstream: a git checkout of vLLM in which the upstream pull request is looked for.
-    :param variants: whether each variant is shown beside the one that it came from.
-    """
+    """The state of a feature on each release, who made its variants, what upstream has of it."""
     own_request = request.of_ids((id_,))
     features = own_request.at_hand()
     (feature,) = own_request.select(features)
@@ -298,7 +293,6 @@ class LoggedRelease(NamedTuple):
 class VariantView(NamedTuple):
     """A variant beside the one that it came from.
 
-    :ivar releases: the range of the variant.
     :ivar difference: of their hunks, as the lines of a diff; none where they are the same.
     """
 
@@ -314,7 +308,6 @@ class UpstreamMerge(NamedTuple):
     :ivar first: the first release that has its commit; ``None`` where no tag tells.
     :ivar others: subjects of further commits that name the pull request, such as reverts.
     :ivar difference: a diff of the changed lines, as carried and as merged.
-    :ivar differing: how many changed lines only one of them has.
     """
 
     pull: int

@@ -42,10 +42,7 @@ _CARRIED = (State.INAPPLICABLE, State.PARTIAL, State.DRIFTED, State.MISSING)
 
 
 def matrix(request: Request, span: str | None = None) -> MatrixReport:
-    """Every feature for a package on every release of it, and the ids of those for others.
-
-    :param span: releases as ``--releases`` takes them; default: all.
-    """
+    """Every feature for a package on every release of it, and the ids of those for others."""
     names = releases("all" if span is None else span)
     package = package_of(names)
     every = request.at_hand()
@@ -246,10 +243,7 @@ class MatrixRow(NamedTuple):
 
 
 class Elsewhere(NamedTuple):
-    """The features for another package, which a matrix does not show.
-
-    :ivar releases: of that package, as ``--releases`` takes them.
-    """
+    """The features for another package, which a matrix does not show."""
 
     package: str
     features: tuple[str, ...]
@@ -258,10 +252,7 @@ class Elsewhere(NamedTuple):
 
 @dataclass(frozen=True)
 class MatrixReport(Report):
-    """Every feature for one package on every release of it.
-
-    :ivar elsewhere: what features there are for other packages.
-    """
+    """Every feature for one package on every release of it."""
 
     _command: ClassVar[str] = "log"
     _key: ClassVar[str] = "matrix"

@@ -133,10 +133,7 @@ def _report(
     span: str | None,
     **more: Any,
 ) -> NewReport:
-    """What was made of edits.
-
-    :param span: the range that the feature serves.
-    """
+    """What was made of edits."""
     return NewReport(
         made_new(id_, files, folder, span, workshop.left_out),
         id_,
@@ -321,8 +318,6 @@ def feature_of(
     """The feature that makes the edits of a target, tried on releases; nothing is written.
 
     :param patches: the folder of patches that it is for: the order of features depends on it.
-    :param releases: those that it may serve; the target's own is always one.  Default: those that
-        are known of its package.
     """
     release, package = str(workshop.release), workshop.target.package
     files = [TwoTexts(edit.path, workshop.base(edit), edit.now) for edit in workshop.edits]
@@ -364,10 +359,7 @@ def made_of(
 
 
 def words(id_: str, title: str, source: str, package: Package = VLLM) -> Words:
-    """What a feature that is made of edits says about itself.
-
-    :param source: where the edits were made.
-    """
+    """What a feature that is made of edits says about itself."""
     return Words(
         id_,
         title or id_.replace("-", " ").capitalize(),
@@ -383,10 +375,7 @@ def words(id_: str, title: str, source: str, package: Package = VLLM) -> Words:
 def readable(
     own: str, tree: Tree, candidates: Sequence[str], package: Package, progress: Progress | None
 ) -> tuple[ReleaseTexts, dict[str, str]]:
-    """The releases to try; those that cannot be read are left out, with the reason.
-
-    :param own: the release on which the edits were made, and ``tree`` its files.
-    """
+    """The releases to try; those that cannot be read are left out, with the reason."""
     trees: dict[str, Tree] = {own: tree}
     unread: dict[str, str] = {}
     for number, name in enumerate(candidates, 1):

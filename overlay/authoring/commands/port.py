@@ -52,13 +52,10 @@ def port(
 
     :param releases: as ``--releases`` takes them; a bare version is one of the package of the
         features that are named.
-    :param write: write what lands exactly, and what upstream has, into the patches folders.
-    :param accept_merged: write what was merged, too.
     :param session: the folder to be made for what waits for a person, where one release is named;
         default: ``port-RELEASE`` in the working folder.
     :param context: how many lines of context merged hunks keep; default: as many as those of the
         variant have.
-    :param lay_out: whether to make that folder.
     """
     everything = request.load()
     package, targets = package_releases.names_in(releases, request.package(everything))

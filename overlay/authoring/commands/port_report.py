@@ -194,10 +194,7 @@ def ended(
 def placed(
     folder: Path, releases: ReleaseRange | None, session: Path | None, *, emptied: bool = True
 ) -> Verdict:
-    """The verdict of a foreign change that was placed and written as a feature.
-
-    :param session: the session that it was placed in; ``None`` where nothing waited.
-    """
+    """The verdict of a foreign change that was placed and written as a feature."""
     rest = "" if emptied or session is None else f" {session} holds other files and stays."
     check = Invocation(patches=(absolute(folder.parent),)).command("check")
     return Verdict(Code.PORTED, f"Wrote {folder} for {releases}; {check} tries it.{rest}")

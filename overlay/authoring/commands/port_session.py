@@ -47,7 +47,7 @@ from overlay.authoring.port_views import (
     placed_before,
     upstream_view,
 )
-from overlay.authoring.porting import FeaturePort, Porter, TopicPort, as_patch
+from overlay.authoring.porting import FeaturePort, Porter, TopicPort
 from overlay.authoring.resolvers import merge_tool, propose
 from overlay.authoring.session import (
     BASE,
@@ -86,7 +86,6 @@ class Key(str, Enum):
 class Resolving:
     """An open session with its features carried again.
 
-    :param folder: as the user named it; ``None``: the only one in the working folder.
     :param trusting: whether features that were changed meanwhile are carried all the same.
     """
 
@@ -326,7 +325,6 @@ def ask(
     """Ask about each file of a session, and write what the answers make, once nothing is left.
 
     :param question: shows a file, and which of how many it is, and gives a key.
-    :param tell: says what a key has done.
     :returns: ``report`` itself where it has no session.
     """
     if report.session is None:
@@ -528,7 +526,7 @@ def _not_landing(port: FeaturePort, syntax: Syntax) -> list[str]:
     for topic in port.topics:
         if topic.new_hunks is None or topic.before is None:
             continue
-        patch = as_patch(topic)
+        patch = topic.variant.patch._replace(hunks=topic.new_hunks)
         name = f"{port.feature.id}/{topic.topic}"
         if topic.by_hand and attempt(patch, topic.before, texts).after != topic.after:
             problems.append(f"{name}: its hunks do not give the edited file byte for byte")

@@ -37,7 +37,6 @@ def prune(
 
     :param oldest: the oldest release that is still served, of one package; default: the oldest
         known one, of every package that the folder has features for.
-    :param write: carry out what is proposed, all of it or nothing.
     """
     if not request.patches:
         raise UsageError(
@@ -156,7 +155,6 @@ def _carry_out(folder: Path, proposals: Sequence[Proposal]) -> None:
 class PruneReport(Report):
     """What ``prune`` proposes, or did.
 
-    :ivar releases: the range that is still served.
     :ivar holds: feature -> why variants stay that no release needs.
     """
 

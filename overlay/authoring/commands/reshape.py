@@ -40,10 +40,7 @@ from overlay.targets.target import Progress
 
 @dataclass(frozen=True)
 class ReshapeReport(Report):
-    """What became of features that were renamed, folded or split.
-
-    :ivar removed: ids of those that are no more.
-    """
+    """What became of features that were renamed, folded or split."""
 
     _command: ClassVar[str] = "edit"
     _key: ClassVar[str] = "reshape"
@@ -243,10 +240,7 @@ class _Form(NamedTuple):
 
 @dataclass(frozen=True)
 class _Work:
-    """What all variants of a feature share.
-
-    :ivar earlier: the features that are applied before it.
-    """
+    """What all variants of a feature share."""
 
     porter: Porter
     feature: Feature
