@@ -355,19 +355,6 @@ def _without_signature(text: str) -> str:
     return text[: ends[-1].start()]
 
 
-class _Counted:
-    """The lines of a text, and the number of the one that was given last."""
-
-    def __init__(self, text: str) -> None:
-        self._lines = StringIO(text, newline="\n")
-        self.number = 0
-
-    def __iter__(self) -> Iterator[str]:
-        for line in self._lines:
-            self.number += 1
-            yield line
-
-
 def _files(text: str, name: str, offset: int) -> tuple[IncomingFile, ...]:
     from unidiff.errors import UnidiffParseError
     from unidiff.patch import PatchSet
@@ -379,16 +366,15 @@ def _files(text: str, name: str, offset: int) -> tuple[IncomingFile, ...]:
             f"{name}:{offset + text.count(chr(10), 0, far.start()) + 1}: expected the numbers of "
             "lines of a file, found one of ten digits or more"
         )
-    lines = _Counted(text)
+    lines = StringIO(text, newline="\n")
     try:
         parsed = PatchSet(lines)
     except UnidiffParseError as error:
         problem = str(error).strip()
         if any(map(_marks_words, text.split("\n"))):
             problem = "found one of words: leave out --word-diff"
-        raise UsageError(
-            f"{name}:{offset + lines.number}: expected a unified diff: {problem}"
-        ) from error
+        number = offset + text.count("\n", 0, lines.tell())
+        raise UsageError(f"{name}:{number}: expected a unified diff: {problem}") from error
     raw = text.split("\n")
     return tuple(
         _with_bytes(_file(entry, name, offset), entry, raw, name, offset) for entry in parsed

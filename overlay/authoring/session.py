@@ -272,8 +272,7 @@ def _files(
     texts: Mapping[str, bytes], base: Mapping[str, bytes], package: Package
 ) -> dict[str, SessionFile]:
     for path in (*texts, *base):
-        if problem := file_problem(path, package):
-            raise ValueError(problem)
+        _expect_path(path, package)
     return {
         path: SessionFile(_hash(base.get(path)), _hash(texts.get(path)))
         for path in sorted({*texts, *base})

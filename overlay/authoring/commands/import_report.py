@@ -55,13 +55,6 @@ class ImportReport(Report):
         """The files that are edited or added, or should have been."""
         return carried(self.files)
 
-    @property
-    def left_out(self) -> dict[str, int]:
-        """How many files were left out, by kind."""
-        fates = [entry.fate for entry in self.files if entry not in self.carried]
-        kinds = [fate.value for fate in fates]
-        return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
-
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
         """The text of the report."""
         read = f"{count(len(self.files), 'file')}, {count(self.commits, 'commit')}: {self.title}"
@@ -71,8 +64,8 @@ class ImportReport(Report):
             yield labelled(0, "paths     ", f"{subject} {after or 'left out'}")
         if self.below:
             yield labelled(0, "on top of ", enumeration(self.below))
-        if self.left_out:
-            kinds = [f"{number} {kind}" for kind, number in self.left_out.items()]
+        if left_out := [each.fate.value for each in self.files if each not in self.carried]:
+            kinds = [f"{left_out.count(kind)} {kind}" for kind in dict.fromkeys(left_out)]
             yield labelled(0, "left out  ", enumeration(kinds))
         for entry in self.carried:
             if entry.problem is not None:

@@ -140,24 +140,17 @@ def concluded(
 def waiting(session: Path, files: tuple[OpenFile, ...]) -> Verdict:
     """The verdict of ``port --show`` and of what leaves a session open."""
     marked = sum(bool(entry.markers) for entry in files)
+    lacking = list(dict.fromkeys(entry.feature for entry in files if entry.file is None))
+    code, goes_on = Code.PORT_CONFLICTS, _on(session, "--continue")
     if marked:
-        return Verdict(
-            Code.PORT_CONFLICTS,
-            f"Action needed: {count(marked, 'file')} with conflicts in {session}: edit, then "
-            f"{_on(session, '--continue')}.",
-        )
-    if missing_files := [entry for entry in files if entry.file is None]:
-        ids = enumeration(list(dict.fromkeys(entry.feature for entry in missing_files)))
-        return Verdict(
-            Code.PORT_CONFLICTS,
-            f"Action needed: the release lacks what {ids} changes: "
-            f"{_on(session, '--retire', 'ID')} or {_on(session, '--skip', 'ID')}.",
-        )
-    return Verdict(
-        Code.PORT_REVIEW,
-        f"Action needed: review {count(len(files), 'file')} in {session}, then "
-        f"{_on(session, '--continue')} takes them as they are.",
-    )
+        text = f"{count(marked, 'file')} with conflicts in {session}: edit, then {goes_on}."
+    elif lacking:
+        ways = f"{_on(session, '--retire', 'ID')} or {_on(session, '--skip', 'ID')}"
+        text = f"the release lacks what {enumeration(lacking)} changes: {ways}."
+    else:
+        code, number = Code.PORT_REVIEW, count(len(files), "file")
+        text = f"review {number} in {session}, then {goes_on} takes them as they are."
+    return Verdict(code, f"Action needed: {text}")
 
 
 def _on(session: Path, *options: str) -> Command:
