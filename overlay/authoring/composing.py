@@ -163,8 +163,8 @@ def compose(
             groups[at + 1][0].old.start if at + 1 < len(groups) else len(old.lines),
         )
         hunk = _hunk(groups[at], room, old, new, contexts)
-        overlaps = bool(hunks) and hunk is not None and _end(hunks[-1]) >= hunk.source_line
-        if hunk is not None and not overlaps:
+        next_line = hunks[-1].source_line + len(hunks[-1].pre) if hunks else 0
+        if hunk is not None and next_line <= hunk.source_line:
             hunks.append(hunk)
             at += 1
         elif at and hunks:
@@ -180,10 +180,6 @@ def compose(
                 "before it and shows afterwards that it is applied"
             )
     return tuple(hunks)
-
-
-def _end(hunk: Hunk) -> int:
-    return hunk.source_line + len(hunk.pre) - 1
 
 
 def close_together(every: Sequence[Block], old: ScopedText, new: ScopedText) -> list[list[Block]]:

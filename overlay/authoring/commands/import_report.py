@@ -158,14 +158,12 @@ def concluded(summary: Summary, folder: Path | None, by_hand: str) -> Verdict:
             Code.NOT_IMPORTED, "Nothing was written: the change has no Python module of vllm/."
         )
     if folder is None:
-        why, modules = "see above", list(summary.holders)
-        if modules:
+        why = f"see above. {by_hand[:1].upper()}{by_hand[1:]}"
+        if modules := list(summary.holders):
             single = "is a file of its own there"
             there = single if len(modules) == 1 else "are files of their own there"
             why = f"{enumeration(modules, most=3)} {there}: give the added module another name"
         text = f"Nothing was written: {summary.id} lands on none of the releases; {why}."
-        if not modules:
-            text = f"{text[:-1]}. {by_hand[:1].upper()}{by_hand[1:]}."
         return Verdict(Code.NOT_IMPORTED, text)
     wrote = f"Wrote {folder} for {summary.releases}"
     if summary.review:

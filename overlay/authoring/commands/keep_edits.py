@@ -134,10 +134,8 @@ def _several(free: Sequence[Workshop], id_: str) -> str:
         f"{workshop.target.package.title}: {enumeration([e.path for e in workshop.edits], most=3)}"
         for workshop in free
     )
-    commands = [
-        str(command("new", "OTHER", "--from-edits", "--releases", _scope(workshop)))
-        for workshop in free[1:]
-    ]
+    scopes = map(_scope, free[1:])
+    commands = [str(command("new", "OTHER", "--from-edits", "--releases", each)) for each in scopes]
     return (
         f"--keep-as {id_}: expected edits of one package, since a feature is for one; found those "
         f"of {enumeration(titles)} ({where}). Run {enumeration(commands)} first: edits that a "

@@ -407,9 +407,14 @@ def table(releases: Sequence[LoggedRelease]) -> Iterator[Line]:
     titles = ("release", "state", "means", "variant", "base", "by", "on")
     rows = [[Span(title, "heading") for title in titles]]
     for entry in releases:
-        release, state, *cells = _cells(entry)
-        styled = Span(state, entry.state.value)
-        rows.append([Span(release), styled, *map(Span, cells)])
+        mark = f" {MARK}" if entry.state.needs_attention else ""
+        cells = (
+            "" if entry.means is None else entry.means.value,
+            *(enumeration(x, most=2) for x in (entry.variants, entry.bases, entry.authors)),
+            max(entry.dates, default=""),
+        )
+        state = Span((entry.word or entry.state.value) + mark, entry.state.value)
+        rows.append([Span(entry.release), state, *map(Span, cells)])
     yield from aligned(rows)
     needy = [
         entry
@@ -425,29 +430,14 @@ def table(releases: Sequence[LoggedRelease]) -> Iterator[Line]:
     ]
     yield from causes(notes, names)
     texts: dict[str, set[str | None]] = {}
-    occurrences: list[tuple[str, str]] = []
     for entry in needy:
         texts.setdefault(entry.cause, set()).add(entry.why)
-    for entry in needy:
-        if len(texts[entry.cause]) == 1 or entry.why is None:
-            occurrences.append((entry.release, entry.why or ""))
-        else:
-            occurrences.append((entry.release, entry.cause))
+    occurrences = [
+        (entry.release, entry.why if len(texts[entry.cause]) == 1 else entry.cause)
+        for entry in needy
+        if entry.why is not None
+    ]
     yield from causes([(release, text) for release, text in occurrences if text], names)
-
-
-def _cells(entry: LoggedRelease) -> tuple[str, ...]:
-    mark = f" {MARK}" if entry.state.needs_attention else ""
-    means = entry.means.value if entry.means is not None else ""
-    return (
-        entry.release,
-        (entry.word or entry.state.value) + mark,
-        means,
-        enumeration(entry.variants, most=2),
-        enumeration(entry.bases, most=2),
-        enumeration(entry.authors, most=2),
-        max(entry.dates, default=""),
-    )
 
 
 def _merge(merge: UpstreamMerge) -> Iterator[Line]:
