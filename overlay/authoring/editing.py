@@ -380,11 +380,11 @@ def _holes(topics: Sequence[_Topic], feature: Feature) -> Iterator[str]:
     """Why a topic cannot lose its change on the session's release and keep one on others."""
     variants = {topic.name: topic.variants for topic in feature.topics}
     for topic in topics:
-        others = [each for each in variants.get(topic.name, ()) if each is not topic.variant]
-        if others and not topic.hunks:
+        rest = [each for each in variants.get(topic.name, ()) if each is not topic.variant]
+        if rest and not topic.hunks:
             yield (
                 f"{topic.path}: no change of it is left, while {topic.name} keeps one for "
-                f"{', '.join(str(each.releases) for each in others)}; a topic has a variant for "
+                f"{', '.join(str(each.releases) for each in rest)}; a topic has a variant for "
                 "each release of the feature. Take those files away too, or leave a change"
             )
 

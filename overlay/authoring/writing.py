@@ -167,17 +167,17 @@ def with_tables(
     toml: bytes,
     replaced: re.Pattern[str],
     tests: Sequence[Mapping[str, Any]],
-    others: Sequence[Mapping[str, Any]] = (),
+    by_hand: Sequence[Mapping[str, Any]] = (),
     expected: str = "each [[upstreamed]] as a table of its own",
 ) -> bytes:
     """``feature.toml`` with tests of what upstream has in the place of some of its tables.
 
-    :param replaced: matches those; :param others: the tests that stay.
+    :param replaced: matches those; :param by_hand: the tests that stay.
     """
     tables = re.split(r"(?m)^(?=\[)", toml.decode("utf-8"))
     rest = "".join(part for part in tables if not replaced.match(part)).rstrip("\n")
     after = "\n".join([rest, *_tests(tests)]) + "\n"
-    return require_change(toml, after, {"upstreamed": [*others, *tests] or None}, expected)
+    return require_change(toml, after, {"upstreamed": [*by_hand, *tests] or None}, expected)
 
 
 def require_change(toml: bytes, after: str, keys: Mapping[str, object], expected: str) -> bytes:
