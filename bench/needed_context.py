@@ -30,10 +30,16 @@ from bench.drawn_changes import draw as draw_whole
 from bench.real_changes import MOST_LINES, RealChange, module_paths, releases, write_figures
 from overlay._features.model import Hunk, Patch
 from overlay.authoring.carry import carry
-from overlay.authoring.composing import Block, NotComposable, blocks_of, close_together, compose
+from overlay.authoring.composing import (
+    Block,
+    NotComposable,
+    ScopedText,
+    blocks_of,
+    close_together,
+    compose,
+)
 from overlay.authoring.context import needed
 from overlay.authoring.locating import ReleaseTexts
-from overlay.authoring.scoped import ScopedText
 from overlay.authoring.variants import base_has
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.scope_cache import Memo

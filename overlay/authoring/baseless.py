@@ -11,6 +11,7 @@ from typing import NamedTuple
 from overlay._features.model import Hunk
 from overlay.authoring.incoming import IncomingFile
 from overlay.authoring.locating import ReleaseTexts, before_it, having, replay, vague_hunk
+from overlay.authoring.merge import occurrences
 from overlay.errors import OverlayError
 from overlay.planning.diff import common_ends
 from overlay.planning.text import SourceText, TextError
@@ -33,7 +34,7 @@ class _Misfit(NamedTuple):
     """Where a hunk that does not fit a text comes nearest to it.
 
     :ivar alike: how many lines of its pre-image are there; :ivar line: 1-based, in the text, the
-        first that differs; :ivar expected: what the hunk has there; :ivar present: what is there.
+        first that differs.
     :ivar around: whether all that differs are lines around the change.
     """
 
@@ -53,13 +54,7 @@ def why(
     checkout: bool,
     by_hand: ByHand,
 ) -> str:
-    """Why an edited file has no base, and what to do, in a sentence.
-
-    :param following: further changes of the file, on top of the first.
-    :param checkout: whether what ``--base`` names was looked at as well.
-    :param by_hand: how to place the change on a release by hand.
-    :raises OverlayError: if a release cannot be read.
-    """
+    """Why an edited file has no base, and what to do, in a sentence."""
     path = file.path
     if (vague := vague_hunk(file, texts)) is not None:
         return (
@@ -191,11 +186,7 @@ def _alike(file: IncomingFile, data: bytes, form: Callable[[str], str]) -> bool:
         lines = [form(text) for text in SourceText.from_bytes(data).lines]
     except TextError:
         return False
-    images = [[form(text) for text in hunk.pre] for hunk in file.hunks]
-    return all(
-        any(lines[at : at + len(image)] == image for at in range(len(lines) - len(image) + 1))
-        for image in images
-    )
+    return all(occurrences(lines, [form(text) for text in hunk.pre]) for hunk in file.hunks)
 
 
 def _overlapping(hunks: Sequence[Hunk]) -> tuple[Hunk, Hunk] | None:

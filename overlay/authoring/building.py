@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from packaging.version import Version
 
-from overlay._features.model import Feature, Hunk, UpstreamPlan
+from overlay._features.model import Feature, Hunk, UpstreamPlan, UpstreamTest
 from overlay.authoring.carry import Carried, carry
 from overlay.authoring.composing import (
     NotComposable,
@@ -33,21 +33,19 @@ from overlay.authoring.landing import (
     not_installed,
     taken_back,
 )
-from overlay.authoring.locating import Base, ReleaseTexts, ReleaseTree
+from overlay.authoring.locating import Base, ReadBy, ReleaseTexts
 from overlay.authoring.port_warnings import names_lost
 from overlay.authoring.triage import FileFate, added_problem, uncompilable
 from overlay.authoring.variants import base_has
 from overlay.authoring.writing import (
-    DerivedTest,
     Expected,
     FeatureFolder,
     FeatureText,
-    render_patch,
+    patch_bytes,
 )
 from overlay.package import VLLM, Package, ReleaseRange, is_module
 from overlay.planning.matching import edits
-from overlay.planning.patched_tree import PatchedTree
-from overlay.planning.planner import Stack, lay
+from overlay.planning.planner import Stack
 from overlay.planning.scopes import Syntax, UnparsableError, find
 from overlay.planning.telling import SHARE, new_lines
 from overlay.planning.text import Edit, SourceText, TextError
@@ -63,7 +61,6 @@ class Prepared:
 
     :ivar folder: ``None`` where nothing can be written; the summary says why.
     :ivar hunks: path -> the hunks of the change in that file, as they were made.
-    :ivar unread: releases that could not be read, with the error, so that they are not served.
     """
 
     summary: Summary
@@ -72,19 +69,11 @@ class Prepared:
     unread: Mapping[str, str] = field(default_factory=dict)
 
 
-def texts_with(features: Sequence[Feature], texts: ReleaseTexts, syntax: Syntax) -> ReleaseTexts:
-    """The files of releases with features applied, as a check has them: those that fit."""
-    return StackedTexts(features, texts, syntax)
-
-
 class StackedTexts(ReleaseTexts):
-    """The files of releases with features on them.
-
-    :ivar own: the releases' own files.
-    """
+    """The files of releases with features on them, as a check has them: those that fit."""
 
     def __init__(self, features: Sequence[Feature], texts: ReleaseTexts, syntax: Syntax) -> None:
-        super().__init__(texts.names, lambda release: _StackTree(self.stack(release).tree))
+        super().__init__(texts.names, lambda release: ReadBy(self.stack(release).tree.current))
         self.own = texts
         self._features, self._syntax = features, syntax
         self._stacks: dict[str, Stack] = {}
@@ -95,25 +84,10 @@ class StackedTexts(ReleaseTexts):
         return StackedTexts(fewer, self.own, self._syntax) if fewer else self.own
 
     def stack(self, release: str) -> Stack:
-        """The features on a release.
-
-        :raises OverlayError: if it cannot be read.
-        """
+        """The features on a release."""
         if release not in self._stacks:
-            tree, record = ReleaseTree(self.own, release), self.own.record(release)
-            version = Version(release)
-            self._stacks[release] = lay(self._features, tree, version, record, self._syntax)
+            self._stacks[release] = self.own.lay(self._features, release, self._syntax)
         return self._stacks[release]
-
-
-@dataclass(frozen=True)
-class _StackTree:
-    """The files of a release with features on it; satisfies ``Tree``."""
-
-    tree: PatchedTree
-
-    def read(self, path: str) -> bytes | None:
-        return self.tree.current(path)
 
 
 @dataclass(frozen=True)
@@ -131,12 +105,7 @@ class EditedFile:
 
 @dataclass(frozen=True)
 class FeatureChange:
-    """What a feature is to do: the files that it edits and adds.
-
-    :ivar added: path -> bytes; :ivar fates: what became of each file of the change.
-    :ivar commits: how many commits it was.
-    :ivar context: how many lines of context its hunks keep; ``None``: as many as they need.
-    """
+    """What a feature is to do: the files that it edits and adds."""
 
     topics: tuple[EditedFile, ...]
     added: Mapping[str, bytes]
@@ -149,10 +118,8 @@ class FeatureChange:
 class Words:
     """What a new feature says about itself.
 
-    :ivar origin: where it comes from, as DEP-3 writes it; :ivar date: ``YYYY-MM-DD``.
-    :ivar package: what it patches.
+    :ivar origin: where it comes from, as DEP-3 writes it.
     :ivar keys: further ones of its feature.toml; ``None`` where nobody said which.
-    :ivar more_headers: further headers of its patches.
     """
 
     id: str
@@ -177,15 +144,23 @@ class Words:
             **self.more_headers,
         }
 
-    def further_keys(self, merged: str | None) -> Mapping[str, Any]:
-        """Further keys of its feature.toml; what comes from upstream waits for a release.
-
-        :param merged: the first release that has it.
-        """
-        if self.keys is not None:
-            return self.keys
+    def text(
+        self, span: ReleaseRange, merged: str | None, topics: Sequence[EditedFile]
+    ) -> FeatureText:
+        """Its feature.toml; what comes from upstream waits for a release."""
         waits = self.upstream or merged is not None
-        return {"reason": (UpstreamPlan.WAITING if waits else UpstreamPlan.LOCAL).value}
+        reason = {"reason": (UpstreamPlan.WAITING if waits else UpstreamPlan.LOCAL).value}
+        return FeatureText(
+            self.id,
+            self.title,
+            self.why,
+            span,
+            self.upstream,
+            merged,
+            derived_tests((t.base.before, t.base.path, t.hunks) for t in topics),
+            self.package,
+            reason if self.keys is None else self.keys,
+        )
 
 
 def build(
@@ -196,16 +171,12 @@ def build(
     syntax: Syntax | None = None,
     progress: Progress | None = None,
 ) -> Prepared:
-    """The feature that makes a change, for every release on which it lands.
-
-    :param texts: the releases that it may serve.
-    :param beside: further files of the folder; :param syntax: as for ``prepare``.
-    """
+    """The feature that makes a change, for every release on which it lands."""
     change, texts = _on_what_it_needs(change, texts)
     syntax = syntax or Syntax()
     contexts = _contexts(change, texts, syntax)
     topics = tuple(
-        _with_base_lines(replace(topic, hunks=contexts[topic.base.path].hunks))
+        replace(topic, hunks=_with_base_lines(contexts[topic.base.path].hunks, topic.base.before))
         for topic in change.topics
     )
     summary = Summary(words.id, words.title, change.commits, change.fates, contexts=contexts)
@@ -242,17 +213,7 @@ def build(
     )
     if run.span is None:
         return Prepared(summary, None, hunks)
-    text = FeatureText(
-        words.id,
-        words.title,
-        words.why,
-        run.span,
-        words.upstream,
-        merged,
-        derived_tests((t.base.before, t.base.path, t.hunks) for t in topics),
-        words.package,
-        words.further_keys(merged),
-    )
+    text = words.text(run.span, merged, topics)
     headers = {**words.headers(), "Base": run.base}
     afters = [result.after for result in carried[run.base]]
     try:
@@ -343,10 +304,7 @@ def _patches(
     texts: ReleaseTexts,
     headers: Mapping[str, str],
 ) -> tuple[dict[str, bytes], list[Expected]]:
-    """The patch files of the edited files, by their names, and what each of them must make.
-
-    :param afters: the base release's texts with the change; :param headers: those of every patch.
-    """
+    """The patch files of the edited files, by their names, and what each of them must make."""
     files: dict[str, bytes] = {}
     expected: list[Expected] = []
     for number, (topic, after) in enumerate(
@@ -367,7 +325,6 @@ def _patches(
 
 
 def _contexts(change: FeatureChange, texts: ReleaseTexts, syntax: Syntax) -> dict[str, FittedHunks]:
-    """By path the hunks of each edited file with the context that they keep."""
     contexts: dict[str, FittedHunks] = {}
     for topic in change.topics:
         base = topic.base
@@ -380,10 +337,9 @@ def _contexts(change: FeatureChange, texts: ReleaseTexts, syntax: Syntax) -> dic
     return contexts
 
 
-def _with_base_lines(topic: EditedFile) -> EditedFile:
-    """An edited file whose hunks know what their base had."""
-    there = tuple(base_has(topic.hunks, topic.base.before))
-    return replace(topic, hunks=tuple(hunk._replace(base_has=there) for hunk in topic.hunks))
+def _with_base_lines(hunks: Sequence[Hunk], before: bytes) -> tuple[Hunk, ...]:
+    there = tuple(base_has(hunks, before))
+    return tuple(hunk._replace(base_has=there) for hunk in hunks)
 
 
 def _patch(
@@ -393,15 +349,16 @@ def _patch(
     texts: ReleaseTexts,
     headers: Mapping[str, str],
 ) -> bytes:
-    """The patch file of one edited file.
+    """The patch file of one edited file; the hunks of a merge are made from its result.
 
-    :param after: the base release's text with the change; :param headers: those of every patch.
+    :raises NotComposable: if the merged text cannot be said in hunks.
     """
-    path = topic.base.path
+    path, own = topic.base.path, topic.hunks
     before = texts.read(run.base, path)
-    own = _hunks_for(topic, run, after, before)
     own_headers = dict(headers)
     if run.review:
+        if before is not None and after is not None:
+            own = compose(before, after, is_data=not is_module(path))
         made_on = topic.base.release or topic.base.origin or "a checkout"
         own_headers["Ported-From"] = f"{made_on} merged"
     # What a guessed base had proves nothing, but such a line has another reason to be there.
@@ -409,16 +366,13 @@ def _patch(
     text = before if topic.base.by_id and before is not None else topic.base.before
     if base_lines := base_has(own if topic.base.by_id else topic.hunks, text):
         own_headers[name] = "\n".join(base_lines)
-    return render_patch(own_headers, path, own).encode("utf-8", "surrogateescape")
+    return patch_bytes(own_headers, path, own)
 
 
 def _carried(
     topics: Sequence[EditedFile], texts: ReleaseTexts, syntax: Syntax, step: Callable[[], None]
 ) -> dict[str, list[Carried]]:
-    """Each topic carried to each release; releases with the same text are judged once.
-
-    :param step: called after each release.
-    """
+    """Each topic carried to each release; releases with the same text are judged once."""
     answers: dict[tuple[int, bytes | None], Carried] = {}
     carried: dict[str, list[Carried]] = {}
     for release in texts.names:
@@ -466,10 +420,7 @@ def _followed(
 
 @dataclass(frozen=True)
 class _Run:
-    """The releases that a new feature's variants serve.
-
-    :ivar base: the release that the hunks are made on.
-    """
+    """The releases that a new feature's variants serve, and the one its hunks are made on."""
 
     span: ReleaseRange | None
     base: str = ""
@@ -510,18 +461,6 @@ def _run(
     return _Run(ReleaseRange(Version(newest), Version(newest)), newest, (newest,))
 
 
-def _hunks_for(
-    topic: EditedFile, run: _Run, after: bytes | None, text: bytes | None
-) -> tuple[Hunk, ...]:
-    """A topic's hunks for the run's variant; those of a merge are made from its result.
-
-    :raises NotComposable: if the merged text cannot be said in hunks.
-    """
-    if not run.review or text is None or after is None:
-        return topic.hunks
-    return compose(text, after, is_data=not is_module(topic.base.path))
-
-
 def _first_with_it(
     outcomes: Mapping[str, Outcome], topics: Sequence[EditedFile], names: Sequence[str]
 ) -> str | None:
@@ -540,7 +479,7 @@ def _first_with_it(
 
 def derived_tests(
     parts: Iterable[tuple[bytes, str, Sequence[Hunk]]],
-) -> tuple[DerivedTest, ...]:
+) -> tuple[UpstreamTest, ...]:
     """The tests by which a release that has a change is recognised: its new lines, by scope.
 
     :param parts: for each file the text that its hunks were made on, its path, and the hunks.
@@ -561,7 +500,7 @@ def derived_tests(
             lines = lines_by_scope.setdefault((path, hunk.scope), [])
             lines += [line for line in new_lines(hunk, base_lines) if line not in lines]
     return tuple(
-        DerivedTest(path, scope, tuple(lines), SHARE)
+        UpstreamTest(path, scope, lines=tuple(lines), share=SHARE)
         for (path, scope), lines in lines_by_scope.items()
         if lines
     )
@@ -594,8 +533,6 @@ def change_of(
     """The change that edits make; the fate of a file that cannot be carried says why.
 
     :param release: the release on whose text, perhaps with features below, the edits were made.
-    :param syntax: answers about texts.
-    :param context: how many lines of context its hunks keep; default: as many as they need.
     """
     topics: list[EditedFile] = []
     fates: list[FileFate] = []
@@ -619,7 +556,6 @@ def change_of(
 def _edited(
     path: str, before: bytes, now: bytes, release: str, syntax: Syntax, context: int | None
 ) -> tuple[FileFate, EditedFile | None]:
-    """An edited file in hunks, or why it cannot be said in them."""
     try:
         hunks = compose_file(path, before, now, contexts_from(context))
     except NotComposable as error:

@@ -12,15 +12,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from itertools import pairwise
+from typing import NamedTuple
 
 from overlay._features.model import FILE_SCOPE, MODULE_SCOPE, Hunk, WholeFile
+from overlay.authoring.composing import ScopedText, with_base
 from overlay.authoring.context import Forms
-from overlay.authoring.merge import Merge, merge
-from overlay.authoring.scoped import ScopedText, with_base
+from overlay.authoring.merge import Lines, Merge, Region, Side, gaps, matches, merge
 from overlay.authoring.statements import merge_statements
-from overlay.authoring.touching import place_touching
+from overlay.planning.code_lines import key_of
 from overlay.planning.matching import edits, final_newline_after
 from overlay.planning.scopes import Scopes, Syntax, UnparsableError
+from overlay.planning.telling import quoted, says_much
 from overlay.planning.text import Edit, SourceText, TextError
 from overlay.planning.upstream import hunk_is_upstream
 from overlay.planning.whole import match_whole
@@ -76,6 +79,11 @@ class Carried:
         return whole_outcome(hunk.outcome for hunk in self.hunks)
 
 
+def all_as(outcome: Outcome, hunks: Sequence[Hunk]) -> tuple[CarriedHunk, ...]:
+    """Hunks of which all have one outcome, in their own scopes."""
+    return tuple(CarriedHunk(hunk, outcome, hunk.scope) for hunk in hunks)
+
+
 def carry(
     base: bytes,
     hunks: Sequence[Hunk],
@@ -86,7 +94,6 @@ def carry(
 ) -> Carried:
     """Carry the hunks that were made on ``base`` to ``target``.
 
-    :param syntax: answers about texts, if they are remembered from elsewhere.
     :param less: let a hunk that conflicts land with less context than it has, for review, at the
         place that a diff of both scopes gives it; the result then has it in that form.
     :raises TextError, UnparsableError: if ``base`` is not readable or not Python.
@@ -94,7 +101,7 @@ def carry(
     if hunks and hunks[0].whole is not None:
         return _carry_whole(hunks[0], hunks[0].whole, target)
     if target is None:
-        return Carried(tuple(CarriedHunk(h, Outcome.MISSING, h.scope) for h in hunks), None)
+        return Carried(all_as(Outcome.MISSING, hunks), None)
     syntax = _OfData() if hunks and hunks[0].scope == FILE_SCOPE else syntax or Syntax()
     origin = SourceText.from_bytes(base)
     scopes = syntax.scopes(base, origin.lines)
@@ -102,8 +109,8 @@ def carry(
         text = SourceText.from_bytes(target)
         now = syntax.scopes(target, text.lines)
     except (TextError, UnparsableError) as error:
-        conflicts = tuple(CarriedHunk(h, Outcome.CONFLICT, h.scope) for h in hunks)
-        return Carried(conflicts, target, f"the file cannot be read: {error}")
+        problem = f"the file cannot be read: {error}"
+        return Carried(all_as(Outcome.CONFLICT, hunks), target, problem)
     origin_text = ScopedText(origin, scopes)
     all_hunks = [with_base(hunk, origin_text) for hunk in hunks]
     here = ScopedText(text, now)
@@ -236,10 +243,7 @@ def _merged(
 def _with_less(
     hunk: Hunk, forms: Forms, target: ScopedText, merged: CarriedHunk
 ) -> tuple[CarriedHunk, SourceText] | None:
-    """A hunk that conflicts and lands with less context, for review, and the text that it leaves.
-
-    :param merged: what the merge makes of it.
-    """
+    """A hunk that conflicts and lands with less context, for review; the text that it leaves."""
     placed = forms.less(hunk, target.source.to_bytes())
     if placed is None:
         return None
@@ -254,10 +258,7 @@ def _with_less(
 def _touching(
     hunk: Hunk, target: ScopedText, merged: CarriedHunk
 ) -> tuple[CarriedHunk, SourceText] | None:
-    """A hunk that conflicts, in upstream's lines that touch its own, and the text that it leaves.
-
-    :param merged: what the merge makes of it.
-    """
+    """A hunk that conflicts, in upstream's lines that touch its own; the text that it leaves."""
     placed = None if merged.merge is None else place_touching(merged.merge)
     place = next(
         (p for p in target.scopes.get(merged.scope, ()) if p.start + 1 == merged.line), None
@@ -291,3 +292,126 @@ def _moved(base_lines: Sequence[str], scope: str, target: ScopedText) -> tuple[s
     if not ranked or (len(ranked) > 1 and ranked[0][0] == ranked[1][0]):
         return scope, None
     return ranked[0][1], ranked[0][2]
+
+
+# Beside what upstream changed, where a merge calls the lines that touch a conflict.  A proposal,
+# which a person reviews with what differs: of lines that touch and were placed so, people kept 20
+# of 35 as they were.  So nothing is placed that upstream may have already, whose place is not one
+# alone, or that takes the place of lines less alike than ``ALIKE``.
+
+#: The least share that each line which the change replaces has in common with upstream's, as
+#: ``difflib`` counts it; and by how much the next likely place has to be less alike.
+ALIKE, APART = 0.9, 0.2
+
+
+class Settlement(NamedTuple):
+    """A merged text.
+
+    :ivar differences: upstream's lines whose place the change takes though it was made on others.
+    """
+
+    lines: Lines
+    differences: tuple[str, ...] = ()
+
+
+class _Edit(NamedTuple):
+    start: int
+    stop: int
+    lines: Lines
+    difference: str = ""
+
+
+def place_touching(merge: Merge) -> Settlement | None:
+    """A merge with the changes of its conflicts in upstream's lines; ``None`` where one has none.
+
+    >>> from overlay.authoring.merge import merge
+    >>> before, ours = ["a = (", "begin", "size=1", ")"], ["a = (", "begin", "size=two", ")"]
+    >>> place_touching(merge(before, ours, ["a = (", "start()", "size=1", ")"])).lines
+    ('a = (', 'start()', 'size=two', ')')
+    """
+    there = {key_of(line) for region in merge.regions for line in region.theirs}
+    lines: list[str] = []
+    differences: list[str] = []
+    for number, region in enumerate(merge.regions):
+        if region.side is not Side.CONFLICT:
+            lines += region.lines
+            continue
+        above = merge.regions[number - 1].theirs[-1:] if number else ()
+        below = merge.regions[number + 1].theirs[:1] if number + 1 < len(merge.regions) else ()
+        placed = _placed(region, above, below, there)
+        if placed is None:
+            return None
+        lines += placed.lines
+        differences += placed.differences
+    return Settlement(tuple(lines), tuple(differences))
+
+
+def _placed(region: Region, above: Lines, below: Lines, there: set[str]) -> Settlement | None:
+    """The lines of one conflict, of whose release ``there`` are all lines, white space aside."""
+    base, theirs = (*above, *region.base, *below), (*above, *region.theirs, *below)
+    edits: list[_Edit] = []
+    ours, before = (*above, *region.ours, *below), set(map(key_of, base))
+    for old, new in gaps(matches(base, ours), len(base), len(ours)):
+        lines = ours[new.start : new.stop]
+        if any(key_of(line) in there - before and says_much(line) for line in lines):
+            return None  # upstream may have it
+        own = base[old.start : old.stop]
+        edit = _replacing(own, lines, theirs) if own else _between(base, old.start, lines, theirs)
+        if edit is None:
+            return None
+        edits.append(edit)
+    edits.sort()
+    if any(edit.stop > other.start for edit, other in pairwise(edits)):
+        return None
+    result = list(theirs)
+    for edit in reversed(edits):
+        result[edit.start : edit.stop] = edit.lines
+    stop = len(result) - len(below)
+    differences = tuple(edit.difference for edit in edits if edit.difference)
+    return Settlement(tuple(result[len(above) : stop]), differences)
+
+
+def _replacing(own: Lines, lines: Lines, theirs: Lines) -> _Edit | None:
+    """The edit that replaces lines where they stand once, or else those most like them."""
+    if not any(map(says_much, own)):
+        return None
+    size = len(own)
+    starts = range(len(theirs) - size + 1)
+    same = [at for at in starts if theirs[at : at + size] == own]
+    if same:
+        return _Edit(same[0], same[0] + size, lines) if len(same) == 1 else None
+    ranked = sorted(((_alike(own, theirs[at : at + size]), at) for at in starts), reverse=True)
+    if not lines or not ranked or ranked[0][0] < ALIKE:
+        return None
+    if len(ranked) > 1 and ranked[0][0] - ranked[1][0] < APART:
+        return None
+    share, at = ranked[0]
+    other = theirs[at : at + size]
+    differing = [pair for pair in zip(other, own, strict=True) if pair[0] != pair[1]]
+    difference = (
+        f"it takes the place of {quoted([line.strip() for line, _ in differing])}, {share:.0%} "
+        f"like {quoted([line.strip() for _, line in differing])}, which it was made on"
+    )
+    return _Edit(at, at + size, lines, difference)
+
+
+def _alike(own: Sequence[str], theirs: Sequence[str]) -> float:
+    """How much the least alike pair of lines has in common: 0 to 1."""
+    return min(
+        SequenceMatcher(None, a.strip(), b.strip(), autojunk=False).ratio()
+        for a, b in zip(own, theirs, strict=True)
+    )
+
+
+def _between(base: Lines, at: int, lines: Lines, theirs: Lines) -> _Edit | None:
+    """The edit that puts lines in beside the one neighbour that still stands there once."""
+    behind = [n + 1 for n, line in enumerate(theirs) if at and line == base[at - 1]]
+    before = [n for n, line in enumerate(theirs) if at < len(base) and line == base[at]]
+    places: set[int] = set()
+    for neighbour, numbers in ((base[at - 1 : at], behind), (base[at : at + 1], before)):
+        if len(numbers) == 1 and any(map(says_much, neighbour)):
+            places.update(numbers)
+    if len(places) != 1:
+        return None
+    (place,) = places
+    return _Edit(place, place, lines)

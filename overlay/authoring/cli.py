@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from overlay.authoring.cli_port import asked
+from overlay.authoring.cli_port import F, asked, context_option
 from overlay.authoring.commands import edit as sessions
 from overlay.authoring.commands import reshape as reshaping
 from overlay.authoring.commands.edit import begin_new
-from overlay.authoring.commands.edit_context import keep_context
 from overlay.authoring.commands.import_ import import_change
 from overlay.authoring.commands.new import new_from_edits
+from overlay.authoring.commands.port_report import PortReport
+from overlay.authoring.commands.reshape import keep_context
 from overlay.authoring.paths import PathRule
-from overlay.authoring.reports.ported import PortReport
 from overlay.cli.group import cli
 from overlay.cli.options import (
     WRITABLE_HELP,
@@ -33,13 +33,20 @@ if TYPE_CHECKING:
     from overlay.report.base import Report
 
 
-#: How many lines of context the hunks of a feature keep.
-_CONTEXT = click.option(
-    "--context",
-    type=click.IntRange(0, 1000),
-    metavar="N",
-    help="Keep N lines of context around each change (default: as many as its place needs).",
+_CONTEXT = context_option(
+    "Keep N lines of context around each change (default: as many as its place needs)."
 )
+
+
+def _release_option(text: str, *names: str) -> Callable[[F], F]:
+    """``--release RELEASE``, which may be called by another name in Python."""
+    return click.option(
+        "--release", *names, metavar="RELEASE", help=text, shell_complete=complete_releases
+    )
+
+
+def _file_option(text: str) -> Callable[[F], F]:
+    return click.option("--file", "files", metavar="PATH", multiple=True, help=text)
 
 
 @cli.command("import")
@@ -47,6 +54,7 @@ _CONTEXT = click.option(
 @click.option("--id", "id_", metavar="ID", required=True, help="The new feature's id.")
 @click.option(
     "--base",
+    "checkout",
     metavar="BASE",
     help="What has the text which it was made on: a checkout, one file of it, or a release "
     "(default: the release that fits).",
@@ -72,27 +80,18 @@ _CONTEXT = click.option(
     default="",
     help="The folder that the paths are relative to, such as vllm/v1 (default: found).",
 )
-@click.option(
-    "--release",
-    "onto",
-    metavar="RELEASE",
-    help="Place it on this release by hand, in ./port-RELEASE, where it lands on none.",
-    shell_complete=complete_releases,
+@_release_option(
+    "Place it on this release by hand, in ./port-RELEASE, where it lands on none.", "onto"
 )
 @asks
 def import_(
     request: Request,
     sources: tuple[str, ...],
     id_: str,
-    base: str | None,
-    releases: str | None,
-    partial: bool,
-    each: bool,
-    update: bool,
-    context: int | None,
+    checkout: str | None,
     strip: int | None,
     directory: str,
-    onto: str | None,
+    **options: Any,
 ) -> Report:
     """Make a feature of a change that was made elsewhere.
 
@@ -113,14 +112,9 @@ def import_(
         sources,
         id_,
         in_home(folder_to_write(request.patches)),
-        releases=releases,
-        checkout=None if base is None else in_home(base),
-        partial=partial,
-        each=each,
-        update=update,
-        context=context,
+        checkout=None if checkout is None else in_home(checkout),
         paths=PathRule(strip, directory),
-        onto=onto,
+        **options,
     )
     return asked(request, report) if isinstance(report, PortReport) else report
 
@@ -128,19 +122,8 @@ def import_(
 @cli.command(epilog=WRITABLE_HELP)
 @click.argument("id_", metavar="ID")
 @target_argument
-@click.option(
-    "--file",
-    "files",
-    metavar="PATH",
-    multiple=True,
-    help="Lay out this file of a release, such as vllm/v1/utils.py, to be edited; repeatable.",
-)
-@click.option(
-    "--release",
-    metavar="RELEASE",
-    help="With --file: the release whose files are edited (default: the newest known one).",
-    shell_complete=complete_releases,
-)
+@_file_option("Lay out this file of a release, such as vllm/v1/utils.py, to be edited; repeatable.")
+@_release_option("With --file: the release whose files are edited (default: the newest known one).")
 @click.option(
     "--from-edits",
     is_flag=True,
@@ -175,32 +158,16 @@ def new(request: Request, /, id_: str, **options: Any) -> Report:
     """
     _expect_one_way(id_, request.target or request.python, options)
     folder = folder_to_write(request.patches)
-    if options["files"]:
-        return begin_new(
-            request,
-            id_,
-            options["files"],
-            release=options["release"],
-            title=options["title"],
-            context=options["context"],
-        )
-    return new_from_edits(
-        request,
-        id_,
-        in_home(folder),
-        title=options["title"],
-        releases=options["releases"],
-        update=options["update"],
-        context=options["context"],
-        removals=options["removals"],
-    )
+    of_files = {name: options.pop(name) for name in ("files", "release")}
+    if of_files["files"]:
+        both = {name: options[name] for name in ("title", "context")}
+        return begin_new(request, id_, **of_files, **both)
+    del options["from_edits"]
+    return new_from_edits(request, id_, in_home(folder), **options)
 
 
 def _expect_one_way(id_: str, target: str | None, options: Mapping[str, Any]) -> None:
-    """Refuse arguments that do not say, in one way, what a new feature is made of.
-
-    :raises click.UsageError: with the ways that there are.
-    """
+    """Refuse arguments that do not say, in one way, what a new feature is made of."""
     if options["from_edits"] is bool(options["files"]):
         raise click.UsageError(
             f"say what {id_} is made of, in one way: --file vllm/... lays out files of a release "
@@ -219,19 +186,10 @@ def _expect_one_way(id_: str, target: str | None, options: Mapping[str, Any]) ->
 
 @cli.command()
 @click.argument("id_", metavar="ID", required=False, shell_complete=complete_features)
-@click.option(
-    "--release",
-    metavar="RELEASE",
-    help="The release whose files are edited (default: the newest that the feature serves).",
-    shell_complete=complete_releases,
+@_release_option(
+    "The release whose files are edited (default: the newest that the feature serves)."
 )
-@click.option(
-    "--file",
-    "files",
-    metavar="PATH",
-    multiple=True,
-    help="Also lay out this file, such as vllm/v1/utils.py; may be repeated, and given later.",
-)
+@_file_option("Also lay out this file, such as vllm/v1/utils.py; may be repeated, and given later.")
 @click.option("--commit", metavar="FOLDER", help="Make the feature of the files as edited.")
 @click.option("--abort", metavar="FOLDER", help="Remove a session with all edits in it.")
 @click.option(
@@ -242,12 +200,9 @@ def _expect_one_way(id_: str, target: str | None, options: Mapping[str, Any]) ->
     "--split", metavar="TOPIC", multiple=True, help="With --into: take this topic out of it."
 )
 @click.option("--into", metavar="NEW", help="With --split: the id of the feature that gets them.")
-@click.option(
-    "--context",
-    type=click.IntRange(0, 1000),
-    metavar="N",
-    help="Give the hunks N lines of context, where so many tell the place: those of ID, without a "
-    "session, or with --commit those that were edited.",
+@context_option(
+    "Give the hunks N lines of context, where so many tell the place: those of ID, without a "
+    "session, or with --commit those that were edited."
 )
 @asks
 def edit(
@@ -301,10 +256,7 @@ def edit(
 
 
 def _expect_one_form(id_: str | None, session: tuple[object, ...], form: Mapping[str, Any]) -> None:
-    """Refuse arguments that do not say, in one way, what is to become of a feature.
-
-    :raises click.UsageError: with the ways that there are.
-    """
+    """Refuse arguments that do not say, in one way, what is to become of a feature."""
     ways = [name for name in ("rename", "fold", "split") if form[name]]
     if (
         id_ is None

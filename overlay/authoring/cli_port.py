@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shutil
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from overlay.authoring.commands import port as porting
 from overlay.authoring.commands import port_session as sessions
+from overlay.authoring.commands.port_report import open_lines
 from overlay.authoring.commands.port_session import Key
-from overlay.authoring.reports.ported import open_lines
 from overlay.cli.deprecations import warn
 from overlay.cli.group import cli
 from overlay.cli.options import (
@@ -25,8 +26,10 @@ from overlay.errors import described
 from overlay.report.lines import Line, paint
 
 if TYPE_CHECKING:
-    from overlay.authoring.reports.ported import OpenFile, PortReport
+    from overlay.authoring.commands.port_report import OpenFile, PortReport
     from overlay.commands.request import Request
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 #: The keys of the prompt, and what they do.
 _KEYS = {
@@ -39,6 +42,12 @@ _KEYS = {
     "s": "leave the feature as it is: it does not serve this release",
     "q": "stop here; the session stays, with what was written",
 }
+
+
+def context_option(text: str) -> Callable[[F], F]:
+    """``--context N``: how many lines of context the hunks of a feature keep."""
+    number = click.IntRange(0, 1000)
+    return click.option("--context", type=number, metavar="N", help=text)
 
 
 @cli.command("port")
@@ -67,12 +76,9 @@ _KEYS = {
     metavar="CMD",
     help="Let a command propose: it gets the base, yours, the release's and the result as files.",
 )
-@click.option(
-    "--context",
-    type=click.IntRange(0, 1000),
-    metavar="N",
-    help="Keep N lines of context in the hunks that are merged, or edited before --continue "
-    "(default: as many as they had).",
+@context_option(
+    "Keep N lines of context in the hunks that are merged, or edited before --continue "
+    "(default: as many as they had)."
 )
 @asks
 def port(request: Request, /, words: tuple[str, ...], **options: Any) -> PortReport:
@@ -133,10 +139,7 @@ def _option(name: str) -> str:
 def _ids_and_releases(
     words: tuple[str, ...], releases: str | None, everything: bool
 ) -> tuple[tuple[str, ...], str]:
-    """The ids and the releases that the arguments name, in the former spelling the last of them.
-
-    :raises click.UsageError: if they name none.
-    """
+    """The ids and the releases that the arguments name, in the former spelling the last of them."""
     if releases is None and words:
         words, releases = words[:-1], words[-1]
         if words or everything:
@@ -149,18 +152,14 @@ def _ids_and_releases(
 def _session(
     words: tuple[str, ...], request: Request, action: str, options: dict[str, Any]
 ) -> PortReport:
-    """What one of the options of a session does.
-
-    :param action: its name in ``options``.
-    """
     if len(words) > 1:
         raise click.UsageError(f"{_option(action)} takes at most the session's folder.")
     folder = words[0] if words else None
     if action == "abort":
         return sessions.abort(folder)
     if action in ("retire", "skip"):
-        step = sessions.retire if action == "retire" else sessions.skip
-        return step(request, folder, str(options[action]))
+        retires = action == "retire"
+        return sessions.leave(request, folder, str(options[action]), retires=retires)
     if action == "go_on":
         return sessions.proceed(request, folder, options["context"])
     if action == "show":
@@ -169,10 +168,7 @@ def _session(
 
 
 def _ask(file: OpenFile, place: str) -> Key:
-    """Show a file that waits and ask what to do with it; ``e`` edits it first.
-
-    :param place: which of how many files it is.
-    """
+    """Show a file that waits and ask what to do with it; ``e`` edits it first."""
     click.echo(f"{place}:", err=True)
     _show(list(open_lines(file)))
     keys = _KEYS if file.file is not None else {key: _KEYS[key] for key in "rsq"}

@@ -9,16 +9,75 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cached_property
 
 from overlay._features.model import FILE_SCOPE, MODULE_SCOPE, Hunk, WholeFile
-from overlay.authoring.merge import matches
-from overlay.authoring.scoped import ScopedText
+from overlay.authoring.merge import gaps, matches
 from overlay.package import is_module
-from overlay.planning.matching import holding_scopes
-from overlay.planning.scopes import UnparsableError
-from overlay.planning.text import TextError
-from overlay.results import State
+from overlay.planning.matching import holding_scopes, match, places_of
+from overlay.planning.scopes import Scopes, UnparsableError, find
+from overlay.planning.telling import Place
+from overlay.planning.text import SourceText, TextError
+from overlay.results import HunkResult, State
+
+
+@dataclass(frozen=True)
+class ScopedText:
+    """A source text and the places of its scopes, as 0-based half-open ranges of lines."""
+
+    source: SourceText
+    scopes: Scopes
+
+    @classmethod
+    def read(cls, data: bytes, *, is_data: bool = False) -> ScopedText:
+        """The text of a file.
+
+        :param is_data: it is no module: it has one scope, which is all of it.
+        :raises TextError, UnparsableError: if it is not readable, or not Python.
+        """
+        source = SourceText.from_bytes(data)
+        if is_data:
+            return cls(source, {FILE_SCOPE: [range(len(source.lines))]})
+        return cls(source, find(source.lines))
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The lines without their ends."""
+        return self.source.lines
+
+    @cached_property
+    def _evidence(self) -> dict[str, Sequence[Place]]:
+        return {}
+
+    def evidence(self, scope: str) -> Sequence[Place]:
+        """The lines of a scope, as evidence; worked out once for all hunks."""
+        if scope not in self._evidence:
+            self._evidence[scope] = places_of(scope, self.source.lines, self.scopes)
+        return self._evidence[scope]
+
+    def match(self, hunk: Hunk) -> HunkResult:
+        """The state of a hunk in the text."""
+        source, evidence = self.source, self.evidence(hunk.scope)
+        return match(hunk, source.lines, self.scopes, source.final_newline, evidence)
+
+    def home(self, hunk: Hunk) -> range | None:
+        """The place of a hunk's scope that holds the hunk; ``None`` where that cannot be told."""
+        places = self.scopes.get(hunk.scope, ())
+        line = self.match(hunk).line
+        if line is None:
+            return places[0] if len(places) == 1 else None
+        start, stop = line - 1, line - 1 + len(hunk.pre)
+        return next((p for p in places if p.start <= start and stop <= p.stop), None)
+
+
+def with_base(hunk: Hunk, origin: ScopedText) -> Hunk:
+    """A hunk whose base is known: what its scope in the base had of its lines tells nothing."""
+    if hunk.base_has is not None:
+        return hunk
+    home = origin.home(hunk)
+    there = () if home is None else origin.source.lines[home.start : home.stop]
+    return hunk._replace(base_has=tuple(dict.fromkeys(line.strip() for line in there)))
+
 
 #: Lines of context around a change, from the usual number to all there are.
 CONTEXT = (3, 5, 8, 13, 21, 34, 1_000_000)
@@ -104,8 +163,8 @@ def compose(
             groups[at + 1][0].old.start if at + 1 < len(groups) else len(old.lines),
         )
         hunk = _hunk(groups[at], room, old, new, contexts)
-        overlaps = bool(hunks) and hunk is not None and _end(hunks[-1]) >= hunk.source_line
-        if hunk is not None and not overlaps:
+        next_line = hunks[-1].source_line + len(hunks[-1].pre) if hunks else 0
+        if hunk is not None and next_line <= hunk.source_line:
             hunks.append(hunk)
             at += 1
         elif at and hunks:
@@ -121,11 +180,6 @@ def compose(
                 "before it and shows afterwards that it is applied"
             )
     return tuple(hunks)
-
-
-def _end(hunk: Hunk) -> int:
-    """The 1-based last line of a hunk in the text before."""
-    return hunk.source_line + len(hunk.pre) - 1
 
 
 def close_together(every: Sequence[Block], old: ScopedText, new: ScopedText) -> list[list[Block]]:
@@ -152,10 +206,8 @@ def blocks_of(old: ScopedText, new: ScopedText) -> Iterator[Block]:
     if old.source.final_newline is not new.source.final_newline:
         last_old, last_new = len(old.lines) - 1, len(new.lines) - 1
         pairs = {a: b for a, b in pairs.items() if a != last_old and b != last_new}
-    ends = [(-1, -1), *sorted(pairs.items()), (len(old.lines), len(new.lines))]
-    for (a, b), (next_a, next_b) in pairwise(ends):
-        if next_a - a > 1 or next_b - b > 1:
-            yield Block(range(a + 1, next_a), range(b + 1, next_b))
+    for before, after in gaps(pairs, len(old.lines), len(new.lines)):
+        yield Block(before, after)
 
 
 def _hunk(

@@ -15,8 +15,8 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from overlay._features.model import Hunk
-from overlay.authoring.merge import matches
-from overlay.authoring.scoped import ScopedText, with_base
+from overlay.authoring.composing import ScopedText, with_base
+from overlay.authoring.merge import matches, occurrences
 from overlay.planning.attempt import Texts
 from overlay.planning.context import anchored, context_of, narrowed
 from overlay.planning.matching import edits, final_newline_after
@@ -90,7 +90,6 @@ def with_sides(before: bytes, hunks: Sequence[Hunk], number: int, syntax: Syntax
     A hunk that takes more to land once, or has no more lines of its own scope around it, gets what
     there is; one that ends at a neighbour's change keeps what it has.
 
-    :param before: the text that they were made on.
     :raises TextError, UnparsableError: if it is not Python that can be read.
     """
     forms = Forms(before, hunks, syntax)
@@ -111,8 +110,6 @@ class Reached(NamedTuple):
 
 
 class _ScopedLines(NamedTuple):
-    """A text that is asked about."""
-
     lines: Sequence[str]
     scopes: Scopes
     there: frozenset[str]
@@ -125,7 +122,6 @@ class _ScopedLines(NamedTuple):
 class Forms:
     """The forms of a file's hunks with less context, and where they land.
 
-    :param before: the text that the hunks were made on.
     :raises TextError, UnparsableError: if ``before`` is not Python that can be read.
     """
 
@@ -168,7 +164,7 @@ class Forms:
         at = self._origin.match(hunk).line
         if at is None or self._after is None:
             return False
-        if _stands(form.post, self._origin.lines) or not self._ends_tell(form):
+        if occurrences(self._origin.lines, form.post) or not self._ends_tell(form):
             return False
         placed, again = self._origin.match(form), self._after.match(form)
         first = at + form.source_line - hunk.source_line
@@ -338,11 +334,3 @@ class Forms:
         if hunk not in self._bases:
             self._bases[hunk] = with_base(hunk, self._origin)
         return self._bases[hunk]
-
-
-def _stands(image: Sequence[str], lines: Sequence[str]) -> bool:
-    """Whether an image stands anywhere in a text."""
-    return any(
-        line == image[0] and tuple(lines[at : at + len(image)]) == tuple(image)
-        for at, line in enumerate(lines)
-    )

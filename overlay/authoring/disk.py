@@ -8,12 +8,18 @@ their places, and the next command that writes here ends what a killed one left.
 
 What lies in a session's folder is written and removed through no symbolic link below it.
 
+One overlay command at a time writes into a folder: its lock is ``flock`` on the folder itself.  On
+a file system without such locks it is a file in the user's cache, as for a target
+(``overlay.on_disk.lock``).  Where that has no locks either, nothing is written: two commands that
+tidy and switch at once leave half a feature.
+
 The calls are written ``os.<name>``, so that the fault tests can fail or kill at each of them.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import stat
@@ -25,8 +31,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from overlay._features.sources import SWITCH, is_switch, stray
-from overlay.authoring.lock import only_writer
-from overlay.errors import UsageError
+from overlay.cache import WITHOUT_LOCKS, flocked, lock_file, open_lock, release
+from overlay.errors import OverlayError, UsageError
 from overlay.package import id_problem, inside
 from overlay.untrusted import UnfitFile, parent_below, read_regular
 
@@ -128,7 +134,7 @@ def _tidy(patches: Path) -> bool:
     if interrupted:
         _finish(patches)
     elif os.path.lexists(patches / SWITCH):
-        os.replace(patches / SWITCH, patches / f"{_ASIDE}{os.getpid()}-{time.monotonic_ns()}")
+        os.replace(patches / SWITCH, _new_name(patches, _ASIDE))
     for prefix in (_STAGED, _DONE):
         _sweep(patches, prefix)
     return interrupted
@@ -145,10 +151,19 @@ def _finish(patches: Path) -> None:
         if os.path.lexists(patches / name):
             os.replace(patches / name, old / name)
         os.replace(switch / "new" / name, patches / name)
-    finished_switch = patches / f"{_DONE}{os.getpid()}-{time.monotonic_ns()}"
-    os.replace(switch, finished_switch)
-    shutil.rmtree(finished_switch, ignore_errors=True)
+    _take_away(switch)
     sync(patches)
+
+
+def _take_away(switch: Path) -> None:
+    """Remove a switch, which ends as none with the first call."""
+    place = _new_name(switch.parent, _DONE)
+    os.replace(switch, place)
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def _new_name(folder: Path, prefix: str) -> Path:
+    return folder / f"{prefix}{os.getpid()}-{time.monotonic_ns()}"
 
 
 def _undo(patches: Path, new: Sequence[str]) -> None:
@@ -162,13 +177,10 @@ def _undo(patches: Path, new: Sequence[str]) -> None:
             os.replace(patches / name, switch / "new" / name)
     for name in os.listdir(switch / "old"):
         os.replace(switch / "old" / name, patches / name)
-    taken_back = patches / f"{_DONE}{os.getpid()}-{time.monotonic_ns()}"
-    os.replace(switch, taken_back)
-    shutil.rmtree(taken_back, ignore_errors=True)
+    _take_away(switch)
 
 
 def _contents(present: Path, folder: NewFolder) -> dict[str, bytes]:
-    """Every file that a feature's new folder holds."""
     files = {} if folder.whole else contents(present)
     for name, data in folder.files.items():
         if data is None:
@@ -220,7 +232,6 @@ def write_tree(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _make(folder: Path) -> None:
-    """Make a folder and those above it, as far as they are missing."""
     missing = []
     while not folder.is_dir():
         missing.append(folder)
@@ -365,10 +376,7 @@ def remove_session(folder: Path, document: str, own: Collection[str]) -> bool:
 
 
 def sync(path: str | Path, folder: int | None = None) -> None:
-    """Bring a folder's names to the disk, where its file system can.
-
-    :param folder: the open folder that ``path`` lies in; ``None``: the working folder.
-    """
+    """Bring a folder's names to the disk, where its file system can."""
     opened = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0), dir_fd=folder)
     try:
         os.fsync(opened)
@@ -383,3 +391,70 @@ def _folder_mode() -> int:
     """The mode that this process gives new folders; ``mkdtemp`` makes private ones."""
     os.umask(mask := os.umask(0o022))
     return 0o777 & ~mask
+
+
+# The lock
+
+
+#: Seconds that a command waits for another one that writes into the same folder.
+SECONDS = 20.0
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Hold a folder as the only overlay command that writes into it.
+
+    :raises OverlayError: if another command holds it for too long, or it cannot be locked at all.
+    :raises UsageError: if it is not a folder.
+    """
+    handle = _locked(folder)
+    try:
+        yield
+    finally:
+        release(handle)
+
+
+def _locked(folder: Path) -> int:
+    """The descriptor that holds the lock."""
+    try:
+        handle = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | os.O_CLOEXEC)
+    except NotADirectoryError as error:
+        raise UsageError(f"{folder}: expected a folder of patches, found a file") from error
+    is_locked = False
+    try:
+        is_locked = flocked(handle, fcntl.LOCK_EX, SECONDS)
+    except OSError as error:
+        if error.errno not in WITHOUT_LOCKS:
+            raise OverlayError(
+                f"{folder} cannot be locked ({error.strerror}). Nothing was changed"
+            ) from error
+        return _beside(folder)
+    finally:
+        if not is_locked:
+            os.close(handle)
+    if not is_locked:
+        raise _busy(folder, "")
+    return handle
+
+
+def _beside(folder: Path) -> int:
+    """The same for a folder on a file system without locks."""
+    path = lock_file(os.path.realpath(folder))
+    try:
+        handle = open_lock(path, SECONDS)
+    except OSError as error:
+        raise OverlayError(
+            f"{folder} lies on a file system without locks, and the lock file {path} cannot be "
+            f"locked either ({error.strerror}). Nothing was changed; set XDG_CACHE_HOME to a "
+            "folder on a local disk"
+        ) from error
+    if handle is None:
+        raise _busy(folder, f", which holds {path}")
+    return handle
+
+
+def _busy(folder: Path, by: str) -> OverlayError:
+    return OverlayError(
+        f"{folder} is being written by another overlay command{by}: waited {SECONDS:g} s. Nothing "
+        "was changed; run the command again when that one is done"
+    )

@@ -1,37 +1,146 @@
-"""Make a feature's patches again of files that were edited in a session.
+"""Lay out a feature's files to be edited in a session, and make its patches again of them.
 
-Nothing is written here.  ``commit`` gives the feature's folder after the edit: hunks made of the
+Nothing is written here.  ``lay_out`` gives a release's files with a feature, and those before it,
+applied; ``commit`` gives the feature's folder after the edit: hunks made of the
 edited files, given to every release around the session's on which they land, and checked to give
 these files byte for byte.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from packaging.version import Version
 
-from overlay._features.model import Feature, Hunk, Patch, Variant
+from overlay._features.model import Feature, Hunk, Patch, UpstreamTest, Variant, paths_of
 from overlay.authoring.building import derived_tests, topic_name
 from overlay.authoring.composing import (
     CONTEXT,
     NotComposable,
+    ScopedText,
     compose_file,
     contexts_from,
     whole_file,
 )
-from overlay.authoring.layout import not_its_own, not_there, variants
-from overlay.authoring.scoped import ScopedText
-from overlay.authoring.variants import with_base_has
-from overlay.authoring.writing import DerivedTest, check_files, render_patch, with_tests
+from overlay.authoring.variants import serving, with_base_has
+from overlay.authoring.writing import check_files, patch_bytes, with_tests
 from overlay.errors import UsageError
-from overlay.package import ReleaseRange, file_problem, is_module
+from overlay.package import VLLM, Package, ReleaseRange, Tree, file_problem, is_module
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.planner import plan
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
-from overlay.results import State
+from overlay.results import FeatureResult, State
+from overlay.results.invocation import command
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The files of a session.
+
+    :ivar base: path -> the text with the features before applied; of files of the release only.
+    :ivar texts: path -> the text with the feature applied, too.
+    :ivar below: the features before it whose text that is, in order.
+    :ivar without: ids of features before it that touch these files, and do not fit the release or
+        change the same lines.
+    """
+
+    base: Mapping[str, bytes]
+    texts: Mapping[str, bytes]
+    below: tuple[Feature, ...]
+    without: tuple[str, ...] = ()
+
+
+def lay_out(
+    feature: Feature | None,
+    earlier: Sequence[Feature],
+    tree: Tree,
+    release: Version,
+    more: Sequence[str] = (),
+    syntax: Syntax | None = None,
+    package: Package = VLLM,
+) -> Layout:
+    """The files that a session lays out to edit a feature.
+
+    :param earlier: the features before it, in order; those that do not fit the release, or not
+        beside it, are left out.
+    :param tree: the release's files; :param more: further files of it.
+    """
+    syntax = syntax or Syntax()
+    own = () if feature is None else (feature,)
+    for each in own:
+        if shared := [path for path in more if path in each.shared]:
+            raise UsageError(not_its_own(each, shared[0]))
+    paths = {path for each in own for path in _paths(each, release)} | {*more}
+    touching = [each for each in earlier if paths.intersection(paths_of([each]))]
+    below: list[Feature] = []
+    whole = plan(own, tree, release, syntax=syntax)
+    for result in whole.features:
+        if result.state is not State.PRISTINE:
+            raise UsageError(not_there(result, release, package))
+    for each in touching:
+        trial = plan([*below, each, *own], tree, release, syntax=syntax)
+        if not trial.state.needs_attention:
+            below.append(each)
+            whole = trial
+    under = {
+        change.path: change.after for change in plan(below, tree, release, syntax=syntax).changes
+    }
+    over = {change.path: change.after for change in whole.changes}
+    added = {file.path for each in own for file in each.added}
+    base: dict[str, bytes] = {}
+    texts: dict[str, bytes] = {}
+    for path in sorted(paths):
+        before = under.get(path, tree.read(path))
+        now = over.get(path, before)
+        if now is None and path in over and path not in more:
+            continue  # the feature removes it: that stays as it is
+        if now is None:
+            raise UsageError(
+                f"{path}: {package.title} {release} has no such file, so it cannot be edited"
+            )
+        texts[path] = now
+        if before is not None and path not in added:
+            base[path] = before
+    without = tuple(each.id for each in touching if each not in below)
+    return Layout(base, texts, tuple(below), without)
+
+
+def _paths(feature: Feature, release: Version) -> set[str]:
+    """The files that a feature patches in a release, and those that it adds from its own folder."""
+    patched = {variant.patch.path for _, variant in serving(feature, release)}
+    return patched | {added.path for added in feature.added} - {*feature.shared}
+
+
+def not_its_own(feature: Feature, path: str) -> str:
+    """Why a shared module is not edited as one feature's."""
+    return (
+        f"{path} is not {feature.id}'s own: every feature that names it in `shared` adds "
+        f"{feature.file_of(path)} of {feature.origin}. Edit that file itself"
+    )
+
+
+def not_there(result: FeatureResult, release: Version, package: Package = VLLM) -> str:
+    """Why a feature cannot be edited on a release."""
+    reasons = [
+        str(reason)
+        for reason in (
+            result.reason,
+            *(file.reason for file in result.files),
+            *(hunk.reason for file in result.files for hunk in file.hunks),
+        )
+        if reason is not None
+    ]
+    why = f" ({'; '.join(dict.fromkeys(reasons))})" if reasons else ""
+    carries = f"{command('port', result.feature, '--releases', str(release))} carries it there, "
+    if result.state is State.UPSTREAMED:
+        carries = ""  # there is nothing to carry
+    return (
+        f"{result.feature} is {result.state.value} on {package.title} {release}{why}: expected a "
+        f"release to which it applies. {carries}{command('log', result.feature)} lists where it is"
+    )
+
 
 #: Lines of context to try: as few as tell the place, then the usual number, where it reaches more.
 _CONTEXTS = ((1, 2, *CONTEXT), CONTEXT)
@@ -44,7 +153,6 @@ _Texts = tuple[bytes, "bytes | None"]
 class Edited:
     """What a session holds when it is committed.
 
-    :ivar release: the session's release.
     :ivar base: path -> the text without the feature; ``None`` for what is not in the release.
     :ivar now: path -> the present text; ``None`` where the file was removed.
     :ivar changed: the paths whose text is another one than was laid out, in order.
@@ -65,7 +173,6 @@ class CommittedFolder:
     """A feature's folder after an edit, not written yet.
 
     :ivar files: path below the folder -> bytes; ``None`` for those that go.
-    :ivar releases: the range that gets the edit.
     :ivar unedited: releases that keep what they had before, oldest first.
     :ivar hunks: path -> the hunks of each edited file; :ivar removed: added modules that go.
     """
@@ -85,7 +192,6 @@ class _Topic:
 
     :ivar variant: its variant for the session's release; ``None`` for a new topic.
     :ivar hunks: none, and the topic goes.
-    :ivar before: the text that the hunks are made on.
     """
 
     name: str
@@ -106,12 +212,9 @@ def commit(
 ) -> CommittedFolder:
     """The folder of a feature once the edit of a session is its patch.
 
-    :param files: path below the feature's folder -> bytes.
     :param fits: whether a form of the feature lands on a release, in every file that was edited.
-    :param names: the known releases, oldest first; :param today: ``YYYY-MM-DD``.
     :param context: how many lines of context the hunks of the edited files keep; default: as few as
         tell the place, and untouched hunks what they have.
-    :raises UsageError: naming each file whose edit it cannot carry, or a range without the release.
     """
     if edited.release not in feature.releases:
         raise UsageError(
@@ -155,12 +258,11 @@ def commit(
     )
 
 
-def _tests(feature: Feature, edited: Edited) -> tuple[DerivedTest, ...]:
-    """The tests that follow from the patches of a feature for the session's release."""
+def _tests(feature: Feature, edited: Edited) -> tuple[UpstreamTest, ...]:
     texts = Texts(Syntax())
     now = {path: base for path, base in edited.base.items() if base is not None}
     parts: list[tuple[bytes, str, Sequence[Hunk]]] = []
-    for _, variant in variants(feature, edited.release):
+    for _, variant in serving(feature, edited.release):
         patch = variant.patch
         if patch.path not in now:
             continue  # it removes that file, which no session holds
@@ -171,10 +273,7 @@ def _tests(feature: Feature, edited: Edited) -> tuple[DerivedTest, ...]:
 
 
 def _sorted(feature: Feature, edited: Edited) -> tuple[dict[str, bytes | None], dict[str, _Texts]]:
-    """The added modules that change (``None``: go), and the edited files of the release.
-
-    :raises UsageError: naming every file that a feature cannot carry.
-    """
+    """The added modules that change (``None``: go), and the edited files of the release."""
     modules: dict[str, bytes | None] = {}
     texts: dict[str, _Texts] = {}
     problems: list[str] = []
@@ -206,7 +305,6 @@ def _topics(
     """The topics of the edited files; the last topic of a file takes its edit.
 
     :param as_it_was: whether hunks that were not edited keep their context.
-    :raises UsageError: naming every file that cannot be said in hunks.
     """
     topics: list[_Topic] = []
     problems: list[str] = []
@@ -214,7 +312,7 @@ def _topics(
     for path, (base, now) in texts.items():
         own = [
             (topic, variant)
-            for topic, variant in variants(feature, edited.release)
+            for topic, variant in serving(feature, edited.release)
             if variant.patch.path == path
         ]
         try:
@@ -237,7 +335,7 @@ def _topics(
             elif hunks:
                 number = min(number + (10 if number + 10 <= 99 else 1), 99)
                 topics.append(_Topic(topic_name(number, path), path, None, hunks, before))
-    problems += [_emptied(topic, feature) for topic in topics if _leaves_a_hole(topic, feature)]
+    problems += _holes(topics, feature)
     if problems:
         raise UsageError("\n".join(problems))
     return topics
@@ -265,13 +363,11 @@ def _as_they_were(hunks: Sequence[Hunk], patch: Patch | None, before: bytes) -> 
 
 
 def _change(hunk: Hunk) -> object:
-    """What a hunk changes, without its context."""
     lines = tuple((op, text) for op, text in hunk.lines if op != " ")
     return hunk.scope, lines, hunk.pre_unfinished, hunk.post_unfinished
 
 
 def _before_last(base: bytes, patches: Sequence[Patch]) -> bytes:
-    """The text that the last of a file's patches was made on."""
     texts = Texts(Syntax())
     text = base
     for patch in patches[:-1]:
@@ -280,20 +376,17 @@ def _before_last(base: bytes, patches: Sequence[Patch]) -> bytes:
     return text
 
 
-def _leaves_a_hole(topic: _Topic, feature: Feature) -> bool:
-    """Whether a topic loses its change on the session's release and keeps one on others."""
-    own = next((each for each in feature.topics if each.name == topic.name), None)
-    return not topic.hunks and own is not None and len(own.variants) > 1
-
-
-def _emptied(topic: _Topic, feature: Feature) -> str:
-    own = next(each for each in feature.topics if each.name == topic.name)
-    ranges = [str(each.releases) for each in own.variants if each is not topic.variant]
-    return (
-        f"{topic.path}: no change of it is left, while {topic.name} keeps one for "
-        f"{', '.join(ranges)}; a topic has a variant for each release of the feature. Take those "
-        "files away too, or leave a change"
-    )
+def _holes(topics: Sequence[_Topic], feature: Feature) -> Iterator[str]:
+    """Why a topic cannot lose its change on the session's release and keep one on others."""
+    variants = {topic.name: topic.variants for topic in feature.topics}
+    for topic in topics:
+        rest = [each for each in variants.get(topic.name, ()) if each is not topic.variant]
+        if rest and not topic.hunks:
+            yield (
+                f"{topic.path}: no change of it is left, while {topic.name} keeps one for "
+                f"{', '.join(str(each.releases) for each in rest)}; a topic has a variant for "
+                "each release of the feature. Take those files away too, or leave a change"
+            )
 
 
 def _span(topic: _Topic, feature: Feature) -> ReleaseRange:
@@ -383,7 +476,6 @@ def _rests(
 
 
 def _rendered(feature: Feature, topic: _Topic, release: Version, today: str) -> bytes:
-    """A variant's patch file, with the headers of the one before it."""
     headers = {"Description": feature.title, "Origin": "vendor"}
     if topic.variant is not None:
         headers = dict(topic.variant.patch.headers)
@@ -395,8 +487,7 @@ def _rendered(feature: Feature, topic: _Topic, release: Version, today: str) -> 
         }
     headers |= {"Last-Update": today, "Base": str(release)}
     headers = with_base_has(headers, topic.hunks, topic.before)
-    text = render_patch(headers, topic.path, topic.hunks)
-    return text.encode("utf-8", "surrogateescape")
+    return patch_bytes(headers, topic.path, topic.hunks)
 
 
 def expect_bytes(feature: Feature, edited: Edited) -> None:

@@ -31,10 +31,7 @@ RENAMED = 0.5
 
 
 class NewPlace(NamedTuple):
-    """Where upstream moved what a file's hunks change.
-
-    :ivar before: the text of that file; :ivar carried: what became of the hunks there.
-    """
+    """Where upstream moved what a file's hunks change."""
 
     path: str
     before: bytes
@@ -44,7 +41,7 @@ class NewPlace(NamedTuple):
 class Moved(NamedTuple):
     """Hunks whose file or scope a release does not have.
 
-    :ivar path: the file; :ivar origin: the text that they were made on, in the release ``base``.
+    :ivar origin: the text that they were made on, in the release ``base``.
     """
 
     path: str
@@ -59,7 +56,6 @@ def follow(
     """The one place in a release to which hunks can be carried; ``None`` where there is none.
 
     :param everywhere: look in every file that defines something of a scope's name, too.
-    :raises OverlayError: if the release cannot be read.
     """
     here = texts.read(release, moved.path)
     places: list[tuple[float, NewPlace]] = []
@@ -87,7 +83,6 @@ def follow_each(
     """The file to which upstream moved each scope of which that is known: they may be several.
 
     :param everywhere: as for ``follow``.
-    :raises OverlayError: if the release cannot be read.
     """
     by_scope: dict[str, list[Hunk]] = {}
     for hunk in moved.hunks:
@@ -116,7 +111,6 @@ def _for_review(carried: Carried) -> Carried:
 def _candidates(
     moved: Moved, release: str, texts: ReleaseTexts, *, everywhere: bool
 ) -> Iterator[str]:
-    """The files that may have it, the likeliest first."""
     tree = texts.open(release)
     paths = [path for path in paths_in(tree) if path != moved.path and path.endswith(".py")]
     first = likely(moved.path, paths)
@@ -195,11 +189,9 @@ def _counts(data: bytes) -> Counter[str]:
 
 
 def _counter(lines: Sequence[str]) -> Counter[str]:
-    """How often each line is there, blank ones aside."""
     return Counter(filter(None, map(str.strip, lines)))
 
 
 def _alike(own: Counter[str], other: Counter[str]) -> float:
-    """The share of lines that two texts have in common, from 0 to 1."""
     total = own.total() + other.total()
     return 2 * (own & other).total() / total if total else 0.0

@@ -132,24 +132,20 @@ class Checkout:
             raise UsageError(wrong)
         return name
 
-    def mails(self, first: str, last: str) -> bytes:
-        """The commits behind ``first`` up to ``last`` as mails; merges have none.
+    def mails(self, *commits: str) -> bytes:
+        """Commits as mails; merges have none.
 
-        :param first: a commit's id; :param last: another's.
+        :param commits: ``A..B``, those behind one up to another, by their ids.
         """
         options = (
             *("--stdout", "--no-signature", "--no-cover-letter", "--no-thread", "--no-attach"),
             "--subject-prefix=PATCH",
         )
-        return self.ask("format-patch", *_DIFF, *options, f"{first}..{last}", "--")
+        return self.ask("format-patch", *_DIFF, *options, *commits, "--")
 
     def mail(self, commit: str) -> bytes:
-        """One commit as a mail.
-
-        :param commit: its id.
-        """
-        options = ("--stdout", "--no-signature", "--no-attach", "--subject-prefix=PATCH", "-1")
-        return self.ask("format-patch", *_DIFF, *options, commit, "--")
+        """One commit as a mail."""
+        return self.mails("-1", commit)
 
     def merges(self, first: str, last: str) -> int:
         """How many merges lie behind ``first`` up to ``last``."""

@@ -54,16 +54,8 @@ def prepare(
 ) -> Prepared:
     """The feature that the commits, laid on each other, make.
 
-    :param id_: the feature's id; :param texts: the releases that it may serve.
     :param source: what errors and headers call the change; :param verbatim: its own bytes.
-    :param today: the date of the import, ``YYYY-MM-DD``.
-    :param partial: leave out what Python alone cannot carry, instead of refusing it.
     :param upstream: the page of the pull request or commit; by default the subject may tell it.
-    :param syntax: answers about texts, if they are remembered from elsewhere.
-    :param package: the one that the feature is to patch.
-    :param context: how many lines of context its hunks keep; default: as many as they need.
-    :param by_hand: how to place it by hand on a release; default: an import of ``source``.
-    :raises UsageError: if the change renames, deletes or replaces a file of it, with the line.
     """
     edits, added, fates = sort_files(commits, partial, package)
     answers = syntax or Syntax()
@@ -98,9 +90,10 @@ def words_of(
     commits: Sequence[Commit], id_: str, source: str, today: str, upstream: str, package: Package
 ) -> Words:
     """What a feature of commits says about itself; the parameters are those of ``prepare``."""
-    first, title = commits[0], _title(commits, id_)
-    words = described(first.message)
-    page = upstream or words.upstream or (_upstream(title) if package == VLLM else "")
+    first = commits[0]
+    title, words = first.subject or id_.replace("-", " ").capitalize(), described(first.message)
+    pull = _PULL.search(title) if package == VLLM else None
+    page = upstream or words.upstream or (f"{_UPSTREAM}/pull/{pull[1]}" if pull else "")
     further = [commit.subject for commit in commits[1:] if commit.subject]
     why = words.why or title
     if further:
@@ -119,8 +112,6 @@ def _topic(
     contexts: Sequence[int],
     by_hand: ByHand,
 ) -> tuple[FileFate, EditedFile | None]:
-    """One edited file, or why it cannot be placed."""
-
     def refused(problem: str, part: IncomingFile = parts[0]) -> tuple[FileFate, None]:
         return FileFate(path, Fate.EDITED, problem=f"{part.place}: {problem}"), None
 
@@ -183,12 +174,3 @@ def _made_on(base: Base, texts: ReleaseTexts) -> str:
         last += 1
     first_name, last_name = texts.names[first], texts.names[last]
     return first_name if first == last else f"{first_name}..{last_name}"
-
-
-def _title(commits: Sequence[Commit], id_: str) -> str:
-    return commits[0].subject or id_.replace("-", " ").capitalize()
-
-
-def _upstream(title: str) -> str:
-    match = _PULL.search(title)
-    return f"{_UPSTREAM}/pull/{match[1]}" if match else ""

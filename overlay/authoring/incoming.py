@@ -44,7 +44,6 @@ _SENDER = re.compile(rb"^(?:From|Subject): ", re.MULTILINE | re.IGNORECASE)
 _IN_BODY = re.compile(r"\A\s*^(?:(?:From|Subject|Date): .*\n)+", re.MULTILINE)
 _INDEX = re.compile(r"^index (?P<old>[0-9a-f]{7,64})\.\.[0-9a-f]{7,64}(?: \d+)?\s*$")
 _SUBJECT_PREFIX = re.compile(r"^\s*\[[^\]]*PATCH[^\]]*\]\s*")
-_NO_BLOB = re.compile(r"^0+$")
 #: Where git names the mode of a file before and after; an index line names one that stays.
 _MODE = re.compile(
     r"^(?:(?P<old>old|deleted file) mode|new(?: file)? mode|index \S+) (?P<mode>[0-7]{6})\s*$"
@@ -197,24 +196,16 @@ def read_changes(data: bytes, name: str) -> tuple[Commit, ...]:
     if (count := sum(len(commit.files) for commit in commits)) > MAX_FILES:
         raise UsageError(f"{name}: expected a change of at most {MAX_FILES} files, found {count}")
     if not any(commit.files for commit in commits):
+        forms = (words for pattern, words in _OTHER_FORMS if re.search(pattern, data, re.MULTILINE))
         raise UsageError(
             f"{name}:1: expected a unified diff or mails of `git format-patch`, found "
-            f"{_other_form(data)}"
+            f"{next(forms, 'no file that it changes')}"
         )
     return commits
 
 
-def _other_form(data: bytes) -> str:
-    """What a text is that changes no file, and how to get it as a diff."""
-    forms = (words for pattern, words in _OTHER_FORMS if re.search(pattern, data, re.MULTILINE))
-    return next(forms, "no file that it changes")
-
-
 def _require_whole(data: bytes, name: str) -> None:
-    """Refuse what is too large, was cut off, or was saved by an editor that adds to it.
-
-    :raises UsageError: with the line.
-    """
+    """Refuse what is too large, was cut off, or was saved by an editor that adds to it."""
     if len(data) > MAX_BYTES:
         raise UsageError(f"{name}: expected a diff of at most {MAX_BYTES} bytes, found {len(data)}")
     if data.startswith(b"\xef\xbb\xbf"):
@@ -262,7 +253,6 @@ def _text(data: bytes, name: str) -> str:
 
 
 def _mails(data: bytes, starts: list[int], name: str) -> Iterator[Commit]:
-    """The change of each mail of a mailbox, in which they begin at ``starts``."""
     line = 0
     for start, stop in pairwise([*starts, len(data)]):
         yield from _mail(data[start:stop], name, line)
@@ -341,10 +331,7 @@ def _part(part: Message) -> bytes:
 
 
 def _header(message: Message, field: str, name: str) -> str:
-    """A header of a mail, empty where it has none.
-
-    :raises UsageError: if it is longer than any that git writes.
-    """
+    """A header of a mail, empty where it has none."""
     texts = [text for key, text in message.raw_items() if key.lower() == field.lower()]
     _require_short(field, max(map(len, texts), default=0), name)
     try:
@@ -368,19 +355,6 @@ def _without_signature(text: str) -> str:
     return text[: ends[-1].start()]
 
 
-class _Counted:
-    """The lines of a text, and the number of the one that was given last."""
-
-    def __init__(self, text: str) -> None:
-        self._lines = StringIO(text, newline="\n")
-        self.number = 0
-
-    def __iter__(self) -> Iterator[str]:
-        for line in self._lines:
-            self.number += 1
-            yield line
-
-
 def _files(text: str, name: str, offset: int) -> tuple[IncomingFile, ...]:
     from unidiff.errors import UnidiffParseError
     from unidiff.patch import PatchSet
@@ -392,24 +366,19 @@ def _files(text: str, name: str, offset: int) -> tuple[IncomingFile, ...]:
             f"{name}:{offset + text.count(chr(10), 0, far.start()) + 1}: expected the numbers of "
             "lines of a file, found one of ten digits or more"
         )
-    lines = _Counted(text)
+    lines = StringIO(text, newline="\n")
     try:
         parsed = PatchSet(lines)
     except UnidiffParseError as error:
-        raise UsageError(
-            f"{name}:{offset + lines.number}: expected a unified diff: {_problem(error, text)}"
-        ) from error
+        problem = str(error).strip()
+        if any(map(_marks_words, text.split("\n"))):
+            problem = "found one of words: leave out --word-diff"
+        number = offset + text.count("\n", 0, lines.tell())
+        raise UsageError(f"{name}:{number}: expected a unified diff: {problem}") from error
     raw = text.split("\n")
     return tuple(
         _with_bytes(_file(entry, name, offset), entry, raw, name, offset) for entry in parsed
     )
-
-
-def _problem(error: Exception, text: str) -> str:
-    """What is wrong with a text that could not be read as a diff."""
-    if any(map(_marks_words, text.split("\n"))):
-        return "found one of words: leave out --word-diff"
-    return str(error).strip()
 
 
 def _marks_words(line: str) -> bool:
@@ -421,10 +390,7 @@ def _marks_words(line: str) -> bool:
 def _with_bytes(
     file: IncomingFile, entry: PatchedFile, lines: Sequence[str], name: str, offset: int
 ) -> IncomingFile:
-    """A file with the bytes that the diff has of it as a whole, where it has them.
-
-    :raises UsageError: if they are not what git writes.
-    """
+    """A file with the bytes that the diff has of it as a whole, where it has them."""
     if not entry.is_binary_file:
         return file
     at = int(entry.diff_line_no or 1)
@@ -455,7 +421,7 @@ def _file(entry: PatchedFile, name: str, offset: int) -> IncomingFile:
         hunks=hunks,
         line=offset + int(entry.diff_line_no or 1),
         old_path=source if source != target else None,
-        old_blob=_blob(blobs and blobs["old"]),
+        old_blob=blobs["old"] if blobs and blobs["old"].strip("0") else None,
         source=name,
         mode=mode,
         names=(_name(entry.source_file), _name(entry.target_file)),
@@ -525,10 +491,7 @@ def _new_mode(info: Sequence[str]) -> str | None:
 
 
 def _require_ends(entry: PatchedFile, name: str, offset: int, is_new: bool) -> None:
-    """Refuse a change of line ends or of the encoding, which no hunk carries.
-
-    :raises UsageError: at the first line that ends otherwise than those of the file.
-    """
+    """Refuse a change of line ends or of the encoding, which no hunk carries."""
     expected = None if not is_new else False
     for hunk in entry:
         for line in hunk:
@@ -549,10 +512,6 @@ def _require_ends(entry: PatchedFile, name: str, offset: int, is_new: bool) -> N
                     f"{ends[expected]} in {_path(entry.target_file) or _path(entry.source_file)}, "
                     f"found one that ends with {ends[crlf]}; a feature does not change line ends"
                 )
-
-
-def _blob(text: str | None) -> str | None:
-    return None if text is None or _NO_BLOB.match(text) else text
 
 
 def _path(text: str | None) -> str | None:

@@ -89,10 +89,7 @@ class Summary:
 
 
 def modules_on(added: Mapping[str, bytes], texts: ReleaseTexts) -> dict[str, dict[str, Outcome]]:
-    """For each release how each added module lands there, by path.
-
-    :raises OverlayError: if a release cannot be read, which a release that is not there cannot.
-    """
+    """For each release how each added module lands there, by path."""
 
     def outcome(release: str, path: str) -> Outcome:
         there = texts.read(release, path)
@@ -115,34 +112,27 @@ def names_taken(modules: Mapping[str, Mapping[str, Outcome]]) -> dict[str, tuple
     return holders
 
 
-def taken_back(outcomes: Mapping[str, Outcome], names: Sequence[str]) -> tuple[str, ...]:
+def taken_back(outcomes: Mapping[str, Outcome], names: Sequence[str]) -> Iterator[str]:
     """A warning where a change lands again behind a release that has it."""
     has = next((name for name in names if outcomes[name] is Outcome.UPSTREAM), None)
-    if has is None:
-        return ()
-    again = [name for name in names_from(names, has) if outcomes[name] is Outcome.EXACT]
-    if not again:
-        return ()
-    span = ", ".join(again[:4]) + (f" and {len(again) - 4} more" if len(again) > 4 else "")
-    warning = (
-        f"upstream has the change in {has}, and yet it lands exactly on {span}: upstream took it "
-        "back there, or the text that it was made on was guessed wrong: compare both, or name "
-        "that text with --base"
-    )
-    return (warning,)
+    later = [] if has is None else names_from(names, has)
+    if again := [name for name in later if outcomes[name] is Outcome.EXACT]:
+        span = ", ".join(again[:4]) + (f" and {len(again) - 4} more" if len(again) > 4 else "")
+        yield (
+            f"upstream has the change in {has}, and yet it lands exactly on {span}: upstream took "
+            "it back there, or the text that it was made on was guessed wrong: compare both, or "
+            "name that text with --base"
+        )
 
 
-def not_installed(files: Iterable[FileFate]) -> tuple[str, ...]:
+def not_installed(files: Iterable[FileFate]) -> Iterator[str]:
     """A warning where a change says what is to be packed or installed beside its modules."""
-    paths = [file.path for file in files if file.fate is Fate.PACKAGING]
-    if not paths:
-        return ()
-    which = "they ask" if len(paths) > 1 else "it asks"
-    warning = (
-        f"{enumeration(paths, most=4)} left out: if {which} for another version of a package, "
-        "install that by hand"
-    )
-    return (warning,)
+    if paths := [file.path for file in files if file.fate is Fate.PACKAGING]:
+        which = "they ask" if len(paths) > 1 else "it asks"
+        yield (
+            f"{enumeration(paths, most=4)} left out: if {which} for another version of a package, "
+            "install that by hand"
+        )
 
 
 def names_from(names: Sequence[str], name: str) -> Sequence[str]:
@@ -168,10 +158,7 @@ _MEANINGS = {
 
 
 def landings(outcomes: Mapping[str, Outcome]) -> Iterator[Line]:
-    """A line for each run of releases on which a change lands alike.
-
-    :param outcomes: by release, oldest first.
-    """
+    """A line for each run of releases on which a change lands alike."""
     runs: list[tuple[str, Outcome]] = []
     for outcome, group in groupby(outcomes.items(), key=lambda entry: entry[1]):
         names = [release for release, _ in group]
@@ -182,10 +169,7 @@ def landings(outcomes: Mapping[str, Outcome]) -> Iterator[Line]:
 
 
 def moved_lines(moved: Mapping[str, Mapping[str, str]], id_: str) -> Iterator[Line]:
-    """What is said of files that upstream moved.
-
-    :param moved: path -> release -> its new path; :param id_: the feature, if it was written.
-    """
+    """What is said of files that upstream moved."""
     for path, releases in moved.items():
         for place in dict.fromkeys(releases.values()):
             names = [name for name, each in releases.items() if each == place]
@@ -199,12 +183,7 @@ def moved_lines(moved: Mapping[str, Mapping[str, str]], id_: str) -> Iterator[Li
 def on_disk_only(
     paths: Iterable[str], releases: str | None, removed: Sequence[str] = ()
 ) -> Iterator[Line]:
-    """A note where a feature that was written cannot be patched in memory.
-
-    :param paths: the files that it edits; :param releases: its range, ``None`` where there is
-        no feature.
-    :param removed: the files that it removes.
-    """
+    """A note where a feature that was written cannot be patched in memory."""
     if releases is None:
         return
     paths = list(paths)

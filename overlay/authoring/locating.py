@@ -12,25 +12,26 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from packaging.version import Version
 
-from overlay._features.model import Hunk, blob_id
-from overlay.authoring.composing import NotComposable, compose
+from overlay._features.model import Feature, Hunk, blob_id
+from overlay.authoring.composing import NotComposable, ScopedText, compose
 from overlay.authoring.git import Checkout
 from overlay.authoring.incoming import IncomingFile
-from overlay.authoring.merge import matches
-from overlay.authoring.scoped import ScopedText
+from overlay.authoring.merge import matches, occurrences
 from overlay.errors import UsageError
 from overlay.package import Package, Tree, is_module, parse_version
-from overlay.planning.scopes import UnparsableError
+from overlay.planning.planner import Stack, lay, plan
+from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.telling import new_lines, share_of, stands_together
 from overlay.planning.text import Edit, SourceText, TextError
 from overlay.planning.upstream import hunk_is_upstream
-from overlay.results import State
+from overlay.results import Plan, State
 from overlay.untrusted import read_regular
 
 #: The largest source file that is read from a checkout, in bytes.
@@ -60,20 +61,14 @@ class ReleaseTexts:
         self._files: dict[tuple[str, str], bytes | None] = {}
 
     def read(self, release: str, path: str) -> bytes | None:
-        """The bytes of a file in a release, ``None`` where it has no such file.
-
-        :raises OverlayError: if the release cannot be read.
-        """
+        """The bytes of a file in a release, ``None`` where it has no such file."""
         key = (release, path)
         if key not in self._files:
             self._files[key] = self.open(release).read(path)
         return self._files[key]
 
     def open(self, release: str) -> Tree:
-        """The files of a release.
-
-        :raises OverlayError: if it cannot be read.
-        """
+        """The files of a release."""
         if release not in self._trees:
             self._trees[release] = self._open(release)
         return self._trees[release]
@@ -86,24 +81,29 @@ class ReleaseTexts:
         return ReleaseTexts(names, self._open, self.beside)
 
     def record(self, release: str) -> Mapping[str, str] | None:
-        """The sha256 of the release's own files by path, where it has a RECORD.
-
-        :raises OverlayError: if the release cannot be read.
-        """
+        """The sha256 of the release's own files by path, where it has a RECORD."""
         record: Mapping[str, str] | None = getattr(self.open(release), "record", None)
         return record
 
+    def plan(self, features: Sequence[Feature], release: str, syntax: Syntax) -> Plan:
+        """What features do on a release."""
+        tree, record = ReadBy(partial(self.read, release)), self.record(release)
+        return plan(features, tree, Version(release), record, syntax)
 
-@dataclass(frozen=True)
-class ReleaseTree:
-    """The files of one release; satisfies ``Tree``."""
+    def lay(self, features: Sequence[Feature], release: str, syntax: Syntax) -> Stack:
+        """Features on a release, as far as they fit."""
+        tree, record = ReadBy(partial(self.read, release)), self.record(release)
+        return lay(features, tree, Version(release), record, syntax)
 
-    texts: ReleaseTexts
-    release: str
+
+class ReadBy(NamedTuple):
+    """Files that a function reads; satisfies ``Tree``."""
+
+    function: Callable[[str], bytes | None]
 
     def read(self, path: str) -> bytes | None:
         """The bytes of a file; see ``Tree``."""
-        return self.texts.read(self.release, path)
+        return self.function(path)
 
 
 @dataclass(frozen=True)
@@ -145,8 +145,6 @@ def locate(
     """The base of an edited file, or ``None`` where neither a release nor the checkout has it.
 
     :param checkout: the text that the user names.
-    :param following: further changes of the file, made on what the one before left.
-    :raises OverlayError: if a release or a file of the checkout cannot be read.
     """
     newest = tuple(reversed(texts.names))
     if file.old_blob is not None:
@@ -208,7 +206,6 @@ class _Fit(NamedTuple):
     """A release in which every hunk of a change is found.
 
     :ivar hunks: the whole change as hunks of that text; ``None`` where it cannot be said in them.
-    :ivar incoming: the hunks as they came, whose context is not of this text.
     :ivar has_all: whether it has all new lines of the change that another fit lacks.
     """
 
@@ -231,7 +228,7 @@ class _Fit(NamedTuple):
             return True  # whoever composes it says why that cannot be done
         if self.has_all or self._beyond_an_end():
             return False
-        if any(new_lines(hunk) and _places(text.lines, hunk.post) for hunk in self.incoming):
+        if any(new_lines(hunk) and occurrences(text.lines, hunk.post) for hunk in self.incoming):
             return False
         for hunk in self.hunks:
             if text.match(hunk).state is not State.PRISTINE:
@@ -282,7 +279,7 @@ def _told_apart(fits: Sequence[_Fit]) -> list[_Fit]:
     hunks = fits[0].incoming if fits else ()
     new = {line for hunk in hunks for line in new_lines(hunk)}
     lines = [line for line in new if not all(share_of([line], text) for text in texts)]
-    posts = [[bool(hunk.post and _places(text, hunk.post)) for hunk in hunks] for text in texts]
+    posts = [[bool(hunk.post and occurrences(text, hunk.post)) for hunk in hunks] for text in texts]
     tell_apart = [at for at in range(len(hunks)) if not all(post[at] for post in posts)]
 
     def has_all(text: Sequence[str], post: Sequence[bool]) -> bool:
@@ -338,7 +335,9 @@ def _guess(file: IncomingFile, fits: Sequence[_Fit], texts: ReleaseTexts) -> Bas
         return None
     nearest = min(lacking, key=lambda fit: _moved_lines(fit.base.before, file.hunks))
     order = list(texts.names).index
-    since = _first_with(nearest, texts, order(str(lacking[-1].base.release)) + 1)
+    numbers = range(order(str(lacking[-1].base.release)) + 1, len(texts.names))
+    read = ((number, texts.read(texts.names[number], file.path)) for number in numbers)
+    since = next((number for number, data in read if _has_much(data, nearest.hunks)), None)
     older = [
         fit
         for fit in lacking
@@ -371,22 +370,13 @@ def _in_the_same_places(hunks: Sequence[Hunk], before: bytes, other: bytes) -> b
     )
 
 
-def _first_with(fit: _Fit, texts: ReleaseTexts, begin: int) -> int | None:
-    """The index, from one on, of the first release that has the change, or much of each hunk."""
-    for number, release in enumerate(texts.names[begin:], begin):
-        data = texts.read(release, fit.base.path)
-        if data is not None and fit.hunks and _has_much(data, fit.hunks):
-            return number
-    return None
-
-
-def _has_much(data: bytes, hunks: Sequence[Hunk]) -> bool:
+def _has_much(data: bytes | None, hunks: Sequence[Hunk] | None) -> bool:
     """Whether a text has the post-image or most new lines of every hunk."""
+    if data is None or not hunks or not any(map(new_lines, hunks)):
+        return False
     try:
         text = ScopedText.read(data)
     except (TextError, UnparsableError):
-        return False
-    if not any(map(new_lines, hunks)):
         return False
     for hunk in hunks:
         lines = [text.lines[place.start : place.stop] for place in text.scopes.get(hunk.scope, ())]
@@ -400,19 +390,13 @@ def _has_much(data: bytes, hunks: Sequence[Hunk]) -> bool:
 def having(
     file: IncomingFile, texts: ReleaseTexts, following: Sequence[IncomingFile] = ()
 ) -> tuple[str, ...]:
-    """The releases in which a change is found and whose scopes have its new lines, oldest first.
-
-    :raises OverlayError: if a release cannot be read.
-    """
+    """The releases in which a change is found and whose scopes have its new lines, oldest first."""
     fits = _fits(file, texts, following)
     return tuple(str(fit.base.release) for fit in reversed(fits) if not fit.lacks_it())
 
 
 def vague_hunk(file: IncomingFile, texts: ReleaseTexts) -> Hunk | None:
-    """The hunk for whose lack of context ``locate`` has no base; ``None`` where that is not why.
-
-    :raises OverlayError: if a release cannot be read.
-    """
+    """The hunk for whose lack of context ``locate`` has no base; ``None`` where that is not why."""
     vague = next(filter(_without_context, file.hunks), None)
     read = (texts.read(release, file.path) for release in texts.names)
     fits = any(data is not None and replay(data, file.hunks) is not None for data in read)
@@ -434,7 +418,7 @@ def _by_content(before: bytes, hunks: Sequence[Hunk]) -> bytes | None:
     except TextError:
         return None
     for hunk in hunks:
-        if lines and _without_context(hunk) and len(_places(lines, hunk.pre)) != 1:
+        if lines and _without_context(hunk) and len(occurrences(lines, hunk.pre)) != 1:
             return None
     return replay(before, hunks)
 
@@ -498,9 +482,10 @@ def _in_order(lines: Sequence[str], hunks: Sequence[Hunk]) -> list[int] | None:
     shift = next_line = 0
     for hunk in hunks:
         target = max(hunk.source_line - 1, 0)
-        at = _nearest(lines, hunk.pre, target + shift, next_line)
-        if at is None:
+        there = occurrences(lines, hunk.pre, next_line)
+        if not there:
             return None
+        at = min(there, key=lambda at: abs(at - target - shift))
         places.append(at)
         shift, next_line = at - target, at + len(hunk.pre)
     return places
@@ -508,7 +493,7 @@ def _in_order(lines: Sequence[str], hunks: Sequence[Hunk]) -> list[int] | None:
 
 def _alone(lines: Sequence[str], hunks: Sequence[Hunk]) -> list[int] | None:
     """The 0-based place of each hunk; ``None`` where one has several or none, or two overlap."""
-    places = [_places(lines, hunk.pre) for hunk in hunks]
+    places = [occurrences(lines, hunk.pre) for hunk in hunks]
     if any(len(each) != 1 or not hunk.pre for each, hunk in zip(places, hunks, strict=True)):
         return None
     spans = sorted((at, at + len(hunk.pre)) for (at,), hunk in zip(places, hunks, strict=True))
@@ -516,22 +501,7 @@ def _alone(lines: Sequence[str], hunks: Sequence[Hunk]) -> list[int] | None:
     return [at for (at,) in places] if apart else None
 
 
-def _nearest(lines: Sequence[str], image: Sequence[str], target: int, first: int) -> int | None:
-    return min(_places(lines, image, first), key=lambda at: abs(at - target), default=None)
-
-
-def _places(lines: Sequence[str], image: Sequence[str], first: int = 0) -> list[int]:
-    """Where an image is, from a line on; an empty one is everywhere."""
-    size = len(image)
-    return [
-        at
-        for at in range(first, len(lines) - size + 1)
-        if not size or (lines[at] == image[0] and tuple(lines[at : at + size]) == tuple(image))
-    ]
-
-
 def _moved_lines(before: bytes, hunks: Sequence[Hunk]) -> int:
-    """How many lines the hunks are away from their own numbers, in all."""
     places = _in_order(SourceText.from_bytes(before).lines, hunks) or ()
     total = 0
     for at, hunk in zip(places, hunks, strict=False):
@@ -550,7 +520,8 @@ def _from_checkout(file: IncomingFile, checkout: Origin) -> Base | None:
         data = read_origin(checkout, file.path)
     after: bytes | None = None
     if data is not None and file.binary is not None:
-        after = _of_id(data, file)
+        is_it = blob_id(data).startswith(file.old_blob or "-")
+        after = following_bytes(data, file) if is_it else None
     elif data is not None:
         after = (replay if by_id else _by_content)(data, file.hunks)
     if data is None or after is None:
@@ -562,25 +533,14 @@ def _from_checkout(file: IncomingFile, checkout: Origin) -> Base | None:
     return Base(file.path, None, data, after, by_id)
 
 
-def _of_id(data: bytes, file: IncomingFile) -> bytes | None:
-    """What other bytes make of a file, if it is the one whose place they take."""
-    if not blob_id(data).startswith(file.old_blob or "-"):
-        return None
-    return following_bytes(data, file)
+def files_of(origin: Origin) -> ReadBy:
+    """The files of what `--base` names; one file is that of its name, wherever it lies."""
 
+    def read(path: str) -> bytes | None:
+        other = isinstance(origin, Path) and origin.is_file() and Path(path).name != origin.name
+        return None if other else read_origin(origin, path)
 
-@dataclass(frozen=True)
-class Files:
-    """The files of what `--base` names; satisfies ``Tree``."""
-
-    origin: Origin
-
-    def read(self, path: str) -> bytes | None:
-        """The bytes of a file; one file is that of its name, wherever it lies."""
-        if isinstance(self.origin, Path) and self.origin.is_file():
-            is_it = path.rpartition("/")[2] == self.origin.name
-            return read_origin(self.origin, path) if is_it else None
-        return read_origin(self.origin, path)
+    return ReadBy(read)
 
 
 def release_before(
@@ -589,9 +549,8 @@ def release_before(
     """The last release before what `--base` names: by its version, or by its texts.
 
     :param paths: files of the package that tell; :returns: ``None`` where there is no release.
-    :raises OverlayError: if a release cannot be read.
     """
-    files = Files(origin)
+    files = files_of(origin)
     text = files.read(f"{package.name}/_version.py") or b""
     numbers = re.findall(rb"(?m)^(?:__)?version.*= ['\"](\d[^'\"]*)['\"]", text)
     version = parse_version(numbers[0].decode("utf-8", "replace")) if numbers else None
@@ -613,10 +572,7 @@ def release_before(
 
 
 def read_origin(origin: Origin, path: str) -> bytes | None:
-    """A file of what `--base` names; of one file each edit is asked whether it fits.
-
-    :raises OverlayError: if it cannot be read.
-    """
+    """A file of what `--base` names; of one file each edit is asked whether it fits."""
     if not isinstance(origin, Path):
         return origin.read(path)
     return read_regular(origin / path if origin.is_dir() else origin, _LIMIT)

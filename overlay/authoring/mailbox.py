@@ -23,6 +23,7 @@ from packaging.version import Version
 from overlay import __version__
 from overlay._features.model import Feature, blob_id
 from overlay._features.patch_headers import author, last_update
+from overlay.authoring.variants import serving
 from overlay.errors import UsageError
 from overlay.planning.diff import is_binary, render
 from overlay.results import Change
@@ -74,8 +75,6 @@ def mail(
     """One feature as a mail.
 
     :param changes: what it makes of the texts that the mails before leave.
-    :param number: its place among ``total`` mails, from 1.
-    :param keys: those of its feature.toml of ``KEYS``.
     """
     headers = _headers(feature, release)
     of = f" {number}/{total}" if total > 1 else ""
@@ -87,14 +86,17 @@ def mail(
         b"".join(map(_diff, changes)),
         __version__.encode(),
     )
-    encoding = "8bit"
-    if b"\r" in body or re.search(rb"^From ", body, re.MULTILINE) or not _is_utf8(body):
+    encoding, title = "8bit", feature.title
+    is_utf8 = body.decode(errors="ignore").encode() == body
+    if b"\r" in body or re.search(rb"^From ", body, re.MULTILINE) or not is_utf8:
         encoding, body = "base64", base64.encodebytes(body)
+    if not title.isascii():
+        title = Header(title, "utf-8", maxlinelen=900).encode()
     head = (
         f"From {'0' * 40} Mon Sep 17 00:00:00 2001\n"
         f"From: {formataddr(sender)}\n"
         f"Date: {_day(last_update(headers))}\n"
-        f"Subject: [PATCH{of}] {_encoded(feature.title)}\n"
+        f"Subject: [PATCH{of}] {title}\n"
         "MIME-Version: 1.0\n"
         "Content-Type: text/plain; charset=UTF-8\n"
         f"Content-Transfer-Encoding: {encoding}\n\n"
@@ -117,10 +119,7 @@ class Described(NamedTuple):
 
 
 def described(message: str) -> Described:
-    """What the message of an imported mail says of the feature that it was once written of.
-
-    :raises UsageError: if a key of its feature.toml is none, or has no value.
-    """
+    """What the message of an imported mail says of the feature that it was once written of."""
     why, _, last = message.rpartition("\n\n")
     trailers: dict[str, list[str]] = {}
     for match in filter(None, map(_TRAILER.match, last.splitlines())):
@@ -143,8 +142,9 @@ def author_of(sender: str) -> str:
 def _key(text: str) -> tuple[str, Any]:
     """A key of a feature.toml and its value; the reader of features judges what it is."""
     name, _, value = text.partition(" ")
+    levels = accumulate((char in "[{") - (char in "]}") for char in value)
     try:
-        if name in KEYS and _depth(value) <= _DEEPEST:
+        if name in KEYS and max(levels, default=0) <= _DEEPEST:
             return name, json.loads(value)
     except (ValueError, RecursionError):
         pass
@@ -154,17 +154,11 @@ def _key(text: str) -> tuple[str, Any]:
     )
 
 
-def _depth(text: str) -> int:
-    """How deep the brackets of a text are nested."""
-    levels = accumulate((char in "[{") - (char in "]}") for char in text)
-    return max(levels, default=0)
-
-
 def _headers(feature: Feature, release: Version) -> Mapping[str, str]:
     """The headers of the newest patch that serves a release, or else of the newest."""
-    variants = [variant for topic in feature.topics for variant in topic.variants]
-    serving = [variant for variant in variants if release in variant.releases]
-    newest = max(serving or variants, key=lambda each: each.releases, default=None)
+    every = [variant for topic in feature.topics for variant in topic.variants]
+    own = [variant for _, variant in serving(feature, release)]
+    newest = max(own or every, key=lambda each: each.releases, default=None)
     return {} if newest is None else newest.patch.headers
 
 
@@ -193,19 +187,6 @@ def _diff(change: Change) -> bytes:
 
 def _id(data: bytes | None) -> bytes:
     return (blob_id(data) if data is not None else "0" * 40)[:_DIGITS].encode()
-
-
-def _is_utf8(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _encoded(text: str) -> str:
-    """A text as a header of a mail."""
-    return text if text.isascii() else Header(text, "utf-8", maxlinelen=900).encode()
 
 
 def _day(text: str) -> str:

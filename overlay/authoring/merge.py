@@ -8,7 +8,7 @@ conflict.  Nothing outside the regions that a side changed is ever touched.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from enum import Enum
@@ -31,10 +31,7 @@ class Side(Enum):
 
 @dataclass(frozen=True)
 class Region:
-    """A run of lines in which the sides relate to the base in one way.
-
-    :ivar base: its lines in the base; :ivar ours: in our text; :ivar theirs: in their text.
-    """
+    """A run of lines in which the sides relate to the base in one way."""
 
     side: Side
     base: Lines
@@ -70,7 +67,7 @@ class Merge:
     def marked(self, ours: str, base: str, theirs: str) -> Lines:
         """The merged text with conflicts between markers, as git's ``zdiff3`` style writes them.
 
-        :param ours: the label of our side; :param base: of the base; :param theirs: of their side.
+        :param ours, base, theirs: the labels of the sides.
         """
         return tuple(
             line
@@ -137,6 +134,26 @@ def matches(before: Sequence[str], after: Sequence[str]) -> dict[int, int]:
     """
     pairs = dict(_matches(before, after, range(len(before)), range(len(after))))
     return _slid(pairs, before, after)
+
+
+def gaps(pairs: Mapping[int, int], before: int, after: int) -> Iterator[tuple[range, range]]:
+    """The runs of lines that an edit changed, in the text before and in the one after.
+
+    :param pairs: the lines that it kept.
+    """
+    for (a, b), (next_a, next_b) in pairwise([(-1, -1), *sorted(pairs.items()), (before, after)]):
+        if next_a - a > 1 or next_b - b > 1:
+            yield range(a + 1, next_a), range(b + 1, next_b)
+
+
+def occurrences(lines: Sequence[str], image: Sequence[str], first: int = 0) -> list[int]:
+    """Where an image is, from a line on; an empty one is everywhere."""
+    size = len(image)
+    return [
+        at
+        for at in range(first, len(lines) - size + 1)
+        if not size or (lines[at] == image[0] and tuple(lines[at : at + size]) == tuple(image))
+    ]
 
 
 def _slid(pairs: dict[int, int], before: Sequence[str], after: Sequence[str]) -> dict[int, int]:

@@ -100,12 +100,7 @@ def path_of(path: str, package: Package) -> str | None:
 def place(
     commits: Sequence[Commit], package: Package, texts: ReleaseTexts, rule: PathRule = BY_RELEASES
 ) -> Placed:
-    """The change with the paths of the package.
-
-    :param texts: the releases that it may serve.
-    :raises UsageError: if a path is one of several files, or fewer folders are there than are to be
-        cut off.
-    """
+    """The change with the paths of the package."""
     if rule != BY_RELEASES:
         files = [_ruled(file, rule) for commit in commits for file in commit.files]
         if files and not any(file.path.startswith(f"{package.name}/") for file in files):
@@ -148,7 +143,6 @@ def _below_directory(path: str, rule: PathRule) -> str:
 
 
 def _with(commits: Sequence[Commit], files: Sequence[IncomingFile]) -> tuple[Commit, ...]:
-    """The commits with other files, as many as they have, in their order."""
     remaining = iter(files)
     return tuple(
         replace(commit, files=tuple(next(remaining) for _ in commit.files)) for commit in commits
@@ -243,7 +237,6 @@ class _Placing:
         return []
 
     def _has(self, path: str) -> bool:
-        """Whether a release has a file."""
         if path not in self._there:
             self._there[path] = any(
                 self._read(release, path) is not None for release in reversed(self.texts.names)

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from overlay._features.model import MODULE_SCOPE, Hunk
 from overlay.authoring.carry import CarriedHunk
-from overlay.authoring.merge import Merge, Region, Side, merge
-from overlay.authoring.ports import TopicPort, base_name
+from overlay.authoring.merge import Merge, Region, Side, merge, occurrences
+from overlay.authoring.porting import TopicPort, base_name
 from overlay.package import package_named
 from overlay.planning.attempt import Texts
 from overlay.planning.matching import edits, final_newline_after
@@ -267,9 +267,8 @@ def _body(lines: Sequence[str], place: range) -> int:
 
 def _own_lines(hunk: Hunk, lines: Sequence[str]) -> range:
     """The lines that a hunk was made on; none where they occur several times or never."""
-    pre = list(hunk.pre)
-    starts = [at for at in range(len(lines)) if list(lines[at : at + len(pre)]) == pre]
-    return range(starts[0], starts[0] + len(pre)) if len(starts) == 1 else range(0)
+    starts = occurrences(lines, hunk.pre)
+    return range(starts[0], starts[0] + len(hunk.pre)) if len(starts) == 1 else range(0)
 
 
 def _concerns(group: Sequence[_Opcode], base: _Lines, release: _Lines, own: range) -> bool:

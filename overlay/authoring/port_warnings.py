@@ -34,8 +34,6 @@ def port_warnings(
 
     Names that the added lines use, the base has and the release lacks; scopes whose parameters or
     whose number of returned values changed since the base; lines that both sides changed.
-
-    :param origin: the text of the base; :param before: the text of the release.
     """
     try:
         base, release = texts.source(origin).lines, texts.source(before).lines
@@ -89,7 +87,6 @@ def names_lost(
 
 
 def _names(lines: Iterable[str]) -> set[str]:
-    """The identifiers in lines of code, comments aside."""
     return {name for line in lines for name in _NAME.findall(line.split("#", 1)[0])}
 
 
@@ -134,7 +131,11 @@ def _changed_scopes(
         if was is None or now is None:
             continue
         if ast.dump(was.args) != ast.dump(now.args):
-            yield f"{hunk.scope}: its parameters changed since the base{_difference(was, now)}"
+            before, after = _parameters(was), _parameters(now)
+            went = [f"-{name}" for name in before if name not in after]
+            came = [f"+{name}" for name in after if name not in before]
+            names = f": {', '.join(went + came)}" if went or came else ""
+            yield f"{hunk.scope}: its parameters changed since the base{names}"
         if _returned(was) != _returned(now):
             yield (
                 f"{hunk.scope}: it returned {_counts(_returned(was))} in the base, and now "
@@ -157,14 +158,6 @@ def _function(lines: Sequence[str], scopes: Scopes, scope: str) -> _Function | N
         return None
     first = body[0] if body else None
     return first if isinstance(first, _Function) else None
-
-
-def _difference(was: _Function, now: _Function) -> str:
-    """The names of the parameters that came and went."""
-    before, after = _parameters(was), _parameters(now)
-    came = [f"+{name}" for name in after if name not in before]
-    went = [f"-{name}" for name in before if name not in after]
-    return f": {', '.join(went + came)}" if came or went else ""
 
 
 def _parameters(function: _Function) -> list[str]:

@@ -8,40 +8,231 @@ made on top of others, with those too.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any
 
 from packaging.version import Version
 
-from overlay._features.model import Feature, Hunk, Topic, Variant
-from overlay.authoring.carry import Carried, CarriedHunk, carry
+from overlay._features.model import Feature, Hunk, PortedWay, Topic, Variant
+from overlay.authoring.carry import Carried, CarriedHunk, all_as, carry
 from overlay.authoring.composing import CONTEXT, NotComposable, compose, contexts_from
 from overlay.authoring.following import Moved, follow, follow_each
-from overlay.authoring.locating import OWN_BASE, ReleaseTexts, ReleaseTree
+from overlay.authoring.locating import OWN_BASE, ReadBy, ReleaseTexts
 from overlay.authoring.port_warnings import port_warnings
-from overlay.authoring.ports import FeaturePort, TopicPort
 from overlay.package import is_module
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.context import context_of
 from overlay.planning.obsolete import obsolete_by
-from overlay.planning.planner import Stack, lay, plan
+from overlay.planning.planner import Stack
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
 from overlay.planning.upstream import evidence, module_outcome
+from overlay.report.base import plain
 from overlay.report.words import enumeration
-from overlay.results import Outcome, State
+from overlay.results import Outcome, State, whole_outcome
 from overlay.results.invocation import command
 from overlay.settings import in_home
 from overlay.untrusted import read_below
+
+#: What the text that a foreign change was made on is called among the releases.
+OWN_TEXT = "0.0.0"
+
+
+def base_name(release: str) -> str:
+    """What people call the text that a variant was made on."""
+    return "the change's own text" if release == OWN_TEXT else release
+
+
+@dataclass(frozen=True)
+class TopicPort:
+    """How one topic is carried to one release.
+
+    :ivar variant: the variant that it is carried from; :ivar base: the release of its text.
+    :ivar origin: the text of the base that the hunks are made on.
+    :ivar before: the release's text of the file; ``None`` where the release lacks the file.
+    :ivar after: that text with every hunk that could be carried.
+    :ivar new_hunks: the hunks for the release; ``None`` in a conflict, or where upstream has all.
+    :ivar problem: why nothing can be made of it although no hunk conflicts.
+    :ivar by_hand: whether a person resolved or reviewed it.
+    :ivar not_needed: whether a person said that the release does not need its hunks.
+    """
+
+    topic: str
+    variant: Variant
+    base: str
+    hunks: tuple[CarriedHunk, ...]
+    origin: bytes | None = None
+    before: bytes | None = None
+    after: bytes | None = None
+    new_hunks: tuple[Hunk, ...] | None = None
+    warnings: tuple[str, ...] = ()
+    problem: str | None = None
+    covered: bool = False
+    by_hand: bool = False
+    not_needed: bool = False
+
+    @property
+    def retired_as(self) -> PortedWay:
+        """Why none of its hunks is applied, where that is so."""
+        from_such = self.variant.patch.ported is PortedWay.NOT_NEEDED
+        return PortedWay.NOT_NEEDED if self.not_needed or from_such else PortedWay.UPSTREAM
+
+    @property
+    def way(self) -> PortedWay | None:
+        """How the text came about; ``None`` where it is the variant's own, or a part of it."""
+        if self.by_hand:
+            return PortedWay.BY_HAND
+        outcomes = {hunk.outcome for hunk in self.hunks}
+        if Outcome.MOVED in outcomes:
+            return PortedWay.MOVED
+        return PortedWay.MERGED if Outcome.MERGED in outcomes else None
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        return self.variant.patch.path
+
+    @property
+    def outcome(self) -> Outcome:
+        """The outcome of the whole topic."""
+        if self.problem is not None:
+            return Outcome.CONFLICT
+        return whole_outcome(hunk.outcome for hunk in self.hunks)
+
+    @property
+    def review(self) -> bool:
+        """Whether a person has to look at what was merged."""
+        return any(hunk.outcome.wants_review for hunk in self.hunks)
+
+    @property
+    def conflicts(self) -> bool:
+        """Whether a person has to resolve something."""
+        return self.outcome in (Outcome.CONFLICT, Outcome.MISSING)
+
+
+@dataclass(frozen=True)
+class FeaturePort:
+    """How one feature is carried to one release.
+
+    :ivar covered: whether the release lies in its range already, so that there is nothing to do.
+    :ivar modules: what becomes of the modules that it adds.
+    :ivar evidence: what shows that the release has the feature itself; empty where it does not.
+    :ivar obsolete: what the release has no more that the feature is for; empty where it is there.
+    :ivar problem: why no topic can help, such as an added module whose name is taken.
+    :ivar by_hand: whether a person retired it.
+    """
+
+    feature: Feature
+    release: str
+    topics: tuple[TopicPort, ...] = ()
+    covered: bool = False
+    modules: tuple[Outcome, ...] = ()
+    evidence: str = ""
+    obsolete: str = ""
+    problem: str | None = None
+    by_hand: bool = False
+    written: bool = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is to do: the release has the feature, or not what it is for."""
+        return bool(self.evidence or self.obsolete)
+
+    @property
+    def outcome(self) -> Outcome:
+        """The outcome of the whole feature."""
+        if self.idle:
+            return Outcome.UPSTREAM
+        if self.problem is not None or any(topic.problem for topic in self.topics):
+            return Outcome.CONFLICT
+        hunks = [hunk.outcome for topic in self.topics for hunk in topic.hunks]
+        return whole_outcome((*self.modules, *hunks))
+
+    @property
+    def review(self) -> bool:
+        """Whether a person has to look at what was merged."""
+        return not self.conflicts and any(topic.review for topic in self.topics)
+
+    @property
+    def conflicts(self) -> bool:
+        """Whether a person has to resolve something."""
+        return not self.idle and (
+            self.problem is not None or any(topic.conflicts for topic in self.topics)
+        )
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is left to do: it is served, or the release has it."""
+        return self.written or self.covered or self.outcome is Outcome.UPSTREAM
+
+    @property
+    def bases(self) -> tuple[str, ...]:
+        """The releases of the texts that it was carried from."""
+        return tuple(dict.fromkeys(topic.base for topic in self.topics))
+
+    @property
+    def counts(self) -> dict[Outcome, int]:
+        """How many hunks have each outcome, from best to worst."""
+        tally = Counter(hunk.outcome for topic in self.topics for hunk in topic.hunks)
+        return {outcome: tally[outcome] for outcome in Outcome if tally[outcome]}
+
+    @property
+    def to_look_at(self) -> tuple[tuple[TopicPort, CarriedHunk], ...]:
+        """The hunks that want a person: merged, moved or in conflict; each with its topic."""
+        return tuple(
+            (topic, hunk)
+            for topic in self.topics
+            for hunk in topic.hunks
+            if hunk.outcome not in (Outcome.EXACT, Outcome.UPSTREAM) and not self.idle
+        )
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a person should look at."""
+        return tuple(dict.fromkeys(text for topic in self.topics for text in topic.warnings))
+
+    @property
+    def why(self) -> str | None:
+        """Why nothing can be made of it, or of the first of its topics of which that is so."""
+        return self.problem or next((t.problem for t in self.topics if t.problem), None)
+
+    def plain(self) -> dict[str, Any]:
+        """The fields of the JSON."""
+        hunks = [
+            {
+                "topic": topic.topic,
+                "path": topic.path,
+                "scope": hunk.scope,
+                "outcome": hunk.outcome,
+                "line": hunk.line,
+            }
+            for topic, hunk in self.to_look_at
+        ]
+        fields = {
+            "feature": self.feature.id,
+            "release": self.release,
+            "outcome": self.outcome,
+            "base": self.bases,
+            "counts": self.counts,
+            "hunks": hunks,
+            "warnings": self.warnings,
+            "shown": self.evidence,
+            "obsolete": self.obsolete,
+            "covered": self.covered,
+            "review": self.review,
+            "problem": self.why,
+            "written": self.written,
+        }
+        return {name: plain(value) for name, value in fields.items()}
 
 
 @dataclass
 class Porter:
     """Ports features to releases.
 
-    :param texts: the releases, oldest first; :param syntax: answers about texts.
     :param context: how many lines of context merged hunks keep; ``None``: as many as the hunks
         have that they are made of.
     """
@@ -60,11 +251,7 @@ class Porter:
         self._stacks: dict[tuple[object, ...], Stack] = {}
 
     def port(self, feature: Feature, release: str, earlier: Sequence[Feature] = ()) -> FeaturePort:
-        """Carry a feature to a release; the second time the answer is the first one's.
-
-        :param earlier: the features that are applied before it, in order.
-        :raises OverlayError: if a release cannot be read.
-        """
+        """Carry a feature to a release; the second time the answer is the first one's."""
         key = (id(feature), *map(id, earlier))
         if key not in self._ports:
             self._alive += (feature, *earlier)
@@ -94,10 +281,13 @@ class Porter:
         at = dict(zip((added.path for added in feature.added), modules, strict=True))
         conflicting = [path for path, outcome in at.items() if outcome is Outcome.CONFLICT]
         lacking = [path for path, outcome in at.items() if outcome is not Outcome.UPSTREAM]
-        proof = ""
-        problem = (
-            f"{conflicting[0]}: {self._holder(release, conflicting[0])}" if conflicting else None
-        )
+        proof, problem = "", None
+        if conflicting:
+            hidden = self.texts.read(release, conflicting[0]) is None
+            what = (
+                "a package of that name, which hides it" if hidden else "another file of that name"
+            )
+            problem = f"{conflicting[0]}: the release has {what}"
         if all(hunk.outcome is Outcome.UPSTREAM for hunk in hunks) and (hunks or feature.added):
             if not lacking:
                 what = f"{len(hunks)} hunks" if hunks else "of its modules"
@@ -115,12 +305,6 @@ class Porter:
             feature, release, tuple(topics), modules=modules, evidence=proof, problem=problem
         )
 
-    def _holder(self, release: str, path: str) -> str:
-        """What a release has in the place of an added module."""
-        if self.texts.read(release, path) is None:
-            return "the release has a package of that name, which hides it"
-        return "the release has another file of that name"
-
     def _idle(self, feature: Feature, release: str, *, covered: bool) -> tuple[str, str]:
         """What shows that a release has a feature, and what it has no more that the feature is for.
 
@@ -137,8 +321,7 @@ class Porter:
 
     def _evidence_by_plan(self, feature: Feature, release: str) -> str:
         """What shows a plan that a release has a feature; empty where it does not say so."""
-        tree, record = ReleaseTree(self.texts, release), self.texts.record(release)
-        (result,) = plan([feature], tree, Version(release), record, self.syntax).features
+        (result,) = self.texts.plan([feature], release, self.syntax).features
         if result.state is not State.UPSTREAMED:
             return ""
         return result.reason.text if result.reason else "the release has all of it"
@@ -168,9 +351,7 @@ class Porter:
                 continue
             nearest = min(topic.variants, key=lambda v: self._distance(v, release))
             there = self.texts.read(release, nearest.patch.path)
-            hunks = tuple(
-                CarriedHunk(hunk, Outcome.UPSTREAM, hunk.scope) for hunk in nearest.patch.hunks
-            )
+            hunks = all_as(Outcome.UPSTREAM, nearest.patch.hunks)
             base = self._nearest(nearest, release)
             topics.append(TopicPort(topic.name, nearest, base, hunks, None, there, there))
         return FeaturePort(feature, release, tuple(topics))
@@ -227,8 +408,7 @@ class Porter:
         patch = variant.patch
         before = patched_texts.get(patch.path, self.texts.read(release, patch.path))
         after = None if variant.patch.retired else attempt(patch, before, self._answers).after
-        way = Outcome.UPSTREAM if patch.retired else Outcome.EXACT
-        hunks = tuple(CarriedHunk(hunk, way, hunk.scope) for hunk in patch.hunks)
+        hunks = all_as(Outcome.UPSTREAM if patch.retired else Outcome.EXACT, patch.hunks)
         new_hunks = None if patch.retired else patch.hunks
         return TopicPort(
             topic.name,
@@ -250,19 +430,18 @@ class Porter:
         earlier: Sequence[Feature],
         patched_texts: Mapping[str, bytes],
     ) -> TopicPort:
-        """A topic carried from one of its variants."""
         patch = variant.patch
         base = self._nearest(variant, release)
         pristine = self.texts.read(release, patch.path)
         before = patched_texts.get(patch.path, pristine)
         if patch.retired:
-            hunks = tuple(CarriedHunk(hunk, Outcome.UPSTREAM, hunk.scope) for hunk in patch.hunks)
+            hunks = all_as(Outcome.UPSTREAM, patch.hunks)
             return TopicPort(topic.name, variant, base, hunks, None, before, before)
         origin, stacked = self.text_for(feature, topic, variant, base, earlier)
         if stacked:  # it was made on top of other features: so it is carried on top of them
             before = patched_texts.get(patch.path, self._below(earlier, release, patch.path))
         if origin is None:
-            hunks = tuple(CarriedHunk(hunk, Outcome.MISSING, hunk.scope) for hunk in patch.hunks)
+            hunks = all_as(Outcome.MISSING, patch.hunks)
             return TopicPort(topic.name, variant, base, hunks, None, before, before)
         port = self._carry(topic, variant, base, origin, before)
         lost = [hunk for hunk in port.hunks if hunk.outcome is Outcome.MISSING]
@@ -273,10 +452,7 @@ class Porter:
     def _followed(
         self, feature: Feature, topic: Topic, lost: TopicPort, origin: bytes, release: str
     ) -> TopicPort:
-        """A topic carried to the file to which upstream moved what it changes, if that is found.
-
-        :param lost: what became of it in its own file, which has none of it.
-        """
+        """A topic carried to the file to which upstream moved what it changes, if that is found."""
         variant, base = lost.variant, lost.base
         patch = variant.patch
         moved = Moved(patch.path, base, origin, patch.hunks)
@@ -404,7 +580,7 @@ class Porter:
         own = self._own_text(feature, base, path)
         if own is None:
             return self.texts
-        build = _OneFile(path, own)
+        build = ReadBy({path: own}.get)
         return ReleaseTexts(
             self.texts.names, lambda name: build if name == base else self.texts.open(name)
         )
@@ -414,9 +590,8 @@ class Porter:
         key = release, *map(id, earlier)
         if key not in self._stacks:
             self._alive += earlier
-            tree, record = ReleaseTree(self.texts, release), self.texts.record(release)
             serving = [each for each in earlier if Version(release) in each.releases]
-            self._stacks[key] = lay(serving, tree, Version(release), record, self.syntax)
+            self._stacks[key] = self.texts.lay(serving, release, self.syntax)
         return self._stacks[key].tree.current(path)
 
     def _series(
@@ -451,25 +626,11 @@ class Porter:
         return steps, _place(names, near)
 
 
-class _OneFile(NamedTuple):
-    """All that is known of a build; satisfies ``Tree``."""
-
-    path: str
-    data: bytes
-
-    def read(self, path: str) -> bytes | None:
-        return self.data if path == self.path else None
-
-
 def _place(names: Sequence[str], release: str) -> int:
     version = Version(release)
     return sum(Version(name) < version for name in names)
 
 
-def _rank(port: TopicPort) -> int:
-    """The order in which the results from several variants are preferred."""
-    if port.outcome is Outcome.EXACT:
-        return 0
-    if port.conflicts:
-        return 3
-    return 2 if port.review else 1
+def _rank(port: TopicPort) -> tuple[bool, bool, bool]:
+    exact, conflicts = port.outcome is Outcome.EXACT, port.conflicts
+    return not exact, conflicts, port.review and not conflicts

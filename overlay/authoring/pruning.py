@@ -17,14 +17,14 @@ from packaging.version import Version
 
 from overlay._features.model import Feature, Variant, paths_of
 from overlay.authoring.landing import names_from
-from overlay.authoring.locating import ReleaseTexts, ReleaseTree
+from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.variants import patch_file, with_base_has, with_merged, with_releases
-from overlay.authoring.writing import check_files, render_patch
+from overlay.authoring.writing import check_files, patch_bytes
 from overlay.errors import PatchFormatErrors, UsageError
 from overlay.package import ReleaseRange
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.obsolete import obsolete_by
-from overlay.planning.planner import below, plan
+from overlay.planning.planner import below
 from overlay.planning.scopes import Syntax
 from overlay.report.base import by_fields
 from overlay.results import Change, Plan, State
@@ -83,7 +83,7 @@ _Maker = Callable[[ServedFeature], Iterator[Proposal]]
 class Pruner:
     """Proposes what can go while a range of releases is served.
 
-    :param texts: the releases; :param names: those that are still served, oldest first.
+    :param names: those that are still served, oldest first.
     """
 
     texts: ReleaseTexts
@@ -99,12 +99,7 @@ class Pruner:
     def propose(
         self, served: Sequence[ServedFeature], step: Callable[[], None] = lambda: None
     ) -> tuple[Proposal, ...]:
-        """Everything that can go, in an order in which it can be done.
-
-        :param served: every feature, in the order in which they are applied.
-        :param step: called after each feature of which something can be proposed.
-        :raises OverlayError: if a release cannot be read.
-        """
+        """Everything that can go, in an order in which it can be done."""
         present = list(served)
         before = dict(self._answers(present))
         accepted: list[Proposal] = []
@@ -168,12 +163,8 @@ class Pruner:
         """A plan, made once: a proposal changes one feature of a hundred."""
         key = tuple(map(id, features)), release
         if key not in self._plans:
-            self._plans[key] = features, self._plan(features, release)
+            self._plans[key] = features, self.texts.plan(features, release, self.syntax)
         return self._plans[key][1]
-
-    def _plan(self, features: Sequence[Feature], release: str) -> Plan:
-        tree, record = ReleaseTree(self.texts, release), self.texts.record(release)
-        return plan(features, tree, Version(release), record, self.syntax)
 
     def _why_obsolete(self, feature: Feature, release: str) -> str | None:
         """What a release has no more that a feature is for; ``None`` where it is there.
@@ -186,7 +177,6 @@ class Pruner:
         return obsolete_by(feature, Version(release), read, record)
 
     def _states(self, feature: Feature) -> dict[str, State]:
-        """A feature's state on each release that is served, taken alone."""
         return {name: self._plan_once((feature,), name).features[0].state for name in self.names}
 
     # Proposals
@@ -257,7 +247,6 @@ class Pruner:
         yield Proposal(feature.id, Prune.MERGED, text, evidence, {"feature.toml": noted})
 
     def _variants(self, entry: ServedFeature) -> Iterator[Proposal]:
-        """Variants for releases that are not served any more."""
         feature, files = entry.feature, entry.files
         oldest = Version(self.names[0])
         old = [
@@ -324,7 +313,7 @@ class Pruner:
                 for hunk, line in zip(patch.hunks, lines, strict=True)
             )
             headers = with_base_has({**patch.headers, "Base": name}, patch.hunks, before)
-            return render_patch(headers, patch.path, hunks).encode("utf-8", "surrogateescape")
+            return patch_bytes(headers, patch.path, hunks)
         return None
 
     def _unite(self, entry: ServedFeature) -> Iterator[Proposal]:
@@ -354,15 +343,12 @@ class Pruner:
         """Whether both are served, no known release is between them, and neither is retired."""
         if older.patch.path != newer.patch.path or older.patch.retired or newer.patch.retired:
             return False
-        if not all(self._serves(variant) for variant in (older, newer)):
-            return False
+        for variant in (older, newer):
+            inside = {name for name in self.texts.names if Version(name) in variant.releases}
+            if not inside or not inside <= set(self.names):
+                return False
         first, last = older.releases.last, newer.releases.first
         return not any(first < Version(name) < last for name in self.texts.names)
-
-    def _serves(self, variant: Variant) -> bool:
-        """Whether every known release of a variant's range is one that is still served."""
-        inside = [name for name in self.texts.names if Version(name) in variant.releases]
-        return bool(inside) and set(inside) <= set(self.names)
 
 
 @dataclass(frozen=True)
@@ -378,13 +364,12 @@ class _Answer:
     obsolete: frozenset[str]
 
     def kept_by(self, after: _Answer, healed: str | None = None) -> bool:
-        """Whether nothing changes but that features which need nobody there are not named.
-
-        :param healed: a feature that may need nobody any longer where it did.
-        """
+        """Whether nothing changes but that features which need nobody there are not named."""
         missing_ids = self.states.keys() - after.states.keys()
-        if healed is not None and healed in after.states and self._heals(healed, after):
-            return self._without(healed) == after._without(healed)
+        if healed is not None and healed in after.states:
+            alone, then = self.alone[healed][0], after.alone[healed][0]
+            if alone.needs_attention and then is State.UPSTREAMED:  # by what is remembered
+                return self._without(healed) == after._without(healed)
         return (
             all(self.states[id_] is State.UPSTREAMED or id_ in self.obsolete for id_ in missing_ids)
             and all(after.states[id_] is self.states[id_] for id_ in after.states)
@@ -392,13 +377,7 @@ class _Answer:
             and after.changes == self.changes
         )
 
-    def _heals(self, id_: str, after: _Answer) -> bool:
-        """Whether a feature that needed somebody is upstream's, by what is remembered."""
-        alone, then = self.alone[id_][0], after.alone[id_][0]
-        return alone.needs_attention and then is State.UPSTREAMED
-
     def _without(self, id_: str) -> Mapping[str, tuple[State, tuple[Change, ...]]]:
-        """What each other feature does alone."""
         return {other: result for other, result in self.alone.items() if other != id_}
 
 
@@ -416,10 +395,6 @@ def groups_of(features: Sequence[Feature]) -> list[tuple[Feature, ...]]:
 
 
 def _after(present: Sequence[ServedFeature], proposal: Proposal) -> list[ServedFeature]:
-    """The features once a proposal is carried out.
-
-    :raises PatchFormatErrors: if what is left of the feature cannot be read.
-    """
     result: list[ServedFeature] = []
     for entry in present:
         if entry.feature.id != proposal.feature:

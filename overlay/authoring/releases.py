@@ -35,8 +35,6 @@ def names_in(text: str, package: Package = VLLM) -> tuple[Package, tuple[str, ..
     """The package and the releases, oldest first, that ``--releases`` names.
 
     :param package: the one that is meant where the text does not say it.
-    :raises UsageError: if the text names none, or those of several packages.
-    :raises PackageIndexError: if the index has to be asked and does not answer.
     """
     names = releases(text, package=package)
     own = package_of(names) if names else package
@@ -44,10 +42,7 @@ def names_in(text: str, package: Package = VLLM) -> tuple[Package, tuple[str, ..
 
 
 def package_of(names: Iterable[str]) -> Package:
-    """The one package of releases that are spelt as TARGET takes them; vLLM where there is none.
-
-    :raises UsageError: if there are several: each has features of its own.
-    """
+    """The one package of releases that are spelt as TARGET takes them; vLLM where there is none."""
     pairs = [release_named(name) for name in names]
     packages = {each[1] for each in pairs if each is not None} or {VLLM}
     if len(packages) > 1:
@@ -70,7 +65,6 @@ def version_of(name: str, package: Package) -> Version:
 def tree_of(release: str, package: Package, progress: Progress | None, which: str = "") -> Target:
     """The files of a release.
 
-    :param which: which one of many it is, for the progress.
     :raises OverlayError: if it cannot be read.
     """
     with doing(progress, f"reading {package.title} {release}{which}"):

@@ -15,14 +15,13 @@ from overlay._features.documents import parse_toml
 from overlay._features.model import Feature
 from overlay.authoring.pruning import clip
 from overlay.authoring.variants import with_releases
-from overlay.authoring.writing import require_change, toml_string
+from overlay.authoring.writing import require_change, toml_string, with_tables
 from overlay.errors import UsageError
 from overlay.package import ReleaseRange
 
 #: Path below a feature's folder -> bytes.
 Files = Mapping[str, bytes]
 
-_TABLE = re.compile(r"(?m)^(?=\[)")
 _OF_UPSTREAM = re.compile(r"\[\[\s*upstreamed\s*\]\]")
 
 #: What the feature.toml of a feature may say that is folded into another one.
@@ -32,18 +31,12 @@ _FOLDABLE = frozenset(
 
 
 def renamed(files: Files, id_: str) -> dict[str, bytes]:
-    """A feature's files under another id.
-
-    :raises UsageError: if its feature.toml is written in a way in which that cannot be told.
-    """
+    """A feature's files under another id."""
     return {**files, "feature.toml": _with_text(files["feature.toml"], "id", id_)}
 
 
 def needing(files: Files, id_: str, new: str) -> dict[str, bytes] | None:
-    """The files of a feature that needs another one, which has a new id; ``None`` of any other.
-
-    :raises UsageError: as ``renamed``.
-    """
+    """The files of a feature that needs another one, which has a new id; ``None`` of any other."""
     toml = files["feature.toml"]
     needs = parse_toml(toml).get("needs", [])
     if id_ not in needs:
@@ -61,10 +54,8 @@ def needing(files: Files, id_: str, new: str) -> dict[str, bytes] | None:
 def folded(first: Feature, second: Feature, files: Sequence[Files], id_: str) -> dict[str, bytes]:
     """The files of one feature that does what two did, in their order.
 
-    :param first, second: as they are applied; :param files: those of each.
+    :param first, second: as they are applied.
     :param id_: the id of one of them, whose words it keeps.
-    :raises UsageError: if they have no release in common, upstream has one of them, or one says in
-        its feature.toml what holds for it alone.
     """
     features = (first, second)
     span = _shared_range(first, second)
@@ -95,7 +86,7 @@ def folded(first: Feature, second: Feature, files: Sequence[Files], id_: str) ->
             if name != "feature.toml" and result.setdefault(name, data) != data:
                 raise UsageError(f"{first.id} and {second.id} both add {name}, of other bytes")
     toml = with_releases(files[own]["feature.toml"], span)
-    return {**result, "feature.toml": _with_tests(toml, tests)}
+    return {**result, "feature.toml": with_tables(toml, _OF_UPSTREAM, tests)}
 
 
 def split(
@@ -104,9 +95,6 @@ def split(
     """The files of a feature without some of its topics, and those of a new one with them.
 
     The modules that it adds stay with the first.
-
-    :raises UsageError: if it has no such topic, all are named, or its feature.toml cannot be told
-        apart by topic.
     """
     names = [topic.name for topic in feature.topics]
     if unknown := [name for name in topics if name not in names]:
@@ -123,16 +111,12 @@ def split(
     toml = files["feature.toml"]
     new_toml = _with_text(_with_text(toml, "id", id_), "title", title or f"{feature.title}: {id_}")
     return (
-        {**rest, "feature.toml": _with_tests(toml, staying)},
-        {**new, "feature.toml": _with_tests(new_toml, going)},
+        {**rest, "feature.toml": with_tables(toml, _OF_UPSTREAM, staying)},
+        {**new, "feature.toml": with_tables(new_toml, _OF_UPSTREAM, going)},
     )
 
 
 def _shared_range(first: Feature, second: Feature) -> ReleaseRange:
-    """The releases that two features serve.
-
-    :raises UsageError: if there are none.
-    """
     begin = max(first.releases.first, second.releases.first)
     end = min(first.releases.last, second.releases.last)
     if begin > end:
@@ -144,10 +128,7 @@ def _shared_range(first: Feature, second: Feature) -> ReleaseRange:
 
 
 def _within(feature: Feature, files: Files, span: ReleaseRange) -> dict[str, bytes]:
-    """A feature's files once none of its variants reaches out of a range.
-
-    :raises UsageError: if one would lose the release that it was made on.
-    """
+    """A feature's files once none of its variants reaches out of a range."""
     changes = clip(feature, files, span)
     if changes is None:
         raise UsageError(
@@ -165,11 +146,7 @@ def _numbered(names: Sequence[str]) -> Any:
 
 
 def _of_topics(feature: Feature, files: Files, names: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The tests of a feature, each about one topic.
-
-    :param names: topic -> its new name.
-    :raises UsageError: if a test may be about several.
-    """
+    """The tests of a feature, each about one topic."""
     tests = []
     for test in parse_toml(files["feature.toml"]).get("upstreamed", []):
         topic = test.get("topic")
@@ -195,23 +172,6 @@ def _with_text(toml: bytes, key: str, value: str) -> bytes:
     line = f"{key} = {toml_string(value)}"
     after = re.sub(rf"(?m)^{key}\s*=.*$", lambda _: line, toml.decode("utf-8"), count=1)
     return require_change(toml, after, {key: value}, f"{key} on a line of its own")
-
-
-def _with_tests(toml: bytes, tests: Sequence[Mapping[str, Any]]) -> bytes:
-    """A ``feature.toml`` with other tests of what upstream has, all of them."""
-    parts = [part for part in _TABLE.split(toml.decode("utf-8")) if not _OF_UPSTREAM.match(part)]
-    lines: list[str] = []
-    for test in tests:
-        lines += ["", "[[upstreamed]]"]
-        for key, value in test.items():
-            if isinstance(value, list):
-                lines += [f"{key} = [", *(f"    {toml_string(text)}," for text in value), "]"]
-            else:
-                text = toml_string(value) if isinstance(value, str) else f"{value:g}"
-                lines.append(f"{key} = {text}")
-    after = "".join(parts).rstrip("\n") + "\n" + "".join(f"{line}\n" for line in lines)
-    keys = {"upstreamed": [dict(test) for test in tests] or None}
-    return require_change(toml, after, keys, "each [[upstreamed]] as a table of its own")
 
 
 def _list(names: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping
+from dataclasses import astuple
 from pathlib import Path
 
 from overlay.authoring.git import environment, run
@@ -40,13 +41,15 @@ def propose(
 
     :param path: the file of the release, whose name the copies have.
     :param watched: folders that it must not change.
-    :raises UsageError: if it cannot be run, fails, takes too long, changes what is not its own, or
-        gives what is not a resolution.
     """
     watched = tuple(watched)
     before = _state(watched)
     with tempfile.TemporaryDirectory(prefix="overlay-resolve-") as folder:
-        files = _write_texts(Path(folder), texts, Path(path).name)
+        names = zip(("base", "yours", "release", "result"), astuple(texts), strict=True)
+        contents = {Path(folder, f"{part}-{Path(path).name}"): data for part, data in names}
+        for file, data in contents.items():
+            file.write_bytes(data)
+        files = list(contents)
         inputs = _state([Path(folder)], without=files[3])
         _run([*_words(command), *map(str, files)], Path(folder), command, seconds)
         if _state(watched) != before:
@@ -59,15 +62,12 @@ def propose(
                 f"{command}: expected it to write {files[3].name} alone, found other changes; "
                 "nothing of it is taken over"
             )
-        data = read_regular(files[3], _LIMIT, follow=False)
-    return checked(data, command, path)
+        result = read_regular(files[3], _LIMIT, follow=False)
+    return checked(result, command, path)
 
 
 def checked(data: bytes | None, command: str, path: str) -> bytes:
-    """A proposal, if it could be one.
-
-    :raises UsageError: if it has markers, or is not Python.
-    """
+    """A proposal, if it could be one."""
     if data is None:
         raise UsageError(f"{command}: expected a result for {path}, found none")
     if lines := marker_lines(data):
@@ -84,8 +84,6 @@ def merge_tool(texts: Conflict, path: str) -> bytes:
     """What a person makes of a conflict in git's ``merge.tool``.
 
     The tool runs in a repository of its own, in which the file has the three texts as its stages.
-
-    :raises UsageError: if git or its ``merge.tool`` is missing, or the result is not one.
     """
     git = shutil.which("git")
     if git is None:
@@ -110,7 +108,6 @@ def merge_tool(texts: Conflict, path: str) -> bytes:
 
 
 def _stage(git: str, folder: Path, texts: Conflict, path: str) -> None:
-    """Make a repository in which a file is in conflict."""
     calm = ["-c", "core.autocrlf=false", "-c", "core.hooksPath=/dev/null"]
 
     def call(*words: str, data: bytes = b"") -> str:
@@ -128,10 +125,6 @@ def _stage(git: str, folder: Path, texts: Conflict, path: str) -> None:
 
 
 def _git(words: list[str], data: bytes = b"", *, may_fail: bool = False) -> bytes:
-    """What git answers on standard output.
-
-    :raises UsageError: if it cannot be run or takes too long, or fails where it must not.
-    """
     try:
         ended = run(words, GIT_SECONDS, environment(), data=data)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -153,26 +146,7 @@ def _words(command: str) -> list[str]:
     return words
 
 
-def _write_texts(folder: Path, texts: Conflict, name: str) -> tuple[Path, Path, Path, Path]:
-    files = []
-    for part, data in (
-        ("base", texts.base),
-        ("yours", texts.yours),
-        ("release", texts.release),
-        ("result", texts.merged),
-    ):
-        file = folder / f"{part}-{name}"
-        file.write_bytes(data)
-        files.append(file)
-    first, second, third, fourth = files
-    return first, second, third, fourth
-
-
 def _run(words: list[str], folder: Path, command: str, seconds: float) -> None:
-    """Run a command of the user's.
-
-    :raises UsageError: if it cannot be run, fails or takes too long.
-    """
     try:
         ended = run(words, seconds, environment(), folder)
     except (OSError, ValueError) as error:

@@ -99,12 +99,10 @@ class Session:
     :ivar features: id of each feature that it is about -> fingerprint of that feature's folder when
         it began; empty for a feature that was not there yet.
     :ivar below: the same of the features on whose text an edit was made.
-    :ivar release: the release whose files it holds.
     :ivar patches: of an edit the folder that its feature is written to; of a port those that were
         named beside the shipped one.
     :ivar files: path (``vllm/...``) -> hashes of its texts, of an edit.
     :ivar notes: further facts of an edit, or of a port that places a foreign change, as texts.
-    :ivar package: whose release it is.
     :ivar waiting: what a port waits for, in the order of the series.
     """
 
@@ -126,18 +124,11 @@ class Session:
         return (self.notes["patches"],) if is_port else ()
 
     def now(self, name: str) -> bytes | None:
-        """The present bytes of a file; ``None`` where it was removed.
-
-        :raises UsageError: if something other than a plain file is there.
-        :raises NotPrivate: if somebody else could have written it.
-        """
+        """The present bytes of a file; ``None`` where it was removed."""
         return _read_file(self.folder, name)
 
     def base(self, path: str) -> bytes | None:
-        """The text that a file is compared with; ``None`` where there is none.
-
-        :raises UsageError: if it is no longer the one that the session began with.
-        """
+        """The text that a file is compared with; ``None`` where there is none."""
         expected = self.files[path].base if path in self.files else None
         if expected is None:
             return None
@@ -152,10 +143,7 @@ class Session:
         return data
 
     def present(self) -> tuple[str, ...]:
-        """The paths of the package's files that lie there now, in order; bytecode is left out.
-
-        :raises UsageError: if something other than plain files and folders lies there.
-        """
+        """The paths of the package's files that lie there now, in order; bytecode is left out."""
         paths: list[str] = []
         for place, folders, names in os.walk(self.folder / self.package.name):
             folders[:] = sorted(name for name in folders if name != "__pycache__")
@@ -183,12 +171,7 @@ def features_of(waiting: Iterable[Waiting]) -> dict[str, str]:
 def begin(session: Session, texts: Mapping[str, bytes], base: Mapping[str, bytes]) -> Session:
     """Make a session's folder, whole or not at all.
 
-    :param session: the ``files`` of an edit are worked out here.
-    :param texts: path, or what a port calls the file -> the text to edit.
-    :param base: path -> the text that it is compared with.
     :returns: the session with its files.
-    :raises UsageError: if something lies at its folder already.
-    :raises NotPrivate: if its features are written where somebody else could write them too.
     :raises OSError: if it cannot be written; nothing is there then.
     """
     for place in session.patches:
@@ -213,9 +196,7 @@ def revise(session: Session, texts: Mapping[str, bytes], base: Mapping[str, byte
     The document is written last, so that whenever this is killed the session is as before, with
     perhaps a file more.
 
-    :param texts: path -> the text to edit; :param base: path -> the text that it is compared with.
-    :raises UsageError: if that would write over an edit.
-    :raises OSError: if it cannot be written.
+    :param texts: path -> the text to edit.
     """
     for path, data in texts.items():
         now = session.now(path)
@@ -236,11 +217,7 @@ def revise(session: Session, texts: Mapping[str, bytes], base: Mapping[str, byte
 
 
 def without(session: Session, id_: str) -> Session:
-    """A port that no longer waits for a feature, whose files are removed.
-
-    :raises UsageError: if it does not wait for it.
-    :raises OSError: if it cannot be written.
-    """
+    """A port that no longer waits for a feature, whose files are removed."""
     if id_ not in session.features:
         raise UsageError(
             f"{id_}: expected one of {', '.join(session.features) or 'none'}, for which "
@@ -264,7 +241,6 @@ def finish(session: Session) -> bool:
     """Remove a session that was carried out; files that are not its own stay.
 
     :returns: whether its folder is gone.
-    :raises OSError: if it cannot be removed.
     """
     own = [entry.name for entry in session.waiting]
     if session.kind is SessionKind.EDIT:
@@ -280,10 +256,7 @@ def finish(session: Session) -> bool:
 
 
 def abort(session: Session) -> None:
-    """Remove a session's folder with all that is in it.
-
-    :raises OSError: if it cannot be removed.
-    """
+    """Remove a session's folder with all that is in it."""
     disk.delete_folder(session.folder)
 
 
@@ -299,8 +272,7 @@ def _files(
     texts: Mapping[str, bytes], base: Mapping[str, bytes], package: Package
 ) -> dict[str, SessionFile]:
     for path in (*texts, *base):
-        if problem := file_problem(path, package):
-            raise ValueError(problem)
+        _expect_path(path, package)
     return {
         path: SessionFile(_hash(base.get(path)), _hash(texts.get(path)))
         for path in sorted({*texts, *base})
@@ -329,8 +301,6 @@ def _require_own(folder: Path) -> None:
     """Refuse a folder, by whatever path, that somebody else could have written.
 
     Of one that is not there nothing is asked: that it is missing is said where it is read.
-
-    :raises NotPrivate: naming the folder and its owner.
     """
     real = os.path.realpath(folder)
     if os.path.lexists(real):
@@ -386,11 +356,7 @@ def _pairs(table: Mapping[str, str]) -> list[str]:
 
 
 def read(folder: Path, kind: SessionKind) -> Session:
-    """The session in a folder.
-
-    :raises UsageError: if there is none, it is damaged, or another command's.
-    :raises NotPrivate: if somebody else could have written it, or the patches that it names.
-    """
+    """The session in a folder."""
     expected = f"expected a session of `overlay {kind.value}`"
     _require_own(folder)
     data = _read_file(folder, DOCUMENT) if folder.is_dir() else None

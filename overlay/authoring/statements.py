@@ -12,6 +12,7 @@ import keyword
 import tokenize
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from tokenize import TokenInfo
 from typing import NamedTuple
 
 from overlay.authoring.merge import Lines, Side, merge
@@ -151,7 +152,6 @@ def _begun_by(line: str) -> list[Statement]:  # noqa: ARG001 - the cache's key
 def _expect_margin(line: str, margins: list[int]) -> None:
     """Enter or leave blocks, as far in as a statement begins.
 
-    :param margins: those of the open blocks, the outermost first.
     :raises SyntaxError: if a block ends that far in that none began there.
     """
     margin = margin_of(line)
@@ -169,17 +169,17 @@ def _units(lines: Sequence[str]) -> Iterator[Statement]:
     :raises tokenize.TokenError, SyntaxError: where Python finds no tokens, or no end.
     """
     next_line = depth = 0
-    tokens: list[_Token] = []
+    tokens: list[TokenInfo] = []
     for token in _tokens(lines):
         if token.type == tokenize.OP:
-            depth += (token.text in _OPEN) - (token.text in _CLOSE)
+            depth += (token.string in _OPEN) - (token.string in _CLOSE)
         if depth < 0:
             raise SyntaxError("a bracket ends that did not begin")
         alone = token.type == tokenize.NL and all(each.type == tokenize.COMMENT for each in tokens)
         if token.type == tokenize.NEWLINE or alone:
-            own = tuple(lines[next_line : token.stop[0]])
+            own = tuple(lines[next_line : token.end[0]])
             yield Statement(own, tuple(_words(tokens, lines)))
-            next_line, tokens = token.stop[0], []
+            next_line, tokens = token.end[0], []
         elif token.type not in _LAYOUT:
             tokens.append(token)
     if tokens or next_line < len(lines):
@@ -235,22 +235,10 @@ def _joined_statement(base: Statement, ours: Statement, theirs: Statement) -> Li
     return lines if again == ["\0".join(merged.lines)] else None
 
 
-class _Token(NamedTuple):
-    """A token.
-
-    :ivar start: its 1-based line and its column; :ivar stop: the same of its end.
-    """
-
-    type: int
-    text: str
-    start: tuple[int, int]
-    stop: tuple[int, int]
-
-
-def _tokens(lines: Sequence[str]) -> Iterator[_Token]:
+def _tokens(lines: Sequence[str]) -> Iterator[TokenInfo]:
     """The tokens of a text; a formatted string is one of them with every version of Python."""
     ended = (f"{line}\n" for line in lines)
-    inside: list[tokenize.TokenInfo] = []  # the beginnings of formatted strings that are open
+    inside: list[TokenInfo] = []  # the beginnings of formatted strings that are open
     for token in tokenize.generate_tokens(ended.__next__):
         name = tokenize.tok_name[token.type]
         if name.endswith("STRING_START"):
@@ -259,12 +247,12 @@ def _tokens(lines: Sequence[str]) -> Iterator[_Token]:
             beginning = inside.pop()
             if not inside:
                 whole = _written(lines, beginning.start, token.end)
-                yield _Token(tokenize.STRING, whole, beginning.start, token.end)
+                yield token._replace(type=tokenize.STRING, string=whole, start=beginning.start)
         elif not inside:
-            yield _Token(token.type, token.string, token.start, token.end)
+            yield token
 
 
-def _words(tokens: Sequence[_Token], lines: Sequence[str]) -> Iterator[Word]:
+def _words(tokens: Sequence[TokenInfo], lines: Sequence[str]) -> Iterator[Word]:
     """The tokens in their places, without the commas that say nothing.
 
     A formatter puts a comma before a bracket that closes, or takes it away; but that of ``(x,)``
@@ -273,29 +261,28 @@ def _words(tokens: Sequence[_Token], lines: Sequence[str]) -> Iterator[Word]:
     brackets: list[bool] = []  # of each that is open: whether its last comma says nothing
     last = (tokens[0].start[0], 0) if tokens else (1, 0)
     for at, token in enumerate(tokens):
-        after = tokens[at + 1].text if at + 1 < len(tokens) else ""
-        if token.type == tokenize.OP and token.text in _OPEN:
-            brackets.append(token.text == "(" and at > 0 and _calls(tokens[at - 1]))
-        elif token.type == tokenize.OP and token.text in _CLOSE and brackets:
+        after = tokens[at + 1].string if at + 1 < len(tokens) else ""
+        if token.type == tokenize.OP and token.string in _OPEN:
+            brackets.append(token.string == "(" and at > 0 and _calls(tokens[at - 1]))
+        elif token.type == tokenize.OP and token.string in _CLOSE and brackets:
             brackets.pop()
-        elif token.type == tokenize.OP and token.text == "," and brackets:
+        elif token.type == tokenize.OP and token.string == "," and brackets:
             if after and after in _CLOSE and brackets[-1]:
                 continue
             brackets[-1] = True
-        gap, text = _written(lines, last, token.start), _written(lines, token.start, token.stop)
+        gap, text = _written(lines, last, token.start), _written(lines, token.start, token.end)
         yield Word(gap, text) if at else Word("", gap + text)
-        last = token.stop
+        last = token.end
 
 
-def _calls(before: _Token) -> bool:
+def _calls(before: TokenInfo) -> bool:
     """Whether a parenthesis behind a token holds the arguments of a call, or parameters."""
     if before.type == tokenize.NAME:
-        return not keyword.iskeyword(before.text)
-    return before.text in (")", "]")
+        return not keyword.iskeyword(before.string)
+    return before.string in (")", "]")
 
 
 def _written(lines: Sequence[str], start: tuple[int, int], stop: tuple[int, int]) -> str:
-    """The text between two places."""
     (first, begin), (last, end) = start, stop
     if first == last:
         return lines[first - 1][begin:end]

@@ -90,12 +90,7 @@ class FileFate:
 def sort_files(
     commits: Sequence[Commit], partial: bool, package: Package = VLLM
 ) -> tuple[dict[str, list[IncomingFile]], dict[str, IncomingFile], list[FileFate]]:
-    """Sort the files into those to edit and to add, by path, and the fate of those left out.
-
-    :param partial: leave out what is not a Python module of the package.
-    :param package: the one that the feature is to patch.
-    :raises UsageError: naming every file that no feature can carry.
-    """
+    """Sort the files into those to edit and to add, by path, and the fate of those left out."""
     _require_package(commits, package)
     sorted_ = _Sorted()
     for commit in commits:
@@ -109,8 +104,6 @@ def sort_files(
 
 @dataclass
 class _Sorted:
-    """The files of a change while they are sorted; see ``sort_files``."""
-
     edits: dict[str, list[IncomingFile]] = field(default_factory=dict)
     added: dict[str, IncomingFile] = field(default_factory=dict)
     fates: list[FileFate] = field(default_factory=list)
@@ -214,10 +207,7 @@ class _Sorted:
 
 
 def _require_package(commits: Sequence[Commit], package: Package) -> None:
-    """Refuse a change of another project, none of whose files the package could have.
-
-    :raises UsageError: naming its first file.
-    """
+    """Refuse a change of another project, none of whose files the package could have."""
     files = [file for commit in commits for file in commit.files]
     folder = f"{package.name}/"
     if all(_fate(file, package) is Fate.OUTSIDE and folder not in file.path for file in files):
@@ -242,7 +232,6 @@ def _two_packages(file: IncomingFile, package: Package, other: Package) -> str:
 
 
 def _outside(file: IncomingFile, package: Package) -> str:
-    """Why a file outside the package is refused."""
     why = f"which is no module or data file of {package.name}/"
     if file.path.startswith(f"{package.name}/") and not file.path.isprintable():
         why = f"and {file_problem(file.path, package)}"
@@ -250,7 +239,6 @@ def _outside(file: IncomingFile, package: Package) -> str:
 
 
 def _releases(package: Package) -> tuple[str, ...]:
-    """The option by which ``import`` is told the package."""
     span = "all" if package.releases else "VERSION"
     return () if package == VLLM else ("--releases", f"{package.distribution}=={span}")
 

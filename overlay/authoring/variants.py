@@ -15,10 +15,9 @@ from packaging.version import Version
 
 from overlay._features.feature_folder import essence
 from overlay._features.model import FILE_SCOPE, Feature, Hunk, PortedWay, Topic, Variant
-from overlay.authoring.porting import Porter
-from overlay.authoring.ports import FeaturePort, TopicPort
-from overlay.authoring.scoped import ScopedText
-from overlay.authoring.writing import render_patch, require_change
+from overlay.authoring.composing import ScopedText
+from overlay.authoring.porting import FeaturePort, Porter, TopicPort
+from overlay.authoring.writing import patch_bytes, require_change
 from overlay.errors import UsageError
 from overlay.package import ReleaseRange
 from overlay.planning.telling import new_lines, share_of
@@ -54,11 +53,8 @@ def with_ports(
 ) -> dict[str, bytes]:
     """The files of a feature's folder once it serves further releases.
 
-    :param files: path below the folder -> bytes; :param ports: without conflicts, one a release.
-    :param names: the known releases, oldest first.
-    :param today: ``YYYY-MM-DD``.
+    :param ports: without conflicts, one a release.
     :param merged: the first release that is known to have the feature, if that is to be noted.
-    :raises UsageError: if ``feature.toml`` has no range on a line of its own.
     """
     result = dict(files)
     landed = [port for port in ports if not port.covered and not port.idle]
@@ -76,7 +72,8 @@ def _with_variants(
     names: Sequence[str],
     today: str,
 ) -> dict[str, bytes]:
-    ends = {str(end) for t in feature.topics for v in t.variants for end in _ends(v.releases)}
+    spans = [variant.releases for topic in feature.topics for variant in topic.variants]
+    ends = {str(end) for span in spans for end in (span.first, span.last)}
     every = sorted({*names, *ends, *(port.release for port in landed)}, key=Version)
     result = {path: data for path, data in files.items() if not _is_variant(path, feature)}
     for topic in feature.topics:
@@ -101,7 +98,6 @@ def remembered(
     Upstream's later work on the change does not count against it.  What counts is that the feature
     applies to a later release again, or has a variant there: then upstream took the change back.
 
-    :param names: the known releases, oldest first.
     :returns: ``None`` where it is remembered already, or must not be.
     """
     feature, release = port.feature, Version(port.release)
@@ -118,6 +114,16 @@ def remembered(
             if later.outcome is Outcome.EXACT and not later.covered:
                 return None
     return port.release
+
+
+def serving(feature: Feature, release: Version) -> list[tuple[Topic, Variant]]:
+    """Each topic with its variant for a release, in the order in which they are applied."""
+    return [
+        (topic, variant)
+        for topic in feature.topics
+        for variant in topic.variants
+        if release in variant.releases
+    ]
 
 
 def with_releases(toml: bytes, span: ReleaseRange) -> bytes:
@@ -177,10 +183,6 @@ def with_base_has(headers: Mapping[str, str], hunks: Sequence[Hunk], base: bytes
     return result
 
 
-def _ends(span: ReleaseRange) -> tuple[Version, Version]:
-    return span.first, span.last
-
-
 def _is_variant(path: str, feature: Feature) -> bool:
     folder, _, name = path.partition("/")
     return name.endswith(".patch") and any(topic.name == folder for topic in feature.topics)
@@ -207,7 +209,6 @@ def patch_file(topic: Topic, variant: Variant) -> str:
 
 
 def _new(part: TopicPort, release: str, today: str) -> _Text:
-    """What a release gets that no variant serves yet."""
     patch = part.variant.patch
     headers = {**patch.headers, "Last-Update": today}
     if part.new_hunks is None:
@@ -215,19 +216,15 @@ def _new(part: TopicPort, release: str, today: str) -> _Text:
         headers.pop("Base-Has", None)
         way = part.retired_as
         headers["Ported-From"] = f"{part.base} {way.value}"
-        data = render_patch(headers, patch.path, patch.hunks)
-        return _Text(_key(patch.hunks, way), _encoded(data), existing=False)
+        data = patch_bytes(headers, patch.path, patch.hunks)
+        return _Text(_key(patch.hunks, way), data, existing=False)
     key = _key(part.new_hunks)
     headers["Base"] = release
     if part.before is not None:
         headers = with_base_has(headers, part.new_hunks, part.before)
     if part.way is not None:
         headers["Ported-From"] = f"{part.base} {part.way.value}"
-    return _Text(key, _encoded(render_patch(headers, patch.path, part.new_hunks)), existing=False)
-
-
-def _encoded(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
+    return _Text(key, patch_bytes(headers, patch.path, part.new_hunks), existing=False)
 
 
 def _compressed(topic: Topic, cells: Mapping[str, _Text], every: Sequence[str]) -> dict[str, bytes]:

@@ -11,22 +11,32 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from packaging.version import Version
 
+from overlay._features import sources
 from overlay._features.binary_patch import literal
 from overlay._features.documents import MalformedToml, parse_toml
 from overlay._features.feature_folder import read_feature
-from overlay._features.model import Feature, Hunk, WholeFile, blob_id
+from overlay._features.model import Feature, Hunk, UpstreamTest, WholeFile, blob_id
 from overlay._features.patch_headers import REPEATED
-from overlay._features.sources import SHARED, ErrorList, unread
+from overlay._features.sources import (
+    SHARED,
+    ErrorList,
+    entries,
+    left_behind,
+    shared_by,
+    stray,
+    unread,
+)
 from overlay.authoring import disk
 from overlay.errors import OverlayError, PatchFormatErrors, UsageError
-from overlay.package import VLLM, Package, ReleaseRange
+from overlay.package import VLLM, Package, ReleaseRange, id_problem
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax
@@ -43,24 +53,8 @@ _WIDTH = 78
 
 
 @dataclass(frozen=True)
-class DerivedTest:
-    """New lines of a change by which a release that has it is recognised, in one scope.
-
-    :ivar share: the share of the lines that must be in the scope, from 0 to 1.
-    """
-
-    path: str
-    scope: str
-    lines: tuple[str, ...]
-    share: float
-
-
-@dataclass(frozen=True)
 class FeatureText:
-    """What ``feature.toml`` of a new feature says.
-
-    :ivar keys: further ones, with values that TOML and JSON have.
-    """
+    """What ``feature.toml`` of a new feature says."""
 
     id: str
     title: str
@@ -68,7 +62,7 @@ class FeatureText:
     releases: ReleaseRange
     upstream: str = ""
     merged: str | None = None
-    tests: tuple[DerivedTest, ...] = ()
+    tests: tuple[UpstreamTest, ...] = ()
     package: Package = VLLM
     keys: Mapping[str, Any] = field(default_factory=dict)
 
@@ -87,11 +81,7 @@ class Expected(NamedTuple):
 
 @dataclass(frozen=True)
 class FeatureFolder:
-    """A feature's folder, ready to be written.
-
-    :ivar files: path below the folder -> bytes.
-    :ivar expected: what its patches must make, once they are read back.
-    """
+    """A feature's folder, ready to be written."""
 
     text: FeatureText
     files: Mapping[str, bytes] = field(default_factory=dict)
@@ -104,11 +94,12 @@ class FeatureFolder:
 
 def render_toml(text: FeatureText) -> str:
     """``feature.toml`` of a feature."""
-    why = text.why.strip() or text.title
+    why = (text.why.strip() or text.title).replace("\\", "\\\\").replace('"""', '""\\"')
+    why = re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", lambda match: f"\\u{ord(match[0]):04x}", why)
     lines = [
         f"id = {toml_string(text.id)}",
         f"title = {toml_string(text.title)}",
-        f'why = """\n{_multiline(why)}\n"""',
+        f'why = """\n{why}\n"""',
     ]
     if text.package != VLLM:
         lines.append(f"package = {toml_string(text.package.name)}")
@@ -119,7 +110,7 @@ def render_toml(text: FeatureText) -> str:
         lines.append(f"merged = {toml_string(text.merged)}")
     lines += [f"{name} = {_value(text.keys[name])}" for name in text.keys if name not in _TABLES]
     tables = [line for name in _TABLES for line in _table(name, text.keys.get(name))]
-    return "\n".join([*lines, *tables, *_tests(text.tests)]) + "\n"
+    return "\n".join([*lines, *tables, *_tests(map(_table_of, text.tests))]) + "\n"
 
 
 #: The further keys that are written as tables.
@@ -146,53 +137,52 @@ def _value(value: object) -> str:
     return toml_string(value) if isinstance(value, str) else json.dumps(value)
 
 
-def _tests(tests: Sequence[DerivedTest]) -> list[str]:
-    """The tables of derived tests."""
-    lines: list[str] = []
+def _table_of(test: UpstreamTest) -> dict[str, Any]:
+    share = float(f"{test.share:g}")
+    return {"path": test.path, "scope": test.scope, "lines": list(test.lines), "share": share}
+
+
+def _tests(tests: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     for test in tests:
-        lines += [
-            "",
-            "[[upstreamed]]",
-            f"path = {toml_string(test.path)}",
-            f"scope = {toml_string(test.scope)}",
-            "lines = [",
-            *(f"    {toml_string(line)}," for line in test.lines),
-            "]",
-            f"share = {test.share:g}",
-        ]
-    return lines
+        yield from ("", "[[upstreamed]]")
+        for key, value in test.items():
+            if isinstance(value, list):
+                yield from (f"{key} = [", *(f"    {toml_string(text)}," for text in value), "]")
+            else:
+                text = toml_string(value) if isinstance(value, str) else f"{value:g}"
+                yield f"{key} = {text}"
 
 
-def with_tests(toml: bytes, tests: Sequence[DerivedTest]) -> bytes:
-    """``feature.toml`` with other derived tests; the rest, tests by hand too, stays as it is.
-
-    :raises UsageError: if its tables are written in a way in which they cannot be told apart.
-    """
-    text = toml.decode("utf-8")
-    tables = re.split(r"(?m)^(?=\[)", text)
-    other_tables = [part for part in tables if not _DERIVED.match(part)]
-    text_after = (
-        "".join(other_tables).rstrip("\n") + "\n" + "".join(f"{line}\n" for line in _tests(tests))
-    )
+def with_tests(toml: bytes, tests: Sequence[UpstreamTest]) -> bytes:
+    """``feature.toml`` with other derived tests; the rest, tests by hand too, stays as it is."""
     by_hand = [test for test in parse_toml(toml).get("upstreamed", []) if "lines" not in test]
-    new = [
-        {**vars(test), "lines": list(test.lines), "share": float(f"{test.share:g}")}
-        for test in tests
-    ]
-    return require_change(
-        toml,
-        text_after,
-        {"upstreamed": [*by_hand, *new] or None},
+    expected = (
         "each [[upstreamed]] with lines as a table of its own behind the others, whose lines are "
-        "indented",
+        "indented"
     )
+    return with_tables(toml, _DERIVED, [*map(_table_of, tests)], by_hand, expected)
+
+
+def with_tables(
+    toml: bytes,
+    replaced: re.Pattern[str],
+    tests: Sequence[Mapping[str, Any]],
+    by_hand: Sequence[Mapping[str, Any]] = (),
+    expected: str = "each [[upstreamed]] as a table of its own",
+) -> bytes:
+    """``feature.toml`` with tests of what upstream has in the place of some of its tables.
+
+    :param replaced: matches those; :param by_hand: the tests that stay.
+    """
+    tables = re.split(r"(?m)^(?=\[)", toml.decode("utf-8"))
+    rest = "".join(part for part in tables if not replaced.match(part)).rstrip("\n")
+    after = "\n".join([rest, *_tests(tests)]) + "\n"
+    return require_change(toml, after, {"upstreamed": [*by_hand, *tests] or None}, expected)
 
 
 def require_change(toml: bytes, after: str, keys: Mapping[str, object], expected: str) -> bytes:
     """A changed ``feature.toml``, if nothing but some keys has changed: its text is not parsed.
 
-    :param keys: key -> what it is now, ``None`` for nothing.
-    :param expected: how its text has to be written.
     :raises UsageError: if more, or less, has changed, as in a text of several lines.
     """
     try:
@@ -207,11 +197,18 @@ def require_change(toml: bytes, after: str, keys: Mapping[str, object], expected
     )
 
 
-def render_patch(headers: Mapping[str, str], path: str, hunks: Sequence[Hunk]) -> str:
-    """A patch file of the strict format, which ``git apply`` and ``patch`` take too.
+def today() -> str:
+    """The day on which something is written, ``YYYY-MM-DD``."""
+    return datetime.now().astimezone().date().isoformat()
 
-    :param headers: DEP-3 fields in their order; values may have several lines.
-    """
+
+def patch_bytes(headers: Mapping[str, str], path: str, hunks: Sequence[Hunk]) -> bytes:
+    """The bytes of a patch file, as ``render_patch``; those that were no UTF-8 are kept."""
+    return render_patch(headers, path, hunks).encode("utf-8", "surrogateescape")
+
+
+def render_patch(headers: Mapping[str, str], path: str, hunks: Sequence[Hunk]) -> str:
+    """A patch file of the strict format, which ``git apply`` and ``patch`` take too."""
     lines = [line for name, value in headers.items() for line in _header(name, value)]
     if hunks and (whole := hunks[0].whole) is not None:
         return "\n".join([*lines, "---", *_whole_file(path, whole)]) + "\n"
@@ -265,10 +262,7 @@ def _hunk(hunk: Hunk, shift: int) -> list[str]:
 
 
 def toml_string(text: str) -> str:
-    """A text as a basic string of TOML, whose escapes are those of JSON but for a few.
-
-    :raises UsageError: if it is not Unicode, as a name of a file may be; no TOML can hold it.
-    """
+    """A text as a basic string of TOML, whose escapes are those of JSON but for a few."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -278,18 +272,8 @@ def toml_string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _multiline(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"""', '""\\"')
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", lambda match: f"\\u{ord(match[0]):04x}", escaped)
-
-
 def check_folder(folder: FeatureFolder, syntax: Syntax | None = None) -> Feature:
-    """The feature that a folder holds, as every command will read it.
-
-    :param syntax: answers about texts, if they are remembered from elsewhere.
-    :raises PatchFormatErrors: if the reader refuses it.
-    :raises OverlayError: if what is read back does not make the change.
-    """
+    """The feature that a folder holds, as every command will read it."""
     return check_files(folder.text.id, folder.all_files(), folder.expected, syntax)
 
 
@@ -303,7 +287,6 @@ def check_files(
     """The feature that the files of a folder make, as every command will read it.
 
     :param files: path below the folder -> bytes, ``feature.toml`` included.
-    :param expected: what its patches must make.
     :param shared: the modules beside the folder that features share, as ``Feature.shared_modules``.
     :raises PatchFormatErrors: if the reader refuses it.
     :raises UsageError: if the reader passes over a module, for its name.
@@ -313,8 +296,14 @@ def check_files(
         beside = {f"{SHARED}/files/{path}": data for path, data in (shared or {}).items()}
         disk.require_inside(id_, files)
         _lay({f"{id_}/{name}": data for name, data in files.items()} | beside, Path(place))
-        feature = _read(Path(place, id_))
-    lost = _modules_lost(feature, files) + _texts_missed(feature, expected, syntax or Memo())
+        errors = ErrorList()
+        feature = read_feature(Path(place, id_), Path(place), "imported", errors)
+        if feature is None or errors:
+            raise PatchFormatErrors(errors)
+    added = {f"files/{module.path}": module.content for module in feature.added}
+    modules = (name for name in files if name.startswith("files/"))
+    lost = [name for name in modules if added.get(name) != files[name]]
+    lost += _texts_missed(feature, expected, syntax or Memo())
     for name in lost:
         if (problem := unread(name)) is not None:
             raise UsageError(f"{id_}: {problem}")
@@ -328,15 +317,7 @@ def check_files(
     return feature
 
 
-def _modules_lost(feature: Feature, files: Mapping[str, bytes]) -> list[str]:
-    """The modules of a folder that are not read back as they are."""
-    added = {f"files/{module.path}": module.content for module in feature.added}
-    modules = (name for name in files if name.startswith("files/"))
-    return [name for name in modules if added.get(name) != files[name]]
-
-
 def _texts_missed(feature: Feature, expected: Sequence[Expected], syntax: Syntax) -> list[str]:
-    """The topics that do not make what they must."""
     texts = Texts(syntax)
     missed: list[str] = []
     for topic, release, before, after in expected:
@@ -356,8 +337,6 @@ def write_folder(folder: FeatureFolder, patches: Path, *, update: bool = False) 
     """Write a feature's folder into a folder of patches, whole or not at all.
 
     :param update: take the place of a feature that has the id already.
-    :raises UsageError: if a feature with the id exists and ``update`` is not set.
-    :raises PatchFormatErrors: if what would be written cannot be read back.
     :raises OSError: if it cannot be written; the folder of patches is as it was then.
     """
     final = patches / folder.text.id
@@ -372,7 +351,6 @@ def write_folder(folder: FeatureFolder, patches: Path, *, update: bool = False) 
 
 
 def _lay(files: Mapping[str, bytes], place: Path) -> None:
-    """Write files below a new folder."""
     for name, data in files.items():
         file = place / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -380,9 +358,69 @@ def _lay(files: Mapping[str, bytes], place: Path) -> None:
             opened.write(data)
 
 
-def _read(folder: Path) -> Feature:
-    errors = ErrorList()
-    feature = read_feature(folder, folder.parent, "imported", errors)
-    if feature is None or errors:
-        raise PatchFormatErrors(errors)
-    return feature
+# Whether a feature can be written
+
+
+#: What a feature's folder holds beside the folders of its topics, and commands write again.
+_OWN = frozenset({"feature.toml", "files", "origin"})
+
+
+def expect_id(id_: str, option: str = "") -> None:
+    """Refuse an id that cannot be one."""
+    what = f"{option} " if option else ""
+    if (problem := id_problem(id_)) is not None:
+        raise UsageError(f"{what}{problem}, as ids of features are")
+    if id_ == SHARED:
+        raise UsageError(
+            f"{what}{id_!r} cannot be the id of a feature: in a folder of patches {SHARED}/ holds "
+            "the modules that several features name; choose another"
+        )
+
+
+def require_free(
+    patches: Path,
+    id_: str,
+    *,
+    update: bool,
+    instead: str = "pass --update to replace it",
+    option: str = "",
+) -> None:
+    """Refuse an id that cannot be one, or that is taken, before anything is fetched.
+
+    :param update: whether a feature of that id is to be replaced.
+    """
+    expect_id(id_, option)
+    other = f"choose another {option or 'id'}"
+    shipped = sources.shipped_folder()
+    if os.path.realpath(patches) != os.path.realpath(shipped) and id_ in entries(shipped):
+        raise UsageError(
+            f"{id_}: expected no feature of that id, found one that comes with the overlay, and "
+            f"an id is one feature's: {other}"
+        )
+    place = entries(patches).get(id_) if patches.is_dir() else None
+    if place is None:
+        return
+    if not os.path.lexists(place / "feature.toml"):
+        what = "a folder without feature.toml" if place.is_dir() else "a file"
+        raise UsageError(f"{place}: expected no feature of that id, found {what}: {other}")
+    if not update:
+        raise UsageError(
+            f"{place}: expected no feature of that id, found one; {other}, or {instead}"
+        )
+    if lost := _foreign_names(place):
+        raise UsageError(
+            f"{place}: --update would replace all of it, and {', '.join(lost[:3])} is not of its "
+            "patches: move that away first"
+        )
+
+
+def _foreign_names(feature: Path) -> list[str]:
+    """What somebody else put into a feature's folder, but for what tools leave."""
+    shared = ["`shared` in its feature.toml"] if shared_by(feature) else []
+    return shared + [
+        name
+        for name in sorted(os.listdir(feature))
+        if name not in _OWN
+        and not (left_behind(name) or stray(name))
+        and not ((feature / name).is_dir() and name[:2].isdigit())
+    ]

@@ -12,7 +12,7 @@ import pytest
 from overlay._features import folder as features
 from overlay._features.sources import SWITCH, entries, feature_documents, fingerprint
 from overlay._features.switches import declarations
-from overlay.authoring import disk, lock
+from overlay.authoring import disk
 from overlay.authoring.disk import NewFolder, finish_switch, replace_features
 from overlay.errors import OverlayError, UsageError
 from tests.support.faults import Dead, FaultyOs, dying, failing, faulty, in_child, killing
@@ -190,9 +190,9 @@ def test_a_switch_that_a_stranger_made_is_none(patches: Path, tmp_path: Path, wh
 
 
 def test_only_one_command_writes_at_a_time(patches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "SECONDS", 0.05)
+    monkeypatch.setattr(disk, "SECONDS", 0.05)
     with (
-        lock.only_writer(patches),
+        disk.only_writer(patches),
         pytest.raises(OverlayError, match="being written by another overlay command"),
     ):
         change(patches)

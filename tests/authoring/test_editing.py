@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from packaging.version import Version
 
 from overlay._features.documents import parse_toml
-from overlay._features.model import Feature
+from overlay._features.model import Feature, UpstreamTest
 from overlay.authoring.composing import NotComposable, compose
-from overlay.authoring.editing import CommittedFolder, Edited, commit
-from overlay.authoring.layout import lay_out
-from overlay.authoring.writing import DerivedTest, check_files, render_patch, with_tests
+from overlay.authoring.editing import CommittedFolder, Edited, commit, lay_out
+from overlay.authoring.writing import check_files, render_patch, with_tests
 from overlay.errors import PatchFormatErrors, UsageError
 from overlay.package import ReleaseRange
 from overlay.planning.planner import plan
@@ -197,11 +196,13 @@ def test_tables_that_cannot_be_told_apart_are_refused() -> None:
     )
     for toml in (TOML + b'upstreamed = [{path = "vllm/a.py", lines = ["a"]}]\n', TOML + quoted):
         with pytest.raises(UsageError, match="as a table of its own"):
-            with_tests(toml, (DerivedTest(A, "Runner", ("line",), 0.6),))
+            with_tests(toml, (UpstreamTest(A, "Runner", lines=("line",), share=0.6),))
 
 
 def test_a_byte_order_mark_does_not_stop_the_tests_of_an_edit() -> None:
-    made = with_tests(b"\xef\xbb\xbf" + TOML, (DerivedTest(A, "Runner", ("line",), 2 / 3),))
+    made = with_tests(
+        b"\xef\xbb\xbf" + TOML, (UpstreamTest(A, "Runner", lines=("line",), share=2 / 3),)
+    )
     assert parse_toml(made)["upstreamed"][0]["lines"] == ["line"]
 
 

@@ -25,7 +25,7 @@ def repository(tmp_path: Path) -> Repository:
 def test_a_range_is_read_as_mails(repository: Repository) -> None:
     checkout = Checkout(repository.folder)
     first, last = checkout.commit("HEAD~1"), checkout.commit("main")
-    mails = checkout.mails(first, last)
+    mails = checkout.mails(f"{first}..{last}")
     assert mails.startswith(b"From " + last.encode())
     assert b"Subject: [PATCH] Second (#12345)" in mails
     assert b"+a = 2" in mails
@@ -88,7 +88,7 @@ def test_a_checkout_runs_nothing_of_its_own(
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "nowhere"))
     checkout = Checkout(repository.folder)
     first, last = checkout.commit("HEAD~1"), checkout.commit("HEAD")
-    mails = checkout.mails(first, last)
+    mails = checkout.mails(f"{first}..{last}")
     assert b"--- a/vllm/a.py\n+++ b/vllm/a.py\n" in mails
     assert b"Somebody Else" not in mails
     assert b"\nSubject: [PATCH] " in mails

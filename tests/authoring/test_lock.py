@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from overlay._features.sources import SWITCH, entries
-from overlay.authoring import disk, lock
+from overlay.authoring import disk
 from overlay.authoring.disk import NewFolder, replace_features
 from overlay.errors import OverlayError, UsageError
 from tests.support.faults import end_of_child, start_child
@@ -92,22 +92,22 @@ def test_any_other_answer_of_the_system_is_told(
 def test_who_comes_second_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str | None
 ) -> None:
-    monkeypatch.setattr(lock, "SECONDS", 0.01)
+    monkeypatch.setattr(disk, "SECONDS", 0.01)
     if number is not None:
         monkeypatch.setattr(fcntl, "flock", refusing(getattr(errno, number)))
     with (
-        lock.only_writer(tmp_path),
+        disk.only_writer(tmp_path),
         pytest.raises(OverlayError, match="is being written by another"),
-        lock.only_writer(tmp_path),
+        disk.only_writer(tmp_path),
     ):
         pass
-    with lock.only_writer(tmp_path):
+    with disk.only_writer(tmp_path):
         pass
 
 
 def test_a_file_is_not_a_folder_of_patches(tmp_path: Path) -> None:
     (tmp_path / "ours").write_text("")
-    with pytest.raises(UsageError, match="found a file"), lock.only_writer(tmp_path / "ours"):
+    with pytest.raises(UsageError, match="found a file"), disk.only_writer(tmp_path / "ours"):
         pass
 
 

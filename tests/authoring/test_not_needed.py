@@ -8,7 +8,7 @@ from packaging.version import Version
 
 from overlay._features.model import Feature, PortedWay
 from overlay.authoring.commands.matrix import MatrixCell
-from overlay.authoring.ports import FeaturePort, TopicPort
+from overlay.authoring.porting import FeaturePort, TopicPort
 from overlay.authoring.variants import with_ports
 from overlay.authoring.writing import check_files
 from overlay.planning.planner import plan

@@ -17,9 +17,8 @@ from overlay._features.feature_folder import essence
 from overlay._features.model import Feature, UpstreamTest, Variant
 from overlay.authoring.building import derived_tests
 from overlay.authoring.carry import _merged, carry
-from overlay.authoring.composing import NotComposable, compose
+from overlay.authoring.composing import NotComposable, ScopedText, compose
 from overlay.authoring.porting import Porter
-from overlay.authoring.scoped import ScopedText
 from overlay.authoring.variants import base_has, remembered, with_ports
 from overlay.authoring.writing import check_files, render_patch
 from overlay.planning.attempt import Texts, attempt

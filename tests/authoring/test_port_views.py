@@ -10,7 +10,7 @@ from overlay._features.model import MODULE_SCOPE, Hunk
 from overlay.authoring.carry import carry
 from overlay.authoring.composing import compose
 from overlay.authoring.port_views import conflict, marker_lines, merge_view, upstream_view
-from overlay.authoring.ports import TopicPort
+from overlay.authoring.porting import TopicPort
 from overlay.authoring.writing import check_files, render_patch
 from tests.support.port_world import HEADERS, PATH
 

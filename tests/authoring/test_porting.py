@@ -11,7 +11,7 @@ from packaging.version import Version
 from overlay._features.folder import load
 from overlay._features.model import Feature, PortedWay
 from overlay.authoring.composing import compose
-from overlay.authoring.ports import FeaturePort
+from overlay.authoring.porting import FeaturePort
 from overlay.authoring.variants import with_merged, with_ports, with_releases
 from overlay.authoring.writing import check_files, render_patch
 from overlay.errors import UsageError

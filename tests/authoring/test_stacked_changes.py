@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from packaging.version import Version
 
 from overlay._features.model import Feature
-from overlay.authoring.building import TwoTexts, Words, build, change_of, texts_with
+from overlay.authoring.building import StackedTexts, TwoTexts, Words, build, change_of
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.porting import Porter
 from overlay.authoring.writing import check_folder
@@ -57,7 +57,7 @@ class World:
     def add(self, *edits: tuple[str, str], path: str = PATH, new: str = "") -> Feature:
         """A feature that edits what the features before it left, or adds a module."""
         syntax = Syntax()
-        texts = texts_with(self.features, self.texts, syntax)
+        texts = StackedTexts(self.features, self.texts, syntax)
         before = texts.read(NAMES[0], path)
         after = new or (before or b"").decode()
         for old, text in edits:
@@ -138,7 +138,7 @@ def test_a_feature_that_does_not_fit_a_release_leaves_the_others_there() -> None
     drifted = w.add(("return e", "return e + 3"))
     other = w.add(("b = a", "b = a + 1"))
     for features in ([drifted, other], [other, drifted]):
-        texts = texts_with(features, w.texts, Syntax())
+        texts = StackedTexts(features, w.texts, Syntax())
         expected = w.releases[NAMES[1]][PATH].replace("b = a", "b = a + 1")
         assert texts.read(NAMES[1], PATH) == expected.encode()
         laid = lay(features, w.tree(NAMES[1]), Version(NAMES[1]))

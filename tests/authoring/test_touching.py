@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlay.authoring.carry import carry
+from overlay.authoring.carry import carry, place_touching
 from overlay.authoring.composing import compose
 from overlay.authoring.merge import merge
-from overlay.authoring.touching import place_touching
 from overlay.results import Outcome
 
 BASE = """\

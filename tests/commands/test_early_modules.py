@@ -11,8 +11,8 @@ from packaging.version import Version
 from overlay._features.early_modules import early_among, early_modules
 from overlay._features.folder import load
 from overlay._features.sources import shipped_folder
-from overlay.authoring.reports.authored import AuthoredFile, AuthoredHunks, NewReport
-from overlay.authoring.reports.imported import ImportReport
+from overlay.authoring.commands.edit_report import AuthoredFile, AuthoredHunks, NewReport
+from overlay.authoring.commands.import_report import ImportReport
 from overlay.authoring.triage import FileFate
 from overlay.package import KNOWN_RELEASES, module_name
 from overlay.report.codes import Code, Verdict

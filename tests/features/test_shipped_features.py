@@ -21,7 +21,7 @@ from overlay._features.folder import holes
 from overlay._features.model import Variant
 from overlay._features.sources import shipped_folder
 from overlay.authoring.building import derived_tests
-from overlay.authoring.layout import variants
+from overlay.authoring.variants import serving
 from overlay.package import KNOWN_RELEASES
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.diff import render
@@ -193,7 +193,7 @@ def test_every_known_release_takes_the_draft_graphs_and_has_the_rest(release: st
     assert all(not result.untested for result in planned(release).features)
     here = [feature(name) for name in OURS if not past(name, release)]
     added = {file.path for one in here for file in one.added}
-    patched = {v.patch.path for one in here for _, v in variants(one, Version(release))}
+    patched = {v.patch.path for one in here for _, v in serving(one, Version(release))}
     assert {change.path for change in planned(release).changes} == added | patched
 
 
@@ -216,7 +216,7 @@ def test_the_lines_that_tell_of_a_feature_are_those_of_its_newest_hunks(name: st
     newest = KNOWN_RELEASES[-1]
     texts, now = Texts(SYNTAX), {}
     parts = []
-    for _, variant in variants(feature(name), Version(newest)):
+    for _, variant in serving(feature(name), Version(newest)):
         path, hunks = variant.patch.path, variant.patch.hunks
         before = now.get(path) or target(newest).read(path)
         assert before is not None

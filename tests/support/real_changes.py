@@ -20,8 +20,7 @@ from overlay._features.sources import shipped_folder
 from overlay.authoring.importing import prepare
 from overlay.authoring.incoming import read_changes
 from overlay.authoring.locating import ReleaseTexts
-from overlay.authoring.porting import Porter
-from overlay.authoring.ports import FeaturePort
+from overlay.authoring.porting import FeaturePort, Porter
 from overlay.authoring.writing import check_files
 from overlay.errors import UsageError
 from overlay.package import VLLM, ReleaseRange

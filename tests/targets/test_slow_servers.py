@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from overlay.authoring import urls
+from overlay.authoring import sources
 from overlay.errors import PackageIndexError
 from overlay.targets import fetch as fetching
 from overlay.targets import http
@@ -150,9 +150,9 @@ def test_a_page_that_drips_ends_in_time(name: str) -> None:
 def test_the_change_at_a_url_that_drips_ends_in_time(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(urls, "SECONDS", 0.3)
-    with server(DRIPS[name]) as (url, _), at_most(10), pytest.raises(urls.FetchError) as caught:
-        urls.fetch(f"{url}/x.diff?token=s3cret#frag", 1 << 20)
+    monkeypatch.setattr(sources, "SECONDS", 0.3)
+    with server(DRIPS[name]) as (url, _), at_most(10), pytest.raises(sources.FetchError) as caught:
+        sources.fetch(f"{url}/x.diff?token=s3cret#frag", 1 << 20)
     said = str(caught.value)
     assert "within 0.3 seconds" in said or "redirect" in said
     assert not {"s3cret", "frag"} & set(said.replace("=", " ").replace("#", " ").split())
@@ -200,7 +200,7 @@ def test_no_answer_is_larger_than_its_limit(head: bytes, tmp_path: Path) -> None
         for ask in (
             lambda: session(1).page(url, "text/html", limit),
             lambda: session(1).download(url, file, "it", None, limit),
-            lambda: urls.fetch(url, limit),
+            lambda: sources.fetch(url, limit),
         ):
             with pytest.raises(PackageIndexError):
                 ask()

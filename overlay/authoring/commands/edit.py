@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +16,20 @@ from overlay.authoring import disk
 from overlay.authoring import releases as package_releases
 from overlay.authoring import session as sessions
 from overlay.authoring.building import TwoTexts
-from overlay.authoring.commands.new import made_of, words
-from overlay.authoring.editing import Edited, expect_bytes
-from overlay.authoring.editing import commit as compose_commit
-from overlay.authoring.free_ids import require_free
-from overlay.authoring.layout import lay_out
-from overlay.authoring.locating import ReleaseTexts
-from overlay.authoring.reports.authored import (
+from overlay.authoring.commands.edit_report import (
     AuthoredFile,
     EditAction,
     EditReport,
     authored,
     edited,
 )
+from overlay.authoring.commands.new import made_of, words
+from overlay.authoring.editing import Edited, expect_bytes, lay_out
+from overlay.authoring.editing import commit as compose_commit
+from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.session import DOCUMENT, Session, SessionKind, finish, from_anywhere, read
 from overlay.authoring.triage import FileFate
-from overlay.authoring.writing import check_folder, write_folder
+from overlay.authoring.writing import check_folder, require_free, today, write_folder
 from overlay.commands.request import FURTHER, Request
 from overlay.errors import PackageIndexError, UsageError, did_you_mean
 from overlay.package import (
@@ -70,10 +67,6 @@ def begin(
     """Begin a session in ``./ID@RELEASE``, or lay further files into the one that is there.
 
     :param release: the release whose files are edited; default: the newest that the feature serves.
-    :param more: further files of that release (``vllm/...``) to edit.
-    :raises UsageError: if there is no such feature, it cannot be written or does not land on the
-        release, or something other than its session lies in that folder.
-    :raises OverlayError: if the features or the release cannot be read.
     """
     features = request._replace(features=(id_,)).load()
     feature = find_feature(features, id_)
@@ -101,11 +94,6 @@ def begin_new(
     :param files: paths of the release, whose first folder is its package (``vllm/...``);
         of a session that is there: further ones.
     :param release: default: the newest known one.
-    :param title: what the change does, in a line; by default made of the id.
-    :param context: how many lines of context the hunks keep; default: as many as they need.
-    :raises UsageError: if the id exists or cannot be one, the release has no such file, or
-        something other than the session lies in that folder.
-    :raises OverlayError: if the features or the release cannot be read.
     """
     patches = in_home(request.patches[-1])
     require_free(patches, id_, update=False, instead=f"{command('edit', id_)}, which edits that")
@@ -117,7 +105,11 @@ def begin_new(
     if any(feature.id == id_ for feature in everything):
         raise UsageError(f"{id_}: expected no feature of that id, found one; choose another id")
     features = of_package(everything, package)
-    earlier = [each for each in features if not _behind(each, id_, patches)]
+    earlier = [  # those behind the new one are of the same folder
+        each
+        for each in features
+        if each.shipped or each.id <= id_ or not _same(each.origin, patches)
+    ]
     fresh = _fresh(id_, "", name, Path(os.path.abspath(patches)), package)
     notes = {_TITLE: title} if title else {}
     notes |= {} if context is None else {_CONTEXT: str(context)}
@@ -126,7 +118,6 @@ def begin_new(
 
 
 def _fresh(id_: str, source: str, release: str, patches: Path, package: Package) -> Session:
-    """A session without files."""
     folder, own = Path(f"{id_}@{release}"), {id_: source}
     return Session(folder, SessionKind.EDIT, own, release, (patches,), package=package)
 
@@ -141,12 +132,7 @@ def _opened(
 ) -> EditReport:
     """Begin a session, or lay further files into the one that is in its folder.
 
-    :param fresh: the session without files.
-    :param feature: ``None`` for one that is not there yet; :param features: those at hand.
-    :param earlier: those before it; :param more: files that are wanted beside those it patches.
-    :raises UsageError: if something other than its session lies in that folder, or the features
-        are others than when it began.
-    :raises OSError: if it cannot be written.
+    :param more: files that are wanted beside those it patches.
     """
     release, package = fresh.release, fresh.package
     tree = package_releases.tree_of(release, package, request.progress)
@@ -172,10 +158,6 @@ def _opened(
 def _report(
     session: Session, action: EditAction, *, emptied: bool = True, **more: Any
 ) -> EditReport:
-    """What was done with a session.
-
-    :param more: further fields of the report.
-    """
     (id_,) = session.features
     releases, unedited = more.get("releases"), more.get("left", ())
     verdict = edited(action, id_, session.folder, releases, unedited, emptied=emptied)
@@ -183,10 +165,7 @@ def _report(
 
 
 def find_feature(features: Sequence[Feature], id_: str) -> Feature:
-    """The feature with an id.
-
-    :raises UsageError: if there is none.
-    """
+    """The feature with an id."""
     feature = next((feature for feature in features if feature.id == id_), None)
     if feature is None:
         ids = [feature.id for feature in features]
@@ -199,10 +178,7 @@ def find_feature(features: Sequence[Feature], id_: str) -> Feature:
 
 
 def writable_folder(feature: Feature) -> Path:
-    """The folder of patches that a feature is in.
-
-    :raises UsageError: if the feature came with an installed overlay.
-    """
+    """The folder of patches that a feature is in."""
     if not feature.shipped:
         return Path(feature.origin)
     folder = shipped_folder()
@@ -217,10 +193,6 @@ def writable_folder(feature: Feature) -> Path:
 
 
 def _expect_paths(paths: Sequence[str], package: Package) -> None:
-    """Refuse files that no feature can change.
-
-    :raises UsageError: naming the first.
-    """
     for path in paths:
         if (problem := file_problem(path, package)) is not None:
             raise UsageError(f"--file: {problem}; name a file such as {package.name}/NAME.py")
@@ -230,8 +202,6 @@ def _release(text: str | None, package: Package, feature: Feature | None = None)
     """The release to edit on; by default the newest known one that a feature serves.
 
     :param text: as a bare version or with the name of the package (``vllm-ascend==0.23.0``).
-    :param feature: ``None`` for a new one, which may serve any.
-    :raises UsageError: if what is named is not a release of the package, or none is known.
     """
     if text is not None:
         try:
@@ -261,23 +231,14 @@ def _at_hand(request: Request, place: Path) -> tuple[Feature, ...]:
 
 
 def _same(folder: str | Path, other: str | Path) -> bool:
-    """Whether two paths mean one place."""
     return os.path.realpath(folder) == os.path.realpath(other)
-
-
-def _behind(feature: Feature, id_: str, patches: Path) -> bool:
-    """Whether a feature is applied after the new one: by its id, in the same folder."""
-    return not feature.shipped and _same(feature.origin, patches) and feature.id > id_
 
 
 # Abort and commit
 
 
 def abort(folder: Path) -> EditReport:
-    """Remove a session with all that is in it.
-
-    :raises UsageError: if there is none; :raises OSError: if it cannot be removed.
-    """
+    """Remove a session with all that is in it."""
     session = read(from_anywhere(folder), SessionKind.EDIT)
     sessions.abort(session)
     return _report(session, EditAction.ABORTED)
@@ -328,10 +289,6 @@ def commit(request: Request, folder: Path, context: int | None = None) -> EditRe
 
 
 def _expect_same(session: Session, features: Sequence[Feature]) -> None:
-    """Refuse a session whose features are others than when it began.
-
-    :raises UsageError: naming them.
-    """
     sources = {feature.id: feature.source or "" for feature in features}
     before = {**session.below, **session.features}
     changed = [name for name, source in before.items() if sources.get(name, "") != source]
@@ -344,11 +301,7 @@ def _expect_same(session: Session, features: Sequence[Feature]) -> None:
 
 
 def _present(session: Session, below: tuple[Feature, ...], progress: Progress | None) -> Edited:
-    """What the session's files hold, and what they are compared with.
-
-    :raises UsageError: if a base was edited, or a file is new and the release, which may have it,
-        cannot be read.
-    """
+    """What the session's files hold, and what they are compared with."""
     paths = [path for path in session.present() if not stray(path.rpartition("/")[2])]
     new = [path for path in paths if path not in session.files]
     base = {path: session.base(path) for path in session.files}
@@ -374,14 +327,12 @@ def _present(session: Session, below: tuple[Feature, ...], progress: Progress | 
 
 
 def _gives(feature: Feature, edits: Edited) -> bool:
-    """Whether applying a feature gives the files of a session already."""
     feature_plan = plan([feature], edits, edits.release)
     texts = {change.path: change.after for change in feature_plan.changes}
     return all(texts.get(path, edits.base.get(path)) == now for path, now in edits.now.items())
 
 
 def _context(session: Session) -> int | None:
-    """How many lines of context the hunks of a session keep; ``None``: as many as they need."""
     note = session.notes.get(_CONTEXT, "")
     return int(note) if note.isascii() and note.isdecimal() and len(note) <= 4 else None
 
@@ -396,10 +347,7 @@ def _create(
     now: Edited,
     progress: Progress | None,
 ) -> dict[str, Any]:
-    """Make and write a feature that is not there yet.
-
-    :param below: the features that its text is made on; :param now: the session's files.
-    """
+    """Make and write a feature that is not there yet."""
     release, package = session.release, session.package
     source = f"edits of {package.title} {release}"
     text = words(id_, session.notes.get(_TITLE, ""), source, package)
@@ -439,7 +387,7 @@ def _changed(
         now,
         _fits(trees, unread, below, now.changed),
         served,
-        datetime.now().astimezone().date().isoformat(),
+        today(),
         _context(session),
     )
     disk.replace_features(patches, [disk.NewFolder(id_, form.files, whole=False)])
@@ -461,10 +409,7 @@ def _changed(
 def _fits(
     trees: ReleaseTexts, unread: dict[str, str], below: Sequence[Feature], paths: Sequence[str]
 ) -> Callable[[Feature, str], bool]:
-    """Whether a form of the feature lands on a release, in the files that were edited.
-
-    :param unread: takes each release that cannot be read, with the reason.
-    """
+    """Whether a form of the feature lands on a release, in the files that were edited."""
     memo = Memo()
 
     def fits(feature: Feature, release: str) -> bool:

@@ -44,9 +44,7 @@ class ExportedMail(NamedTuple):
 class ExportReport(Report):
     """Features as mails.
 
-    :ivar release: on whose text the changes are; :ivar mails: in the order of the series.
     :ivar output: the file that was written; ``None``: standard output, or nothing was.
-    :ivar mailbox: what goes to standard output.
     :ivar warnings: what the mails do not carry.
     """
 
@@ -86,11 +84,7 @@ def export(
 ) -> ExportReport:
     """Features as a mailbox, one mail each, on each other in their order.
 
-    :param ids: the features; :param release: default: the newest known one that all of them serve.
-    :param output: the file to write; default: standard output.
-    :raises UsageError: if there is no such feature, they are for several packages, or no release is
-        served by all of them.
-    :raises OverlayError: if the release cannot be read or the file not be written.
+    :param release: default: the newest known one that all of them serve.
     """
     request = request.of_ids(ids)
     features = request.select(request.at_hand())
@@ -114,7 +108,7 @@ def export(
                 for path, each in after.items()
             ]
             own = [each for each in changes if each.before != each.after]
-            table = _table(feature)
+            table = _toml(feature)
             keys = {key: table[key] for key in KEYS if key in table}
             warnings += _not_carried(feature, table)
             mails.append(mail(feature, Version(name), own, number, len(features), keys))
@@ -124,8 +118,13 @@ def export(
     mailbox = b"".join(mails)
     if output is not None:
         write_output("-o", output, mailbox)
+    file = "FILE" if output is None else quote(str(output.absolute()))
+    text = (
+        f"Wrote {count(len(entries), 'mail')} for {packages[0].title} {name}: "
+        f"`git -C CHECKOUT am --keep-non-patch {file}` makes commits of them."
+    )
     return ExportReport(
-        _exported(entries, f"{packages[0].title} {name}", output),
+        Verdict(Code.EXPORTED, text),
         name,
         tuple(entries),
         output,
@@ -134,8 +133,7 @@ def export(
     )
 
 
-def _table(feature: Feature) -> dict[str, Any]:
-    """The feature.toml of a feature."""
+def _toml(feature: Feature) -> dict[str, Any]:
     folder = sources.shipped_folder() if feature.shipped else in_home(feature.origin)
     document = sources.entries(folder)[feature.id] / "feature.toml"
     return parse_toml(read_regular(document, follow=False) or b"")
@@ -144,10 +142,8 @@ def _table(feature: Feature) -> dict[str, Any]:
 def _not_carried(feature: Feature, table: Mapping[str, Any]) -> list[str]:
     """What a feature says that its mail does not, in a sentence."""
     keys = [key for key in ("builds", "obsolete_without", "shared") if key in table]
-    keys += (
-        ["upstreamed"] if any("contains" in each for each in table.get("upstreamed", ())) else []
-    )
-    if not keys:
+    by_hand = any("contains" in test for test in table.get("upstreamed", ()))
+    if not (keys := [*keys, *["upstreamed"] * by_hand]):
         return []
     warning = (
         f"the mail of {feature.id} does not carry {enumeration(keys)} of its feature.toml: write "
@@ -157,10 +153,6 @@ def _not_carried(feature: Feature, table: Mapping[str, Any]) -> list[str]:
 
 
 def _release(text: str | None, features: Sequence[Feature], package: Package) -> str:
-    """The release on which features are written.
-
-    :raises UsageError: if none is served by all of them.
-    """
     if text is not None:
         return package_releases.version_of(text, package).public
     names = [
@@ -192,11 +184,3 @@ def _changes(
     beside = f" on top of {features[-2].id}" if len(features) > 1 and needy is last else ""
     text = f"Nothing was written: {needy.feature} is {state}{beside} on {release}; {step} says why."
     return {}, Verdict(Code.NEEDS_ATTENTION, text)
-
-
-def _exported(mails: Sequence[ExportedMail], where: str, output: Path | None) -> Verdict:
-    """The verdict of ``export``, with the command that makes commits of the mails."""
-    name = "FILE" if output is None else quote(str(output.absolute()))
-    step = f"`git -C CHECKOUT am --keep-non-patch {name}`"
-    text = f"Wrote {count(len(mails), 'mail')} for {where}: {step} makes commits of them."
-    return Verdict(Code.EXPORTED, text)

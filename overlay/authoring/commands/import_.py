@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,18 +13,9 @@ from packaging.version import Version
 
 from overlay._features.model import Feature, of_package, paths_of
 from overlay.authoring import releases as package_releases
-from overlay.authoring.building import Prepared, texts_with
-from overlay.authoring.commands.import_onto import open_onto, release_of
-from overlay.authoring.disk import NewFolder, replace_features
-from overlay.authoring.free_ids import expect_id, require_free
-from overlay.authoring.git import Checkout
-from overlay.authoring.importing import prepare
-from overlay.authoring.incoming import MAX_BYTES, Commit, IncomingFile, read_changes
-from overlay.authoring.landing import Summary
-from overlay.authoring.locating import OWN_BASE, Files, Origin, ReleaseTexts, release_before
-from overlay.authoring.onto import ORIGIN
-from overlay.authoring.paths import BY_RELEASES, PathRule, packages_in, path_of, place
-from overlay.authoring.reports.imported import (
+from overlay.authoring.building import Prepared, StackedTexts
+from overlay.authoring.commands.import_onto import ORIGIN, open_onto
+from overlay.authoring.commands.import_report import (
     ImportReport,
     SeriesReport,
     carried,
@@ -33,9 +23,22 @@ from overlay.authoring.reports.imported import (
     nearest,
     series,
 )
-from overlay.authoring.reports.ported import PortReport
-from overlay.authoring.sources import ChangeSource, read_source
-from overlay.authoring.writing import check_folder, write_folder
+from overlay.authoring.commands.port_report import PortReport
+from overlay.authoring.disk import NewFolder, replace_features
+from overlay.authoring.git import Checkout
+from overlay.authoring.importing import prepare
+from overlay.authoring.incoming import MAX_BYTES, Commit, IncomingFile, read_changes
+from overlay.authoring.landing import Summary
+from overlay.authoring.locating import OWN_BASE, Origin, ReleaseTexts, files_of, release_before
+from overlay.authoring.paths import BY_RELEASES, PathRule, packages_in, path_of, place
+from overlay.authoring.sources import ChangeSource, joined, read_source
+from overlay.authoring.writing import (
+    check_folder,
+    expect_id,
+    require_free,
+    today,
+    write_folder,
+)
 from overlay.commands.request import Request
 from overlay.errors import UsageError, without_secrets
 from overlay.package import VLLM, Package, distribution_name
@@ -77,16 +80,8 @@ def import_change(
         ``CHECKOUT@A..B``; laid on each other in their order.
     :param releases: as ``--releases`` takes them; default: every known release of the package that
         the change is of: vLLM, or another known one whose modules it edits.
-    :param checkout: a checkout of the package with the text that the change was made on.
-    :param partial: leave out what Python alone cannot carry, instead of refusing it.
-    :param each: make a feature of each commit, on top of those before; ``id_`` begins their ids.
-    :param update: replace a feature of that id.
-    :param context: how many lines of context the hunks keep; default: as many as they need.
-    :param paths: what the user says about the paths of the change.
-    :param onto: the release on which a person places it, in a session of ``port``.
     :raises UsageError: if a source is not a diff, holds what no feature can carry, or nothing that
         one would (only tests and documentation).
-    :raises OverlayError: if a source or a release cannot be read, or the folder not be written.
     """
     if each and onto is not None:
         raise UsageError("--each and --release: expected one of them; a session is of one feature")
@@ -102,7 +97,10 @@ def import_change(
     base = None if checkout is None else _origin(checkout, packages[0], request.progress)
     parts = _parts(read, packages, names, paths, request.progress)
     if onto is not None:
-        return _placed_onto(parts, id_, onto, patches, base, partial=partial, update=update)
+        part = _only_part(parts, onto)
+        change, texts, package = joined(part.sources), part.texts, part.package
+        kinds = {"partial": partial, "update": update}
+        return open_onto(change, id_, onto, texts, patches, package, checkout=base, **kinds)
     options = {
         "--base": checkout,
         "--releases": releases,
@@ -125,45 +123,18 @@ def import_change(
     return imports.report(prepared.summary, part, part.sources, below, written)
 
 
-def _placed_onto(
-    parts: Sequence[_Part],
-    id_: str,
-    onto: str,
-    patches: Path,
-    checkout: Origin | None,
-    *,
-    partial: bool,
-    update: bool,
-) -> PortReport:
-    """Open the session of a change of one package."""
+def _only_part(parts: Sequence[_Part], onto: str) -> _Part:
     if len(parts) > 1:
         titles = enumeration([part.package.title for part in parts])
         raise UsageError(
             f"--release {onto}: expected a change of one package, found one of {titles}: name the "
             "releases of one of them with --releases, and pass --partial"
         )
-    (part,) = parts
-    release = release_of(onto, part.package)
-    texts = part.texts.with_name(release)
-    return open_onto(
-        part.sources,
-        id_,
-        release,
-        texts,
-        patches,
-        part.package,
-        checkout=checkout,
-        partial=partial,
-        update=update,
-    )
+    return parts[0]
 
 
 def _origin(place: Path, package: Package, progress: Progress | None) -> Origin:
-    """What `--base` names: a checkout or unpacked sources, one file of them, or a release.
-
-    :raises UsageError: if it is none of these, or no text could ever be read from it.
-    :raises OverlayError: if the release cannot be read.
-    """
+    """What `--base` names: a checkout or unpacked sources, one file of them, or a release."""
     if not os.path.lexists(place) and release_named(str(place), package) is not None:
         _, names = package_releases.names_in(str(place), package)
         if len(names) == 1:
@@ -189,7 +160,6 @@ def _origin(place: Path, package: Package, progress: Progress | None) -> Origin:
 class _Part:
     """What a change does to one package, with the paths of that.
 
-    :ivar texts: the releases that a feature of it may serve.
     :ivar prefixes: what precedes the package in the paths of the change -> what it is.
     """
 
@@ -211,7 +181,6 @@ def _packages(
 
     :param releases: as ``--releases`` takes them; with a name (``vllm-ascend==all``) it tells the
         one package, otherwise the paths of the change do.
-    :raises UsageError: if it names no release, or no release of a package is known.
     """
     files = [file for source in sources for commit in source.commits for file in commit.files]
     packages = packages_in([file.path for file in files]) or (VLLM,)
@@ -296,7 +265,7 @@ class _Imports:
         :param series: the features that the commits before it make.
         :returns: the feature, and the ids of those of the folder on whose text it was made.
         """
-        texts = texts_with(series, part.texts, self.syntax) if series else part.texts
+        texts = StackedTexts(series, part.texts, self.syntax) if series else part.texts
         prepared = self.prepare(part, sources, id_, texts)
         unplaced = prepared.folder is None and not prepared.summary.problems
         if unplaced and self.checkout is not None and not series:
@@ -313,7 +282,7 @@ class _Imports:
         before = [each for each in touching if each.id < id_ or not self._is_beside(each)]
         for some in (before, touching) if len(before) < len(touching) else (before,):
             below = sorted((*some, *series), key=lambda each: (self._is_beside(each), each.id))
-            texts = texts_with(below, part.texts, self.syntax)
+            texts = StackedTexts(below, part.texts, self.syntax)
             stacked = self.prepare(part, sources, id_, texts) if some else prepared
             if stacked.summary.problems:
                 continue
@@ -356,7 +325,7 @@ class _Imports:
         release = f"{Version(before).base_version}.post1"
         build = ReleaseTexts(
             sorted((*texts.names, release), key=Version),
-            lambda name: Files(origin) if name == release else texts.open(name),
+            lambda name: files_of(origin) if name == release else texts.open(name),
         )
         prepared = self.prepare(part, sources, id_, build)
         span = prepared.summary.releases
@@ -370,7 +339,7 @@ class _Imports:
         summary = prepared.summary
         outcomes = {name: summary.outcomes[name] for name in texts.names}
         summary = replace(summary, outcomes=outcomes, warnings=(*summary.warnings, note))
-        own = {path: Files(origin).read(path) for path in prepared.hunks}
+        own = {path: files_of(origin).read(path) for path in prepared.hunks}
         texts_of_it = {f"{OWN_BASE}/{path}": data for path, data in own.items() if data is not None}
         folder = replace(prepared.folder, files={**prepared.folder.files, **texts_of_it})
         return replace(prepared, summary=summary, folder=folder)
@@ -379,17 +348,17 @@ class _Imports:
         self, part: _Part, sources: Sequence[ChangeSource], id_: str, texts: ReleaseTexts
     ) -> Prepared:
         """The feature that commits of sources make; nothing is written."""
-        pages = list(dict.fromkeys(source.upstream for source in sources if source.upstream))
+        source = joined(sources)
         return prepare(
-            [commit for source in sources for commit in source.commits],
+            source.commits,
             id_,
             texts,
-            source=sources[0].name,
-            verbatim=b"".join(source.data for source in sources),
-            today=datetime.now().astimezone().date().isoformat(),
+            source=source.name,
+            verbatim=source.data,
+            today=today(),
             checkout=self.checkout,
             partial=self.partial,
-            upstream=pages[0] if len(pages) == 1 else "",
+            upstream=source.upstream,
             syntax=self.syntax,
             package=part.package,
             context=self.context,
@@ -419,11 +388,8 @@ class _Imports:
         )
 
     def by_hand(self, part: _Part, own: Sequence[ChangeSource], id_: str, release: str) -> str:
-        """How a person places a change on a release, in a part of a sentence.
-
-        :param own: the change, of what the command was given.
-        """
-        is_part = sum(len(source.commits) for source in own) < len(part.commits)
+        """How a person places a change on a release, in a part of a sentence."""
+        is_part = len(joined(own).commits) < len(part.commits)
         names, first, last = self.sources, "place it by hand: ", ""
         if is_part or "-" in names:
             names, first = (f"{id_}.patch",), f"{first}save it as {id_}.patch, then "
@@ -439,10 +405,7 @@ class _Imports:
 
 
 def _series(imports: _Imports, parts: Sequence[_Part], id_: str, *, each: bool) -> SeriesReport:
-    """Make a feature of each commit, or of each package; all are prepared before one is written.
-
-    :raises UsageError: if one of their ids exists and is not to be replaced.
-    """
+    """Make a feature of each commit, or of each package; all are prepared before one is written."""
     entries: list[_Entry] = []
     placed: list[str] = []
     for part in parts:
@@ -457,8 +420,12 @@ def _series(imports: _Imports, parts: Sequence[_Part], id_: str, *, each: bool) 
         entries += of_part
     prepared = [entry.prepared for entry in entries]
     complete = all(e.folder is not None or not carried(e.summary.files) for e in prepared)
-    some = any(entry.folder is not None for entry in prepared)
-    written = _write_all(prepared, imports.patches) if complete and some else {}
+    folders = {entry.folder.text.id: entry.folder for entry in prepared if entry.folder is not None}
+    written: dict[str, Path] = {}
+    if complete and folders:
+        new = [NewFolder(name, folder.all_files()) for name, folder in folders.items()]
+        replace_features(imports.patches, new)
+        written = {name: imports.patches / name for name in folders}
     reports = []
     for part, sources, entry, below in entries:
         folder = written.get(entry.summary.id)
@@ -467,8 +434,6 @@ def _series(imports: _Imports, parts: Sequence[_Part], id_: str, *, each: bool) 
 
 
 class _Entry(NamedTuple):
-    """A feature of several, with what it is made of."""
-
     part: _Part
     sources: Sequence[ChangeSource]
     prepared: Prepared
@@ -513,16 +478,7 @@ def _is_placed(folder: Path, commit: Commit) -> bool:
 
 
 def _changed(file: IncomingFile) -> list[tuple[str, str]]:
-    """The lines that a file's change takes out and puts in."""
     return [line for hunk in file.hunks for line in hunk.lines if line[0] != " "]
-
-
-def _write_all(prepared: Sequence[Prepared], patches: Path) -> dict[str, Path]:
-    """Write every feature, all of them or none; ids to their folders."""
-    folders = [entry.folder for entry in prepared if entry.folder is not None]
-    new = [NewFolder(folder.text.id, folder.all_files()) for folder in folders]
-    replace_features(patches, new)
-    return {folder.text.id: patches / folder.text.id for folder in folders}
 
 
 def _id(prefix: str, number: int, count: int, commit: Commit) -> str:
@@ -534,10 +490,7 @@ def _id(prefix: str, number: int, count: int, commit: Commit) -> str:
 
 
 def _require_carried(summaries: Sequence[Summary], part: _Part) -> None:
-    """Refuse a change that has nothing to carry: only tests, documentation and the like.
-
-    :raises UsageError: naming what was found instead.
-    """
+    """Refuse a change that has nothing to carry: only tests, documentation and the like."""
     if any(carried(summary.files) for summary in summaries):
         return
     fates = [entry.fate.value for summary in summaries for entry in summary.files]

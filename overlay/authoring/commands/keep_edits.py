@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from overlay._features.model import Feature
+from overlay.authoring.commands.edit_report import NewReport
 from overlay.authoring.commands.new import (
     Workshop,
     feature_of,
@@ -15,8 +16,7 @@ from overlay.authoring.commands.new import (
     survey,
     written,
 )
-from overlay.authoring.free_ids import expect_id, require_free
-from overlay.authoring.reports.authored import NewReport
+from overlay.authoring.writing import expect_id, require_free
 from overlay.commands.request import Request
 from overlay.commands.revert import Keep, Kept
 from overlay.commands.scene import root_of
@@ -35,11 +35,6 @@ def keep(request: Request, targets: Sequence[Target], keep_as: Keep) -> Kept:
 
     A feature is for one package.  Where several were edited, all but one of them must have features
     at hand that hold their edits.
-
-    :param targets: the packages, at least one.
-    :raises UsageError: if several packages have edits that no feature holds, or the id is taken or
-        cannot be one.
-    :raises OverlayError: if a file, its pristine text or the features cannot be read.
     """
     expect_id(keep_as.id, "--keep-as")
     workshops, notes = _surveyed(request, targets)
@@ -77,7 +72,8 @@ def keep(request: Request, targets: Sequence[Target], keep_as: Keep) -> Kept:
     free = [workshop for workshop in edited if holders[id(workshop)] is None]
     if len(free) > 1:
         raise UsageError(_several(free, keep_as.id))
-    own = free[0] if free else _owner(edited, holders, keep_as.id)
+    of_id = [each for each in edited if (same := holders[id(each)]) and same.id == keep_as.id]
+    own = [*free, *of_id, *edited][0]
     for workshop in edited:
         feature = holders[id(workshop)]
         if workshop is not own and feature is not None:
@@ -104,8 +100,6 @@ def _surveyed(request: Request, targets: Sequence[Target]) -> tuple[list[Worksho
 
     A package that the overlay did not patch loses nothing by a revert: it is passed over where its
     edits cannot be told, unless it is the only one.
-
-    :raises OverlayError: if those of a patched package cannot be told, or of none.
     """
     workshops, notes, errors = [], [], []
     for target in targets:
@@ -113,31 +107,14 @@ def _surveyed(request: Request, targets: Sequence[Target]) -> tuple[list[Worksho
         try:
             workshops.append(survey(request, target, root))
         except OverlayError as error:
-            if _is_patched(target, root):
-                raise
+            with reading(root, package=target.package):
+                if ledgers.load(root, target.package) is not None:
+                    raise
             errors.append(error)
             notes.append(f"{target.package.title} was not looked at for edits: {error}")
     if not any(workshop.edits for workshop in workshops) and errors:
         raise errors[0]
     return workshops, notes
-
-
-def _is_patched(target: Target, root: Path) -> bool:
-    """Whether the overlay has a ledger there.
-
-    :raises LedgerError: if it is damaged.
-    """
-    with reading(root, package=target.package):
-        return ledgers.load(root, target.package) is not None
-
-
-def _owner(edited: Sequence[Workshop], holders: Mapping[int, Feature | None], id_: str) -> Workshop:
-    """The package of the feature that the user named; the first one where it is none of them."""
-    for workshop in edited:
-        feature = holders[id(workshop)]
-        if feature is not None and feature.id == id_:
-            return workshop
-    return edited[0]
 
 
 def _report(own: Workshop, feature: Feature | None, keep_as: Keep) -> NewReport:
@@ -157,10 +134,8 @@ def _several(free: Sequence[Workshop], id_: str) -> str:
         f"{workshop.target.package.title}: {enumeration([e.path for e in workshop.edits], most=3)}"
         for workshop in free
     )
-    commands = [
-        str(command("new", "OTHER", "--from-edits", "--releases", _scope(workshop)))
-        for workshop in free[1:]
-    ]
+    scopes = map(_scope, free[1:])
+    commands = [str(command("new", "OTHER", "--from-edits", "--releases", each)) for each in scopes]
     return (
         f"--keep-as {id_}: expected edits of one package, since a feature is for one; found those "
         f"of {enumeration(titles)} ({where}). Run {enumeration(commands)} first: edits that a "

@@ -14,15 +14,16 @@ from typing import Any, ClassVar, NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
-from overlay._features.model import Feature, Patch, PortedWay, Variant
+from overlay._features.model import Feature, Patch, PortedWay
 from overlay._features.patch_headers import author, last_update
 from overlay.authoring.git import Checkout, LogEntry
-from overlay.authoring.incoming import IncomingFile, read_changes
+from overlay.authoring.incoming import read_changes
+from overlay.authoring.variants import serving
 from overlay.commands.check import every_target
 from overlay.commands.request import Request
 from overlay.commands.since import upkeep
 from overlay.errors import OverlayError, UsageError
-from overlay.package import VLLM, Package, parse_version, path_problem
+from overlay.package import parse_version, path_problem
 from overlay.report.base import Report, by_fields
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, MARK, Line, Span, aligned, causes, labelled
@@ -30,7 +31,7 @@ from overlay.report.model import TargetFailure, TargetReport
 from overlay.report.problems import word
 from overlay.report.since import NOBODY, Ownership
 from overlay.report.words import count, enumeration
-from overlay.results import ANY_MORE, FeatureResult, Reason, State
+from overlay.results import ANY_MORE, FeatureResult, State
 from overlay.targets.resolution import releases
 
 _PULL = re.compile(r"/pull/(\d+)\b")
@@ -44,14 +45,7 @@ def log(
     upstream: Path | None = None,
     variants: bool = False,
 ) -> LogReport:
-    """The state of a feature on every release, who made its variants, and what upstream has of it.
-
-    :param id_: the feature; :param span: releases as ``--releases`` takes them; default: all.
-    :param upstream: a git checkout of vLLM in which the upstream pull request is looked for.
-    :param variants: whether each variant is shown beside the one that it came from.
-    :raises UsageError: if there is no such feature, or the checkout cannot be asked.
-    :raises OverlayError: if a release cannot be read.
-    """
+    """The state of a feature on each release, who made its variants, what upstream has of it."""
     own_request = request.of_ids((id_,))
     features = own_request.at_hand()
     (feature,) = own_request.select(features)
@@ -81,29 +75,28 @@ def log(
 
 
 def _release(target: TargetReport | TargetFailure, feature: Feature) -> LoggedRelease:
-    """One line of the log.
-
-    :raises OverlayError: if the release could not be read.
-    """
     if isinstance(target, TargetFailure):
         raise OverlayError(target.error)
     release = target.vllm or target.target
     (result,) = (entry for entry in target.features if entry.feature == feature.id)
-    serving = _serving(feature, Version(release))
-    patches = [variant.patch for variant in serving]
-    why = _why(result)
-    parts = [(patch.name.split("/")[-2], patch) for patch in patches]
+    variants = [variant for _, variant in serving(feature, Version(release))]
+    patches = [variant.patch for variant in variants]
+    hunks = [hunk.reason for file in result.files for hunk in file.hunks]
+    reasons = [*(file.reason for file in result.files), *hunks, result.reason]
+    why = next(filter(None, reasons), None)
     return LoggedRelease(
         target.target,
         result.state,
         means(feature, Version(release), result),
-        _distinct(str(variant.releases) for variant in serving),
+        _distinct(str(variant.releases) for variant in variants),
         _distinct(patch.headers.get("Base", "") for patch in patches),
         _distinct(_author(patch) for patch in patches),
         _distinct(last_update(patch.headers) for patch in patches),
         None if why is None else why.text,
         word(result),
-        tuple(topic for topic, patch in parts if patch.ported is PortedWay.NOT_NEEDED),
+        tuple(
+            patch.name.split("/")[-2] for patch in patches if patch.ported is PortedWay.NOT_NEEDED
+        ),
         "" if why is None else why.common,
     )
 
@@ -135,8 +128,8 @@ def means(feature: Feature, release: Version, result: FeatureResult) -> Means | 
         return None
     if feature.merged is not None and Version(release.base_version) >= feature.merged:
         return Means.MEMORY
-    serving = _serving(feature, release)
-    if serving and all(variant.patch.retired for variant in serving):
+    patches = [variant.patch for _, variant in serving(feature, release)]
+    if patches and all(patch.retired for patch in patches):
         return Means.MEMORY  # its patches say so, whatever the release's lines are
     hunks = [hunk for file in result.files for hunk in file.hunks]
     # Lines tell of a whole feature without its files, or of a hunk with a reason.
@@ -145,27 +138,10 @@ def means(feature: Feature, release: Version, result: FeatureResult) -> Means | 
     return Means.IMAGES
 
 
-def _serving(feature: Feature, release: Version) -> list[Variant]:
-    """The variants that are made for a release, one a topic."""
-    return [
-        variant
-        for topic in feature.topics
-        for variant in topic.variants
-        if release in variant.releases
-    ]
-
-
 def _author(patch: Patch) -> str:
     """The name of the first author of a patch, without the address."""
     first = author(patch.headers)
     return first.partition("<")[0].strip().strip('"') or first
-
-
-def _why(result: FeatureResult) -> Reason | None:
-    """The first cause of a state."""
-    causes = [hunk.reason for file in result.files for hunk in file.hunks]
-    causes = [file.reason for file in result.files] + causes
-    return next((cause for cause in causes if cause is not None), result.reason)
 
 
 def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
@@ -176,7 +152,6 @@ def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def _edits(feature: Feature) -> tuple[LogEntry, ...]:
-    """The commits that changed a feature's folder, where git and a history are there."""
     if feature.shipped:
         return ()
     try:
@@ -189,10 +164,6 @@ def _edits(feature: Feature) -> tuple[LogEntry, ...]:
 
 
 def _pull(feature: Feature) -> int:
-    """The number of the upstream pull request.
-
-    :raises UsageError: if the feature names none.
-    """
     match = _PULL.search(feature.upstream)
     if match is None:
         url = feature.upstream or "none"
@@ -204,10 +175,7 @@ def _pull(feature: Feature) -> int:
 
 
 def _merged(feature: Feature, pull: int, folder: Path) -> UpstreamMerge | None:
-    """What a checkout knows of a pull request, by the subject that its merge has.
-
-    :raises UsageError: if the checkout cannot be asked.
-    """
+    """What a checkout knows of a pull request, by the subject that its merge has."""
     checkout = Checkout(folder)
     mentions = checkout.naming(f"(#{pull})")
     merges = [entry for entry in mentions if entry.subject.endswith(f"(#{pull})")]
@@ -215,12 +183,16 @@ def _merged(feature: Feature, pull: int, folder: Path) -> UpstreamMerge | None:
         return None
     entry = merges[0]
     mail = checkout.mail(entry.commit)
-    theirs = [
-        line
+    theirs = sorted(
+        (file.path, op + text)
         for commit in read_changes(mail, entry.commit[:9])
-        for line in _of(commit.files, feature.package)
-    ]
-    difference = _difference(_carried(feature), sorted(theirs))
+        for file in commit.files
+        if path_problem(file.path, feature.package) is None
+        for hunk in file.hunks
+        for op, text in hunk.lines
+        if op != " "
+    )
+    difference = _difference(_carried(feature), theirs)
     return UpstreamMerge(
         pull,
         entry.commit,
@@ -234,29 +206,17 @@ def _merged(feature: Feature, pull: int, folder: Path) -> UpstreamMerge | None:
 
 def _carried(feature: Feature) -> list[tuple[str, str]]:
     """Path and line of each change that a feature makes, by its newest variants; sorted."""
-    lines = [(file.path, f"+{text}") for file in feature.added for text in _texts(file.content)]
+    lines = [
+        (file.path, f"+{text}")
+        for file in feature.added
+        for text in file.content.decode("utf-8", "surrogateescape").splitlines()
+    ]
     for topic in feature.topics:
         own = [variant for variant in topic.variants if not variant.patch.retired]
         for variant in sorted(own, key=lambda variant: variant.releases)[-1:]:
             patch = variant.patch
             lines += [(patch.path, op + text) for hunk in patch.hunks for op, text in hunk.lines]
     return sorted((path, line) for path, line in lines if line[:1] != " ")
-
-
-def _texts(content: bytes) -> list[str]:
-    return content.decode("utf-8", "surrogateescape").splitlines()
-
-
-def _of(files: Iterable[IncomingFile], package: Package = VLLM) -> list[tuple[str, str]]:
-    """Path and line of each change that a commit makes to a package's Python."""
-    return [
-        (file.path, op + text)
-        for file in files
-        if path_problem(file.path, package) is None
-        for hunk in file.hunks
-        for op, text in hunk.lines
-        if op != " "
-    ]
 
 
 def _difference(carried: Sequence[tuple[str, str]], merged: Sequence[tuple[str, str]]) -> list[str]:
@@ -276,7 +236,6 @@ def _difference(carried: Sequence[tuple[str, str]], merged: Sequence[tuple[str, 
 
 
 def _first(checkout: Checkout, commit: str) -> str | None:
-    """The first final release whose tag has a commit."""
     versions: list[Version] = []
     for tag in checkout.tags_with(commit):
         try:
@@ -306,9 +265,7 @@ class LoggedRelease(NamedTuple):
     """State of a feature on one release.
 
     :ivar means: by what upstream is known to have it; ``None`` in every other state.
-    :ivar variants: the ranges of the variants that serve it, each once; of several topics there can
-        be several.
-    :ivar bases: the releases on which their texts were made.
+    :ivar variants: the ranges of the variants that serve it, each once.
     :ivar authors: who wrote them, and ``dates`` when they were last changed, by their headers.
     :ivar why: what prevents it, or what else to know about it.
     :ivar word: the state for people, where that is another word: a clash.
@@ -336,7 +293,6 @@ class LoggedRelease(NamedTuple):
 class VariantView(NamedTuple):
     """A variant beside the one that it came from.
 
-    :ivar releases: the range of the variant; :ivar origin: that of the other one.
     :ivar difference: of their hunks, as the lines of a diff; none where they are the same.
     """
 
@@ -349,11 +305,9 @@ class VariantView(NamedTuple):
 class UpstreamMerge(NamedTuple):
     """What a checkout of vLLM knows of the upstream change.
 
-    :ivar pull: the number of the pull request; :ivar commit: the commit that merged it.
-    :ivar first: the first release that has that commit; ``None`` where no tag tells.
+    :ivar first: the first release that has its commit; ``None`` where no tag tells.
     :ivar others: subjects of further commits that name the pull request, such as reverts.
     :ivar difference: a diff of the changed lines, as carried and as merged.
-    :ivar differing: how many changed lines only one of them has.
     """
 
     pull: int
@@ -453,9 +407,14 @@ def table(releases: Sequence[LoggedRelease]) -> Iterator[Line]:
     titles = ("release", "state", "means", "variant", "base", "by", "on")
     rows = [[Span(title, "heading") for title in titles]]
     for entry in releases:
-        release, state, *cells = _cells(entry)
-        styled = Span(state, entry.state.value)
-        rows.append([Span(release), styled, *map(Span, cells)])
+        mark = f" {MARK}" if entry.state.needs_attention else ""
+        cells = (
+            "" if entry.means is None else entry.means.value,
+            *(enumeration(x, most=2) for x in (entry.variants, entry.bases, entry.authors)),
+            max(entry.dates, default=""),
+        )
+        state = Span((entry.word or entry.state.value) + mark, entry.state.value)
+        rows.append([Span(entry.release), state, *map(Span, cells)])
     yield from aligned(rows)
     needy = [
         entry
@@ -471,29 +430,14 @@ def table(releases: Sequence[LoggedRelease]) -> Iterator[Line]:
     ]
     yield from causes(notes, names)
     texts: dict[str, set[str | None]] = {}
-    occurrences: list[tuple[str, str]] = []
     for entry in needy:
         texts.setdefault(entry.cause, set()).add(entry.why)
-    for entry in needy:
-        if len(texts[entry.cause]) == 1 or entry.why is None:
-            occurrences.append((entry.release, entry.why or ""))
-        else:
-            occurrences.append((entry.release, entry.cause))
+    occurrences = [
+        (entry.release, entry.why if len(texts[entry.cause]) == 1 else entry.cause)
+        for entry in needy
+        if entry.why is not None
+    ]
     yield from causes([(release, text) for release, text in occurrences if text], names)
-
-
-def _cells(entry: LoggedRelease) -> tuple[str, ...]:
-    mark = f" {MARK}" if entry.state.needs_attention else ""
-    means = entry.means.value if entry.means is not None else ""
-    return (
-        entry.release,
-        (entry.word or entry.state.value) + mark,
-        means,
-        enumeration(entry.variants, most=2),
-        enumeration(entry.bases, most=2),
-        enumeration(entry.authors, most=2),
-        max(entry.dates, default=""),
-    )
 
 
 def _merge(merge: UpstreamMerge) -> Iterator[Line]:

@@ -14,6 +14,7 @@ from overlay._features.model import Feature, PortedWay, Topic, of_package, packa
 from overlay.authoring.carry import carry
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.releases import package_of
+from overlay.authoring.variants import serving
 from overlay.commands.assess import examine
 from overlay.commands.parallel import cores, in_processes, stepped
 from overlay.commands.request import Request
@@ -41,11 +42,7 @@ _CARRIED = (State.INAPPLICABLE, State.PARTIAL, State.DRIFTED, State.MISSING)
 
 
 def matrix(request: Request, span: str | None = None) -> MatrixReport:
-    """Every feature for a package on every release of it, and the ids of those for others.
-
-    :param span: releases as ``--releases`` takes them; default: all.
-    :raises OverlayError: if a release cannot be read.
-    """
+    """Every feature for a package on every release of it, and the ids of those for others."""
     names = releases("all" if span is None else span)
     package = package_of(names)
     every = request.at_hand()
@@ -105,10 +102,6 @@ def _each(
 
 
 def _states(features: tuple[Feature, ...], release: str) -> list[State]:
-    """The state of each feature on one release.
-
-    :raises OverlayError: if the release cannot be read.
-    """
     return [
         result.state for result in examine(resolution.resolve(release), features).report.features
     ]
@@ -122,11 +115,7 @@ class _Carrying:
     syntax: Syntax
 
     def outcomes(self, question: tuple[Feature, Sequence[str]]) -> dict[str, Outcome | None]:
-        """How ports of a feature to releases would land.
-
-        :param question: the feature, and the releases.
-        :raises OverlayError: if a release cannot be read.
-        """
+        """How ports of a feature to releases, the question, would land."""
         feature, names = question
         carried: dict[tuple[str, bytes], Outcome] = {}
         return {name: self._outcome(feature, name, carried) for name in names}
@@ -136,7 +125,6 @@ class _Carrying:
     ) -> Outcome | None:
         """How a port of a feature would land, judged topic by topic from the variant nearest to it.
 
-        :param carried: what is known of a patch and a text.
         :returns: ``None`` where no variant tells the text that it was made on, or the release has
             what the feature is for no more.
         """
@@ -176,13 +164,10 @@ class _Carrying:
 
 
 def _not_needed(feature: Feature, state: State, release: str) -> bool:
-    """Whether a person said of a part of a feature that a release does not need it."""
     pair = release_named(release)
     version = pair[0] if pair else Version(release)
     return state in _STATES and any(
-        variant.patch.ported is PortedWay.NOT_NEEDED and version in variant.releases
-        for topic in feature.topics
-        for variant in topic.variants
+        variant.patch.ported is PortedWay.NOT_NEEDED for _, variant in serving(feature, version)
     )
 
 
@@ -258,10 +243,7 @@ class MatrixRow(NamedTuple):
 
 
 class Elsewhere(NamedTuple):
-    """The features for another package, which a matrix does not show.
-
-    :ivar features: their ids; :ivar releases: of that package, as ``--releases`` takes them.
-    """
+    """The features for another package, which a matrix does not show."""
 
     package: str
     features: tuple[str, ...]
@@ -270,10 +252,7 @@ class Elsewhere(NamedTuple):
 
 @dataclass(frozen=True)
 class MatrixReport(Report):
-    """Every feature for one package on every release of it.
-
-    :ivar elsewhere: what features there are for other packages.
-    """
+    """Every feature for one package on every release of it."""
 
     _command: ClassVar[str] = "log"
     _key: ClassVar[str] = "matrix"
@@ -283,27 +262,20 @@ class MatrixReport(Report):
 
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
         """Releases as columns of one letter."""
-        width = max((len(row.feature) for row in self.features), default=0)
+        table = self.table()
+        width = max(map(len, table.rows), default=0)
         # The package is the same in all of them, and told in the last line.
         names = [name.rpartition("==")[2] for name in self.releases]
         height = max(map(len, names), default=0)
-        padded = [name.ljust(height) for name in names]
-        for at in range(height):
-            yield Line(
-                (Span(" " * (width + 2)), Span("".join(name[at] for name in padded), "muted"))
-            )
-        used: set[str] = set()
-        for row in self.features:
-            spans = [Span(f"{row.feature:<{width}}  ")]
-            for cell in row.cells:
-                used.add(cell.letter)
-                spans.append(Span(cell.letter, cell.state.value))
-            yield Line(tuple(spans))
+        for letters in zip(*(name.ljust(height) for name in names), strict=True):
+            yield Line((Span(" " * (width + 2)), Span("".join(letters), "muted")))
+        for name, cells in table.rows.items():
+            letters_of_row = (Span(cell.text, cell.style) for cell in cells)
+            yield Line((Span(f"{name:<{width}}  "), *letters_of_row))
         yield BLANK
-        for letter, meaning in LEGEND:
-            if letter in used:
-                yield labelled(2, f"{letter}  ", meaning)
-        yield from self._not_shown()
+        for letter, meaning in table.legend.items():
+            yield labelled(2, f"{letter}  ", meaning)
+        yield from table.notes
 
     def table(self) -> Table:
         """Releases as columns, features as rows, and what the letters mean."""
@@ -316,15 +288,14 @@ class MatrixReport(Report):
         }
         letters = {cell.text for cells in rows.values() for cell in cells}
         legend = {letter: meaning for letter, meaning in LEGEND if letter in letters}
-        return Table("feature", self.releases, rows, legend, tuple(self._not_shown()))
+        return Table("feature", self.releases, rows, legend, tuple(map(_not_shown, self.elsewhere)))
 
-    def _not_shown(self) -> Iterator[Line]:
-        """The features that a matrix does not show, with the command that does."""
-        for other in self.elsewhere:
-            step = command("log", "--matrix", "--releases", other.releases)
-            which = f"{enumeration(list(other.features))} {is_are(other.features)}"
-            text = f"{which} for {other.package}: {step}"
-            yield labelled(2, "not shown: ", text)
+
+def _not_shown(other: Elsewhere) -> Line:
+    """Features that a matrix does not show, with the command that does."""
+    step = command("log", "--matrix", "--releases", other.releases)
+    which = f"{enumeration(list(other.features))} {is_are(other.features)}"
+    return labelled(2, "not shown: ", f"{which} for {other.package}: {step}")
 
 
 def matrix_of(rows: Sequence[MatrixRow]) -> Verdict:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,19 @@ from packaging.version import Version
 
 from overlay._features.model import Feature
 from overlay.authoring import releases as package_releases
-from overlay.authoring.building import Prepared, TwoTexts, Words, build, change_of, texts_with
-from overlay.authoring.free_ids import require_free
+from overlay.authoring.building import (
+    Prepared,
+    StackedTexts,
+    TwoTexts,
+    Words,
+    build,
+    change_of,
+)
+from overlay.authoring.commands.edit_report import AuthoredFile, NewReport, authored, made_new
 from overlay.authoring.locating import ReleaseTexts
-from overlay.authoring.reports.authored import AuthoredFile, NewReport, authored, made_new
 from overlay.authoring.triage import FileFate
-from overlay.authoring.writing import check_folder, write_folder
+from overlay.authoring.variants import serving
+from overlay.authoring.writing import check_folder, require_free, today, write_folder
 from overlay.commands.request import Request
 from overlay.commands.scene import resolve
 from overlay.errors import PackageIndexError, TargetError, UsageError
@@ -55,16 +61,9 @@ def new_from_edits(
 ) -> NewReport:
     """Make a feature of the edits of an installed vLLM; the edits stay where they are.
 
-    :param patches: the folder that the feature is written to.
-    :param title: what the change does, in a line; by default made of the id.
     :param releases: as ``--releases`` takes them; with a name (``vllm-ascend==all``) they tell the
         package that was edited; default: every known release of vLLM.
-    :param update: replace a feature of that id.
-    :param context: how many lines of context the hunks keep; default: as many as they need.
     :param removals: whether a file that is missing was removed on purpose, and not lost.
-    :raises UsageError: if the id exists or cannot be one, the target is a file or a release, or
-        what the edits were made on cannot be told.
-    :raises OverlayError: if the target, its pristine text or the features cannot be read.
     """
     require_free(patches, id_, update=update)
     package, names = VLLM, None
@@ -94,10 +93,7 @@ def new_from_edits(
 def written(
     workshop: Workshop, prepared: Prepared, patches: Path, *, update: bool = False
 ) -> NewReport:
-    """Write a feature that was made of edits, if it is complete, and say what it is.
-
-    :raises OverlayError, OSError: if it cannot be written.
-    """
+    """Write a feature that was made of edits, if it is complete, and say what it is."""
     summary, folder = prepared.summary, None
     if prepared.folder is not None:
         folder = write_folder(prepared.folder, patches, update=update)
@@ -117,12 +113,8 @@ def written(
 
 def held_report(workshop: Workshop, feature: Feature) -> NewReport:
     """The report of a feature that holds the edits already."""
-    hunks = {
-        variant.patch.path: variant.patch.hunks
-        for topic in feature.topics
-        for variant in topic.variants
-        if workshop.release in variant.releases
-    }
+    patches = [variant.patch for _, variant in serving(feature, workshop.release)]
+    hunks = {patch.path: patch.hunks for patch in patches}
     added = {added.path for added in feature.added}
     fates = [
         FileFate(edit.path, Fate.ADDED if edit.path in added else Fate.EDITED)
@@ -141,10 +133,7 @@ def _report(
     span: str | None,
     **more: Any,
 ) -> NewReport:
-    """What was made of edits.
-
-    :param span: the range that the feature serves; :param more: further fields of the report.
-    """
+    """What was made of edits."""
     return NewReport(
         made_new(id_, files, folder, span, workshop.left_out),
         id_,
@@ -165,14 +154,12 @@ def _report(
 class Workshop:
     """A target that was edited, with what is needed to make a feature of the edits.
 
-    :ivar pristine: the release's own files; :ivar edits: by path.
+    :ivar edits: by path.
     :ivar below: the features that are applied and touch an edited file, in their order.
     :ivar written: path -> what the overlay wrote there, of each edited file that it patched.
-    :ivar stacks: path -> ids of the features that patched it.
-    :ivar features: every feature at hand, in order; :ivar folders: where they come from, in order.
+    :ivar features: every feature at hand, in order.
     :ivar beside: what was changed and is no module; ``None`` where no RECORD tells it.
     :ivar lost: the files that are missing, and of which nobody said that they are to go.
-    :ivar progress: that of the request.
     """
 
     target: Target
@@ -270,13 +257,11 @@ def survey(request: Request, target: Target, root: Path, *, removals: bool = Fal
 
 
 def _removed_by(features: Sequence[Feature], release: Version) -> set[str]:
-    """The files of a release that features remove."""
     return {
         variant.patch.path
         for feature in features
-        for topic in feature.topics
-        for variant in topic.variants
-        if release in variant.releases and removed_by(variant.patch.hunks)
+        for _, variant in serving(feature, release)
+        if removed_by(variant.patch.hunks)
     }
 
 
@@ -333,10 +318,6 @@ def feature_of(
     """The feature that makes the edits of a target, tried on releases; nothing is written.
 
     :param patches: the folder of patches that it is for: the order of features depends on it.
-    :param releases: those that it may serve; the target's own is always one.  Default: those that
-        are known of its package.
-    :param context: how many lines of context the hunks keep; default: as many as they need.
-    :raises UsageError: if applying it would not give the edited files byte for byte.
     """
     release, package = str(workshop.release), workshop.target.package
     files = [TwoTexts(edit.path, workshop.base(edit), edit.now) for edit in workshop.edits]
@@ -344,7 +325,7 @@ def feature_of(
     tree: Tree = workshop.pristine
     if workshop.below:
         pristine = ReleaseTexts((release,), lambda _: workshop.pristine)
-        tree = texts_with(workshop.below, pristine, Memo()).open(release)
+        tree = StackedTexts(workshop.below, pristine, Memo()).open(release)
     names = package_releases.names_of(package) if releases is None else releases
     prepared = made_of(
         files, tree, release, text, workshop.below, names, workshop.progress, context
@@ -368,22 +349,17 @@ def made_of(
 
     :param tree: the release's files with the features below applied.
     :param names: the releases that it may serve, beside the one of the edits.
-    :param context: how many lines of context the hunks keep; default: as many as they need.
     """
     syntax = Memo()
     plain, unread = readable(release, tree, names, text.package, progress)
-    trees = texts_with(below, plain, syntax) if below else plain
+    trees = StackedTexts(below, plain, syntax) if below else plain
     texts = ReleaseTexts(plain.names, lambda name: tree if name == release else trees.open(name))
     change = change_of(files, release, syntax, context)
     return replace(build(change, text, texts, {}, syntax, progress), unread=unread)
 
 
 def words(id_: str, title: str, source: str, package: Package = VLLM) -> Words:
-    """What a feature that is made of edits says about itself.
-
-    :param title: what the change does, in a line; by default made of the id.
-    :param source: where the edits were made.
-    """
+    """What a feature that is made of edits says about itself."""
     return Words(
         id_,
         title or id_.replace("-", " ").capitalize(),
@@ -391,7 +367,7 @@ def words(id_: str, title: str, source: str, package: Package = VLLM) -> Words:
         "",
         f"vendor, {source}",
         "",
-        datetime.now().astimezone().date().isoformat(),
+        today(),
         package,
     )
 
@@ -399,10 +375,7 @@ def words(id_: str, title: str, source: str, package: Package = VLLM) -> Words:
 def readable(
     own: str, tree: Tree, candidates: Sequence[str], package: Package, progress: Progress | None
 ) -> tuple[ReleaseTexts, dict[str, str]]:
-    """The releases to try; those that cannot be read are left out, with the reason.
-
-    :param own: the release on which the edits were made, and ``tree`` its files.
-    """
+    """The releases to try; those that cannot be read are left out, with the reason."""
     trees: dict[str, Tree] = {own: tree}
     unread: dict[str, str] = {}
     for number, name in enumerate(candidates, 1):
@@ -466,10 +439,7 @@ def _placed(feature: Feature, patches: Path, workshop: Workshop) -> list[Feature
 
 
 def saved(workshop: Workshop, id_: str) -> Feature | None:
-    """The feature at hand that holds all edits already; ``None`` where there is none of that id.
-
-    :raises UsageError: if there is one, and it does not hold them.
-    """
+    """The feature at hand that holds all edits already; ``None`` where there is none of that id."""
     feature = next((each for each in workshop.features if each.id == id_), None)
     if feature is None:
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -16,10 +15,9 @@ from overlay._features.folder import holes as holes_of
 from overlay._features.model import Feature
 from overlay.authoring import disk
 from overlay.authoring import releases as package_releases
+from overlay.authoring.commands.port_report import PortReport, concluded
 from overlay.authoring.port_views import conflict
-from overlay.authoring.porting import Porter
-from overlay.authoring.ports import FeaturePort
-from overlay.authoring.reports.ported import PortReport, concluded
+from overlay.authoring.porting import FeaturePort, Porter
 from overlay.authoring.session import (
     Session,
     SessionKind,
@@ -28,7 +26,7 @@ from overlay.authoring.session import (
     features_of,
 )
 from overlay.authoring.variants import remembered, with_ports
-from overlay.authoring.writing import Expected, check_files
+from overlay.authoring.writing import Expected, check_files, today
 from overlay.commands.request import Request
 from overlay.errors import OverlayError, UsageError
 from overlay.package import VLLM, Package
@@ -37,7 +35,6 @@ from overlay.report.progress import counting
 from overlay.results import Outcome
 from overlay.results.invocation import absolute, command
 from overlay.settings import in_home
-from overlay.targets.target import Progress
 from overlay.untrusted import sha256
 
 
@@ -55,15 +52,10 @@ def port(
 
     :param releases: as ``--releases`` takes them; a bare version is one of the package of the
         features that are named.
-    :param write: write what lands exactly, and what upstream has, into the patches folders.
-    :param accept_merged: write what was merged, too.
     :param session: the folder to be made for what waits for a person, where one release is named;
         default: ``port-RELEASE`` in the working folder.
     :param context: how many lines of context merged hunks keep; default: as many as those of the
         variant have.
-    :param lay_out: whether to make that folder.
-    :raises UsageError: if an id is not known, or a session is open already.
-    :raises OverlayError: if a release cannot be read or a folder cannot be written.
     """
     everything = request.load()
     package, targets = package_releases.names_in(releases, request.package(everything))
@@ -72,8 +64,8 @@ def port(
     features = request.authored(package, everything)
     own = _select(request, features)
     names = known_names(targets, package)
-    porter = make_porter(names, package, request.progress)
-    porter.context = context
+    texts = package_releases.texts_of(names, package, request.progress)
+    porter = Porter(texts, Memo(), context)
     for name in set(targets) - set(package_releases.names_of(package)):
         porter.texts.open(name)  # memory would answer for a release that nobody has
     ports: list[FeaturePort] = []
@@ -106,10 +98,7 @@ def port(
 
 
 def expect_no_session(place: Path | None) -> None:
-    """Refuse a folder that is there already.
-
-    :raises UsageError: if it is.
-    """
+    """Refuse a folder that is there already."""
     if place is not None and place.exists():
         raise UsageError(
             f"{place}: expected no such folder, found a session of an earlier port: end it with "
@@ -159,10 +148,7 @@ def _serving(feature: Feature, ports: Sequence[FeaturePort]) -> Feature:
 def _carried(
     porter: Porter, feature: Feature, earlier: Sequence[Feature], releases: Sequence[str]
 ) -> Iterator[FeaturePort]:
-    """A feature carried to releases, oldest first; what one of them has, the later ones have.
-
-    :param earlier: the features before it.
-    """
+    """A feature carried to releases, oldest first; what one of them has, the later ones have."""
     current = feature
     for release in releases:
         port = porter.port(current, release, earlier)
@@ -171,13 +157,6 @@ def _carried(
         ):
             current = replace(current, merged=Version(since))
         yield replace(port, feature=feature)
-
-
-def make_porter(
-    names: Sequence[str], package: Package = VLLM, progress: Progress | None = None
-) -> Porter:
-    """A porter that reads the named releases from the cache or the package index."""
-    return Porter(package_releases.texts_of(names, package, progress), Memo())
 
 
 def known_names(targets: Sequence[str], package: Package = VLLM) -> tuple[str, ...]:
@@ -206,9 +185,7 @@ def write_ports(
 
     :param features: all, in the order of the series; :param ports: without conflicts.
     :returns: (id, release) of what is served, or known to be upstream, since then.
-    :raises OverlayError, OSError: if a folder cannot be written.
     """
-    today = datetime.now().astimezone().date().isoformat()
     changed: dict[Path, list[disk.NewFolder]] = {}
     served: set[tuple[str, str]] = set()
     for id_ in dict.fromkeys(port.feature.id for port in ports):
@@ -217,12 +194,12 @@ def write_ports(
         before = disk.contents(folder)
         earlier = features[: features.index(feature)]
         memory, shared = _memory(porter, own, earlier, names), feature.shared_modules()
-        after = with_ports(feature, before, own, names, today, merged=memory)
+        after = with_ports(feature, before, own, names, today(), merged=memory)
         if after != before:
             filled = list(own)
             form = check_files(id_, after, _expected(own), porter.syntax, shared)
             while between := _between(porter, form, earlier, names):
-                after = with_ports(form, after, between, names, today)
+                after = with_ports(form, after, between, names, today())
                 filled += between
                 form = check_files(id_, after, _expected(filled), porter.syntax, shared)
             changed.setdefault(folder.parent, []).append(disk.NewFolder(id_, after))
@@ -245,8 +222,6 @@ def _write_folders(changed: Mapping[Path, Sequence[disk.NewFolder]]) -> None:
     """Write the features of each patches folder, in one transaction a folder.
 
     Several folders may lie on several file systems, so that no one transaction can hold them.
-
-    :raises OverlayError, OSError: if one cannot be written; the message says what was.
     """
     written: list[Path] = []
     for place, folders in changed.items():
@@ -266,7 +241,6 @@ def _write_folders(changed: Mapping[Path, Sequence[disk.NewFolder]]) -> None:
 
 
 def _folders(changed: Mapping[Path, Sequence[disk.NewFolder]], places: Sequence[Path]) -> str:
-    """Patches folders with the features that are written there, in words."""
     return ", ".join(
         f"{place} ({', '.join(folder.id for folder in changed[place])})" for place in places
     )
@@ -298,10 +272,7 @@ def _memory(
 
 
 def folder_of(feature: Feature) -> Path:
-    """The folder of a feature that may be written.
-
-    :raises UsageError: if it came with an installed overlay, where an upgrade would undo it.
-    """
+    """The folder of a feature that may be written."""
     if not feature.shipped:
         return in_home(feature.origin) / feature.id
     if not _in_checkout():
@@ -351,10 +322,7 @@ def create(
 
     A file in it is the release's with every hunk that lands, and the others between markers.
 
-    :param package: whose release it is; :param change: that the session keeps, where it is no
-        feature of a patches folder.
-    :raises UsageError: if something is there already; :raises OSError: if it cannot be written.
-    :raises NotPrivate: if somebody else could have written the patches.
+    :param change: that the session keeps, where it is no feature of a patches folder.
     """
     texts_to_edit: dict[str, bytes] = {}
     waiting: list[Waiting] = []

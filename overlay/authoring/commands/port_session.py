@@ -13,23 +13,31 @@ from packaging.version import Version
 from overlay._features.folder import holes as holes_of
 from overlay._features.model import Feature
 from overlay.authoring import disk
+from overlay.authoring import releases as package_releases
 from overlay.authoring import session as sessions
-from overlay.authoring.commands.port import (
-    folder_of,
-    known_names,
-    make_porter,
-    write_ports,
-)
-from overlay.authoring.composing import NotComposable, compose, contexts_from
-from overlay.authoring.locating import ReleaseTexts
-from overlay.authoring.onto import (
-    OwnTexts,
+from overlay.authoring.commands.import_onto import (
     change_in,
     feature_at,
     verbatim_of,
     with_own_text,
     write_once,
 )
+from overlay.authoring.commands.port import (
+    folder_of,
+    known_names,
+    write_ports,
+)
+from overlay.authoring.commands.port_report import (
+    OpenFile,
+    PortReport,
+    ScopeViews,
+    aborted,
+    ended,
+    placed,
+    waiting,
+)
+from overlay.authoring.composing import NotComposable, compose, contexts_from
+from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.port_views import (
     Conflict,
     conflict,
@@ -39,19 +47,10 @@ from overlay.authoring.port_views import (
     placed_before,
     upstream_view,
 )
-from overlay.authoring.porting import Porter
-from overlay.authoring.ports import FeaturePort, TopicPort, as_patch
-from overlay.authoring.reports.ported import (
-    OpenFile,
-    PortReport,
-    ScopeViews,
-    aborted,
-    ended,
-    placed,
-    waiting,
-)
+from overlay.authoring.porting import FeaturePort, Porter, TopicPort
 from overlay.authoring.resolvers import merge_tool, propose
 from overlay.authoring.session import (
+    BASE,
     DOCUMENT,
     Session,
     SessionKind,
@@ -64,6 +63,7 @@ from overlay.authoring.session import (
 from overlay.commands.request import Request
 from overlay.errors import UsageError
 from overlay.planning.attempt import Texts, attempt
+from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
 from overlay.results import Outcome
@@ -71,12 +71,7 @@ from overlay.results.invocation import absolute
 
 
 class Key(str, Enum):
-    """The key by which a person answers what to do about one file that waits.
-
-    :cvar PLACE: mine before upstream's lines; :cvar EDITED: the file was edited.
-    :cvar KEEP: the file as it is; :cvar TOOL: git's merge tool; :cvar UPSTREAM: upstream's side.
-    :cvar RETIRE: the whole feature; :cvar SKIP: leave the feature; :cvar STOP: ask no more.
-    """
+    """The key by which a person answers what to do about one file that waits."""
 
     PLACE = "p"
     EDITED = "e"
@@ -91,19 +86,10 @@ class Key(str, Enum):
 class Resolving:
     """An open session with its features carried again.
 
-    :param folder: as the user named it; ``None``: the only one in the working folder.
     :param trusting: whether features that were changed meanwhile are carried all the same.
-    :raises UsageError: if there is no such session, or its features were changed since it began.
-    :raises OverlayError: if the release cannot be read.
     """
 
-    def __init__(
-        self,
-        request: Request,
-        folder: str | None,
-        *,
-        trusting: bool = False,
-    ) -> None:
+    def __init__(self, request: Request, folder: str | None, *, trusting: bool = False) -> None:
         self.session: Session = read(find(folder), SessionKind.PORT)
         # The folder of an import may not be there yet: its session's end writes it.
         later = [each for each in self.session.places_import if not os.path.lexists(each)]
@@ -115,14 +101,13 @@ class Resolving:
         if change is not None:
             self.features = (*(each for each in self.features if each.id != change.id), change)
         at_hand = {feature.id: feature for feature in self.features}
-        check_there(self.session, at_hand)
-        if not trusting:
-            check_digests(self.session, at_hand)
+        _expect_features(self.session, at_hand, trusting=trusting)
         self.names = known_names([self.session.release], self.session.package)
-        self.porter: Porter = make_porter(self.names, self.session.package, request.progress)
+        session = self.session
+        texts = package_releases.texts_of(self.names, session.package, request.progress)
         if change is not None:
-            texts = with_own_text(self.porter.texts, OwnTexts(self.session))
-            self.porter = Porter(texts, self.porter.syntax)
+            texts = with_own_text(texts, lambda path: session.now(f"{BASE}/{path}"))
+        self.porter = Porter(texts, Memo())
         self.ports = tuple(self._port(id_) for id_ in self.session.features)
 
     def _port(self, id_: str) -> FeaturePort:
@@ -173,35 +158,26 @@ class Resolving:
     def report(self) -> PortReport:
         """What waits in the session."""
         files = tuple(map(self.open_file, self.session.waiting))
-        return PortReport(
-            waiting(self.session.folder, files),
-            self.ports,
-            self.session.folder,
-            files,
-        )
+        folder = self.session.folder
+        return PortReport(waiting(folder, files), self.ports, folder, files)
 
     # What a person decides about one file
 
     def write(self, entry: Waiting, data: bytes) -> None:
-        """Give a file of the session other bytes.
-
-        :raises OSError: if it cannot be written.
-        """
+        """Give a file of the session other bytes."""
         disk.write_below(self.session.folder, entry.name, data)
 
     def is_by_hand(self, entry: Waiting) -> bool:
         """Whether only a person can place a file's change, since no merge knows all of it."""
         return f"stuck {entry.path}" in self.session.notes
 
-    def place(self, entry: Waiting) -> bool:
-        """Put the added lines before upstream's; whether there is a file for that."""
+    def place(self, entry: Waiting) -> None:
+        """Put the added lines before upstream's, where there is a file for that."""
         topic = self.topic(entry)
-        if self.is_by_hand(entry):
-            return False
-        data = None if topic is None else placed_before(topic, self.session.release)
-        if data is not None:
-            self.write(entry, data)
-        return data is not None
+        if topic is not None and not self.is_by_hand(entry):
+            data = placed_before(topic, self.session.release)
+            if data is not None:
+                self.write(entry, data)
 
     def take_upstream(self, entry: Waiting) -> bool:
         """Take the release's own text, which retires the topic there; whether it has a file."""
@@ -211,21 +187,17 @@ class Resolving:
         self.write(entry, topic.before)
         return True
 
-    def resolve(self, entry: Waiting, command: str | None) -> bool:
-        """Let a command, or git's merge tool, propose a text; whether there is a file for that.
-
-        :raises UsageError: if what it gives cannot be a resolution.
-        """
+    def resolve(self, entry: Waiting, command: str | None) -> None:
+        """Let a command, or git's merge tool, propose a text, where there is a file for that."""
         texts = self.texts(entry)
         if texts is None or self.is_by_hand(entry):
-            return False
+            return
         if command is None:
             data = merge_tool(texts, entry.path)
         else:
             watched = [self.session.folder, *(folder_of(port.feature) for port in self.ports)]
             data = propose(command, texts, entry.path, watched)
         self.write(entry, data)
-        return True
 
 
 def show(request: Request, folder: str | None) -> PortReport:
@@ -249,9 +221,7 @@ def resolve(request: Request, folder: str | None, command: str | None) -> PortRe
 def proceed(request: Request, folder: str | None, context: int | None = None) -> PortReport:
     """Write what the edited files say into the patches, and end the session.
 
-    :param context: how many lines of context their hunks keep, where so many tell the place.
     :raises UsageError: if markers are left, or a file cannot be carried; nothing is written then.
-    :raises OSError: if the patches cannot be written.
     """
     if (finished := _finished(request, folder)) is not None:
         return finished
@@ -265,10 +235,6 @@ def proceed(request: Request, folder: str | None, context: int | None = None) ->
 
 
 def _written(resolving: Resolving, port: FeaturePort) -> PortReport:
-    """End a session of a foreign change, and write the feature that the edited files make.
-
-    :raises UsageError: if the feature cannot be made, or there is one of its id.
-    """
     session, porter, place = resolving.session, resolving.porter, resolving.session.folder
     if all(topic.new_hunks is None for topic in port.topics) and not port.feature.added:
         return PortReport(ended(place, (), emptied=finish(session)))
@@ -316,7 +282,7 @@ def _finished(request: Request, folder: str | None) -> PortReport | None:
     waits = {
         entry.feature
         for entry in session.waiting
-        if not is_stale(entry, at_hand) or not resolving.is_carried_out(entry)
+        if not _is_stale(entry, at_hand) or not resolving.is_carried_out(entry)
     }
     if not waits:
         return _ended(resolving, resolving.ports)
@@ -326,28 +292,16 @@ def _finished(request: Request, folder: str | None) -> PortReport | None:
     return None
 
 
-def retire(request: Request, folder: str | None, id_: str) -> PortReport:
-    """Note that upstream has a feature from the session's release on; the others still wait.
+def leave(request: Request, folder: str | None, id_: str, *, retires: bool) -> PortReport:
+    """Leave a feature as it is: it does not serve the release; the others still wait.
 
-    :raises UsageError: if the session does not wait for it.
+    :param retires: note that upstream has it from the session's release on.
     """
     resolving = Resolving(request, folder)
     port = next((port for port in resolving.ports if port.feature.id == id_), None)
-    if port is not None and not resolving.session.places_import:
+    if retires and port is not None and not resolving.session.places_import:
         write_ports(resolving.porter, resolving.features, [retired(port)], resolving.names)
-    return _resume(resolving, without(resolving.session, id_))
-
-
-def skip(request: Request, folder: str | None, id_: str) -> PortReport:
-    """Leave a feature as it is: it does not serve the release; the others still wait.
-
-    :raises UsageError: if the session does not wait for it.
-    """
-    resolving = Resolving(request, folder)
-    return _resume(resolving, without(resolving.session, id_))
-
-
-def _resume(resolving: Resolving, session: Session) -> PortReport:
+    session = without(resolving.session, id_)
     if not session.waiting:
         return PortReport(ended(session.folder, (), emptied=not session.folder.exists()))
     resolving.session = session
@@ -356,10 +310,7 @@ def _resume(resolving: Resolving, session: Session) -> PortReport:
 
 
 def abort(folder: str | None) -> PortReport:
-    """Remove a session with its files; the patches stay as they are.
-
-    :raises UsageError: if there is no such session.
-    """
+    """Remove a session with its files; the patches stay as they are."""
     session = read(find(folder), SessionKind.PORT)
     sessions.abort(session)
     return PortReport(aborted(session.folder))
@@ -374,7 +325,6 @@ def ask(
     """Ask about each file of a session, and write what the answers make, once nothing is left.
 
     :param question: shows a file, and which of how many it is, and gives a key.
-    :param tell: says what a key has done.
     :returns: ``report`` itself where it has no session.
     """
     if report.session is None:
@@ -394,8 +344,7 @@ def ask(
         if key is Key.STOP:
             return resolving.report()
         if key in (Key.RETIRE, Key.SKIP):
-            leave = retire if key is Key.RETIRE else skip
-            remainder = leave(request, folder, entry.feature)
+            remainder = leave(request, folder, entry.feature, retires=key is Key.RETIRE)
             if remainder.session is None:
                 return remainder
             resolving = Resolving(request, folder)
@@ -444,7 +393,6 @@ def find(folder: str | None) -> Path:
     """The folder of the session that is meant.
 
     :param folder: as the user gave it; ``None``: the only one in the working folder.
-    :raises UsageError: if there is none, or several.
     """
     if folder is not None:
         return from_anywhere(Path(folder))
@@ -457,11 +405,8 @@ def find(folder: str | None) -> Path:
     )
 
 
-def check_there(session: Session, features: Mapping[str, Feature]) -> None:
-    """Refuse a session whose features are not at hand.
-
-    :raises UsageError: naming the first that is missing.
-    """
+def _expect_features(session: Session, features: Mapping[str, Feature], *, trusting: bool) -> None:
+    """Refuse a session whose features are not at hand, or were changed since it began."""
     for id_ in session.features:
         if id_ not in features:
             raise UsageError(
@@ -469,24 +414,17 @@ def check_there(session: Session, features: Mapping[str, Feature]) -> None:
                 "its folder with --patches, or end the session with --abort"
             )
 
-
-def is_stale(entry: Waiting, features: Mapping[str, Feature]) -> bool:
-    """Whether a feature was changed since its session began."""
-    return features[entry.feature].digest != entry.digest
-
-
-def check_digests(session: Session, features: Mapping[str, Feature]) -> None:
-    """Refuse a session whose features were changed since it began.
-
-    :raises UsageError: naming what changed; nothing is lost.
-    """
-    changed = [entry.feature for entry in session.waiting if is_stale(entry, features)]
-    if changed:
+    changed = [entry.feature for entry in session.waiting if _is_stale(entry, features)]
+    if changed and not trusting:
         raise UsageError(
             f"{changed[0]}: its patches were changed since {session.folder} began, so its files do "
             "not follow from them any more. Nothing was written: copy your edits, then --abort and "
             "port again"
         )
+
+
+def _is_stale(entry: Waiting, features: Mapping[str, Feature]) -> bool:
+    return features[entry.feature].digest != entry.digest
 
 
 def resolved(
@@ -497,8 +435,7 @@ def resolved(
 ) -> tuple[FeaturePort, ...]:
     """The ports with the hunks that the edited files make.
 
-    :param ports: of the features that the session waits for, carried again.
-    :param context: how many lines of context the hunks keep; default: the usual number.
+    :param context: default: the usual number.
     :raises UsageError: naming every file that has markers, is not Python, or cannot be written as
         hunks; nothing is lost.
     """
@@ -589,7 +526,7 @@ def _not_landing(port: FeaturePort, syntax: Syntax) -> list[str]:
     for topic in port.topics:
         if topic.new_hunks is None or topic.before is None:
             continue
-        patch = as_patch(topic)
+        patch = topic.variant.patch._replace(hunks=topic.new_hunks)
         name = f"{port.feature.id}/{topic.topic}"
         if topic.by_hand and attempt(patch, topic.before, texts).after != topic.after:
             problems.append(f"{name}: its hunks do not give the edited file byte for byte")

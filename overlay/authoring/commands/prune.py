@@ -37,10 +37,6 @@ def prune(
 
     :param oldest: the oldest release that is still served, of one package; default: the oldest
         known one, of every package that the folder has features for.
-    :param write: carry out what is proposed, all of it or nothing.
-    :raises UsageError: if no folder is named, or ``oldest`` is not a release that is known.
-    :raises OverlayError: if the features or a release cannot be read, the folder not be written, or
-        it was changed while the proposals were made.
     """
     if not request.patches:
         raise UsageError(
@@ -109,10 +105,7 @@ def _served(oldest: str | None, packages: Sequence[Package]) -> dict[Package, tu
 
 
 def _first(oldest: str, package: Package) -> tuple[Package, Version]:
-    """The package and the first of the releases that ``--releases`` names.
-
-    :raises UsageError: if it is not a release.
-    """
+    """The package and the first of the releases that ``--releases`` names."""
     first, _, last = oldest.partition("..")
     pair, end = (release_named(name, package) for name in (first, last or first))
     if pair is None or end is None or end[0] < pair[0]:
@@ -124,13 +117,11 @@ def _first(oldest: str, package: Package) -> tuple[Package, Version]:
 
 
 def _span(package: Package, names: Sequence[str]) -> str:
-    """The releases that are still served, in words."""
     span = f"{names[0]}..{names[-1]}"
     return span if package == VLLM else f"{package.title} {span}"
 
 
 def _lies_in(feature: Feature, folder: Path) -> bool:
-    """Whether a feature is one of a folder of patches."""
     return not feature.shipped and Path(feature.origin).resolve() == folder.resolve()
 
 
@@ -145,7 +136,6 @@ def _with_files(feature: Feature, folder: Path) -> ServedFeature:
 
 
 def _carry_out(folder: Path, proposals: Sequence[Proposal]) -> None:
-    """Carry out proposals by one switch of the folder."""
     changed: dict[str, dict[str, bytes | None]] = {}
     removed_ids: list[str] = []
     for proposal in proposals:
@@ -165,8 +155,6 @@ def _carry_out(folder: Path, proposals: Sequence[Proposal]) -> None:
 class PruneReport(Report):
     """What ``prune`` proposes, or did.
 
-    :ivar folder: the folder of patches; :ivar releases: the range that is still served.
-    :ivar written: whether it was carried out.
     :ivar holds: feature -> why variants stay that no release needs.
     """
 

@@ -1,27 +1,31 @@
-"""``overlay edit --rename``, ``--fold`` and ``--split``: features without editing by hand."""
+"""``overlay edit --rename``, ``--fold``, ``--split``, ``--context``: no editing by hand."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from packaging.version import Version
 
-from overlay._features.model import Feature, of_package
+from overlay._features.model import Feature, Hunk, Topic, Variant, of_package
 from overlay._features.sources import entries, unread
 from overlay.authoring import disk
 from overlay.authoring import releases as package_releases
 from overlay.authoring.commands.edit import find_feature, writable_folder
-from overlay.authoring.free_ids import require_free
-from overlay.authoring.locating import ReleaseTexts, ReleaseTree
+from overlay.authoring.commands.edit_report import EditAction, EditReport, authored, context_changed
+from overlay.authoring.context import with_sides
+from overlay.authoring.locating import ReleaseTexts
+from overlay.authoring.porting import Porter
 from overlay.authoring.pruning import groups_of
 from overlay.authoring.reshaping import Files, folded, needing, renamed, split
-from overlay.authoring.writing import check_files
+from overlay.authoring.triage import FileFate
+from overlay.authoring.variants import patch_file, with_base_has
+from overlay.authoring.writing import check_files, patch_bytes, require_free, today
 from overlay.commands.request import Request
 from overlay.errors import UsageError
-from overlay.planning.planner import plan
+from overlay.planning.attempt import Texts, attempt
 from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax
 from overlay.report.base import Report
@@ -29,17 +33,14 @@ from overlay.report.codes import Code, Verdict
 from overlay.report.lines import Line, labelled
 from overlay.report.progress import counting
 from overlay.report.words import count, enumeration
-from overlay.results import Change
+from overlay.results import Change, Fate
 from overlay.results.invocation import command
+from overlay.targets.target import Progress
 
 
 @dataclass(frozen=True)
 class ReshapeReport(Report):
-    """What became of features that were renamed, folded or split.
-
-    :ivar folder: the folder of patches; :ivar written: ids of the features that were written.
-    :ivar removed: ids of those that are no more.
-    """
+    """What became of features that were renamed, folded or split."""
 
     _command: ClassVar[str] = "edit"
     _key: ClassVar[str] = "reshape"
@@ -55,12 +56,7 @@ class ReshapeReport(Report):
 
 
 def rename(request: Request, id_: str, new: str) -> ReshapeReport:
-    """Give a feature another id; the order of features follows the spelling of ids.
-
-    :raises UsageError: if there is no such feature, the id is taken, or a release would get other
-        bytes, since the feature comes at another place of the order.
-    :raises OverlayError: if a release cannot be read or the folder not be written.
-    """
+    """Give a feature another id; the order of features follows the spelling of ids."""
     folder, features = _at_hand(request, id_)
     require_free(folder, new, update=False, option="--rename")
     changed = {new: renamed(_files(folder, id_), new)}
@@ -72,10 +68,7 @@ def rename(request: Request, id_: str, new: str) -> ReshapeReport:
 
 
 def fold(request: Request, id_: str, other: str) -> ReshapeReport:
-    """Make one feature of two of a folder; it keeps the id and the words of the first.
-
-    :raises UsageError, OverlayError: as ``rename`` and ``reshaping.folded``.
-    """
+    """Make one feature of two of a folder; it keeps the id and the words of the first."""
     folder, features = _at_hand(request, id_)
     second = find_feature(features, other)
     if writable_folder(second) != folder or id_ == other:
@@ -96,10 +89,7 @@ def fold(request: Request, id_: str, other: str) -> ReshapeReport:
 def split_off(
     request: Request, id_: str, topics: Sequence[str], new: str, title: str = ""
 ) -> ReshapeReport:
-    """Make a feature of some topics of another one.
-
-    :raises UsageError, OverlayError: as ``rename`` and ``reshaping.split``.
-    """
+    """Make a feature of some topics of another one."""
     folder, features = _at_hand(request, id_)
     require_free(folder, new, update=False, option="--into")
     rest, files = split(find_feature(features, id_), _files(folder, id_), topics, new, title)
@@ -113,7 +103,6 @@ def writable_in(feature: Feature, folder: Path) -> bool:
 
 
 def _at_hand(request: Request, id_: str) -> tuple[Path, tuple[Feature, ...]]:
-    """The folder of a feature, and every feature for its package."""
     every = request._replace(features=()).load()
     feature = find_feature(every, id_)
     return writable_folder(feature), of_package(every, feature.package)
@@ -169,10 +158,7 @@ def _expect_same(
     texts: ReleaseTexts,
     step: Callable[[], None],
 ) -> None:
-    """Refuse another form of features by which a release would get other bytes.
-
-    :raises UsageError: naming the first such release.
-    """
+    """Refuse another form of features by which a release would get other bytes."""
     syntax = Memo()
     for name in texts.names:
         old, new = (_bytes(each, touched, texts, name, syntax) for each in (before, after))
@@ -201,6 +187,87 @@ def _bytes(
     changes: set[Change] = set()
     for group in groups_of(features):
         if touched & {feature.id for feature in group}:
-            tree, record = ReleaseTree(texts, release), texts.record(release)
-            changes |= {*plan(group, tree, Version(release), record, syntax).changes}
+            changes |= {*texts.plan(group, release, syntax).changes}
     return changes
+
+
+# Another context
+
+
+def keep_context(
+    request: Request, id_: str, number: int, progress: Progress | None = None
+) -> EditReport:
+    """Write a feature's hunks with so many lines of context, where so many tell the place.
+
+    On each release on which a variant landed it makes the same text as before; one of which that
+    is not so keeps its hunks.
+    """
+    features = request._replace(features=(id_,)).load()
+    feature = find_feature(features, id_)
+    patches = writable_folder(feature)
+    same = of_package(features, feature.package)
+    names = package_releases.names_of(feature.package)
+    porter = Porter(package_releases.texts_of(names, feature.package, progress), Memo())
+    work = _Work(porter, feature, same[: same.index(feature)], number)
+    files = disk.contents(entries(patches)[id_])
+    changed: dict[str, bytes] = {}
+    hunks: dict[str, tuple[Hunk, ...]] = {}
+    for topic in feature.topics:
+        for variant in topic.variants:
+            if (form := work.form(topic, variant)) is not None:
+                changed[patch_file(topic, variant)] = form.data
+                hunks[variant.patch.path] = form.hunks
+    if changed:
+        check_files(id_, {**files, **changed}, shared=feature.shared_modules())
+        disk.replace_features(patches, [disk.NewFolder(id_, changed, whole=False)])
+    folder = patches / id_
+    return EditReport(
+        context_changed(id_, folder, number, len(changed), str(feature.releases)),
+        id_,
+        str(feature.releases.last),
+        files=authored([FileFate(path, Fate.EDITED) for path in hunks], hunks),
+        releases=str(feature.releases) if changed else None,
+        folder=folder if changed else None,
+        action=EditAction.COMMITTED if changed else EditAction.UNCHANGED,
+        session=folder,
+    )
+
+
+class _Form(NamedTuple):
+    hunks: tuple[Hunk, ...]
+    data: bytes
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What all variants of a feature share."""
+
+    porter: Porter
+    feature: Feature
+    earlier: Sequence[Feature]
+    number: int
+
+    def form(self, topic: Topic, variant: Variant) -> _Form | None:
+        """A variant with that context; ``None`` where it stays as it is."""
+        patch = variant.patch
+        names = [n for n in self.porter.texts.names if Version(n) in variant.releases]
+        base = patch.headers.get("Base") or (names[-1] if names else str(variant.releases.last))
+        before = self._text(topic, variant, base)
+        if patch.retired or before is None:
+            return None
+        hunks = tuple(with_sides(before, patch.hunks, self.number, self.porter.syntax))
+        if [hunk.lines for hunk in hunks] == [hunk.lines for hunk in patch.hunks]:
+            return None
+        answers = Texts(self.porter.syntax)
+        for text in {self._text(topic, variant, name) for name in (*names, base)}:
+            after = attempt(patch, text, answers).after
+            form = patch._replace(hunks=hunks)
+            if after is not None and attempt(form, text, answers).after != after:
+                return None
+        headers = {**patch.headers, "Last-Update": today()}
+        if "Base" in headers and "Tells-Nothing" not in headers:
+            headers = with_base_has(headers, hunks, before)
+        return _Form(hunks, patch_bytes(headers, patch.path, hunks))
+
+    def _text(self, topic: Topic, variant: Variant, release: str) -> bytes | None:
+        return self.porter.text_for(self.feature, topic, variant, release, self.earlier)[0]

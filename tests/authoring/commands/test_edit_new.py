@@ -14,7 +14,7 @@ from packaging.version import Version
 
 from overlay._features.folder import load
 from overlay.authoring import disk
-from overlay.authoring.reports.authored import NewReport
+from overlay.authoring.commands.edit_report import NewReport
 from overlay.planning.planner import plan
 from overlay.report.codes import Code, Verdict
 from overlay.results import State

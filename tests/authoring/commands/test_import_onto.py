@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from overlay._features.folder import load
+from overlay.authoring.commands.import_onto import own_text
 from overlay.authoring.commands.port_session import Key, ask, show
 from overlay.authoring.incoming import read_changes
 from overlay.authoring.locating import replay
-from overlay.authoring.onto import own_text
 from overlay.commands.request import Request
 from overlay.planning.planner import plan
 from tests.authoring.commands.test_port import files, releases

@@ -13,8 +13,8 @@ import jsonschema
 import pytest
 
 from overlay._features.folder import load
-from overlay.authoring import urls
-from overlay.authoring.urls import page_of
+from overlay.authoring import sources
+from overlay.authoring.sources import page_of
 from overlay.errors import UsageError
 from tests.authoring.commands.test_import import SCHEMA, releases
 from tests.authoring.test_importing import BASE, CHANGE, PATCHED, PATH, diff
@@ -158,7 +158,7 @@ def test_an_answer_is_bounded_in_size_and_time(
     assert (large.exit, "at most 100 bytes" in large.err) == (2, True)
     server.drip = True
     monkeypatch.setattr("overlay.authoring.sources.MAX_BYTES", 10_000)
-    monkeypatch.setattr(urls, "SECONDS", 0.4)
+    monkeypatch.setattr(sources, "SECONDS", 0.4)
     began = time.monotonic()
     slow = cli("import", server.url + PULL, "--id", "runs", "--patches", tmp_path / "ours")
     assert (slow.exit, "within 0.4 seconds" in slow.err) == (2, True)

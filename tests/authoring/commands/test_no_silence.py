@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from overlay.authoring import building, pruning
+from overlay.authoring import building, locating
 from overlay.authoring.commands import edit, port
 from overlay.report.progress import Meter
 from tests.authoring.test_importing import CHANGE, RELEASES, Tree
@@ -66,7 +66,7 @@ def slow(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
         (building, "carry", "import", "tried "),
         (edit, "lay_out", "edit", "laying out files of vLLM 0.22.0"),
         (edit, "lay_out", "new", "laying out files of vLLM 0.24.0"),
-        (pruning, "plan", "prune", "examined "),
+        (locating, "plan", "prune", "examined "),
         (port, "with_gaps", "port", "carried "),
     ],
     ids=["import", "edit", "new", "prune", "port"],

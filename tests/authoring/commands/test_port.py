@@ -16,8 +16,8 @@ from packaging.version import Version
 from overlay._features.folder import holes, load
 from overlay._features.model import PortedWay
 from overlay.authoring.commands.port import port
+from overlay.authoring.commands.port_report import OpenFile, PortReport
 from overlay.authoring.commands.port_session import Key, ask
-from overlay.authoring.reports.ported import OpenFile, PortReport
 from overlay.commands.request import Request
 from overlay.errors import OverlayError
 from overlay.planning.planner import plan

@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from overlay.authoring.ports import FeaturePort, base_name
+from overlay.authoring.porting import FeaturePort, base_name
 from overlay.package import ReleaseRange
 from overlay.report.base import Report
 from overlay.report.codes import Code, Verdict
@@ -140,24 +140,17 @@ def concluded(
 def waiting(session: Path, files: tuple[OpenFile, ...]) -> Verdict:
     """The verdict of ``port --show`` and of what leaves a session open."""
     marked = sum(bool(entry.markers) for entry in files)
+    lacking = list(dict.fromkeys(entry.feature for entry in files if entry.file is None))
+    code, goes_on = Code.PORT_CONFLICTS, _on(session, "--continue")
     if marked:
-        return Verdict(
-            Code.PORT_CONFLICTS,
-            f"Action needed: {count(marked, 'file')} with conflicts in {session}: edit, then "
-            f"{_on(session, '--continue')}.",
-        )
-    if missing_files := [entry for entry in files if entry.file is None]:
-        ids = enumeration(list(dict.fromkeys(entry.feature for entry in missing_files)))
-        return Verdict(
-            Code.PORT_CONFLICTS,
-            f"Action needed: the release lacks what {ids} changes: "
-            f"{_on(session, '--retire', 'ID')} or {_on(session, '--skip', 'ID')}.",
-        )
-    return Verdict(
-        Code.PORT_REVIEW,
-        f"Action needed: review {count(len(files), 'file')} in {session}, then "
-        f"{_on(session, '--continue')} takes them as they are.",
-    )
+        text = f"{count(marked, 'file')} with conflicts in {session}: edit, then {goes_on}."
+    elif lacking:
+        ways = f"{_on(session, '--retire', 'ID')} or {_on(session, '--skip', 'ID')}"
+        text = f"the release lacks what {enumeration(lacking)} changes: {ways}."
+    else:
+        code, number = Code.PORT_REVIEW, count(len(files), "file")
+        text = f"review {number} in {session}, then {goes_on} takes them as they are."
+    return Verdict(code, f"Action needed: {text}")
 
 
 def _on(session: Path, *options: str) -> Command:
@@ -181,7 +174,6 @@ def ended(
     """The verdict of ``port --continue`` and of what ends a session.
 
     :param holes: id and release of each hole that is left inside a feature's range.
-    :param emptied: whether nothing of the session's folder is left.
     """
     rest = "" if emptied else f" {session} holds other files and stays."
     if not features:
@@ -195,10 +187,7 @@ def ended(
 def placed(
     folder: Path, releases: ReleaseRange | None, session: Path | None, *, emptied: bool = True
 ) -> Verdict:
-    """The verdict of a foreign change that was placed and written as a feature.
-
-    :param session: the session that it was placed in; ``None`` where nothing waited.
-    """
+    """The verdict of a foreign change that was placed and written as a feature."""
     rest = "" if emptied or session is None else f" {session} holds other files and stays."
     check = Invocation(patches=(absolute(folder.parent),)).command("check")
     return Verdict(Code.PORTED, f"Wrote {folder} for {releases}; {check} tries it.{rest}")

@@ -23,16 +23,7 @@ from overlay.results.invocation import Invocation, absolute
 class ImportReport(Report):
     """What ``import`` made of a foreign change.
 
-    :ivar feature: the id; :ivar title: the subject of the change.
     :ivar files: in the order in which they were judged.
-    :ivar outcomes: release -> how the whole change lands there, oldest first.
-    :ivar releases: the range that the new variants serve; ``None`` where nothing was written.
-    :ivar merged: the first release that has the change itself.
-    :ivar folder: the new feature; ``None`` where nothing was written.
-    :ivar holders: path of an added module -> the releases that have another file of that name.
-    :ivar warnings: what looks wrong although it was written.
-    :ivar context: how much context its hunks keep, where that was chosen.
-    :ivar moved: path -> release -> the file to which upstream moved what is changed in it.
     :ivar prefixes: how paths of the change begin -> how those of the package do.
     :ivar below: the features of the folder on whose text it was made.
     """
@@ -64,13 +55,6 @@ class ImportReport(Report):
         """The files that are edited or added, or should have been."""
         return carried(self.files)
 
-    @property
-    def left_out(self) -> dict[str, int]:
-        """How many files were left out, by kind."""
-        fates = [entry.fate for entry in self.files if entry not in self.carried]
-        kinds = [fate.value for fate in fates]
-        return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
-
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
         """The text of the report."""
         read = f"{count(len(self.files), 'file')}, {count(self.commits, 'commit')}: {self.title}"
@@ -80,8 +64,8 @@ class ImportReport(Report):
             yield labelled(0, "paths     ", f"{subject} {after or 'left out'}")
         if self.below:
             yield labelled(0, "on top of ", enumeration(self.below))
-        if self.left_out:
-            kinds = [f"{number} {kind}" for kind, number in self.left_out.items()]
+        if left_out := [each.fate.value for each in self.files if each not in self.carried]:
+            kinds = [f"{left_out.count(kind)} {kind}" for kind in dict.fromkeys(left_out)]
             yield labelled(0, "left out  ", enumeration(kinds))
         for entry in self.carried:
             if entry.problem is not None:
@@ -116,10 +100,7 @@ class ImportReport(Report):
 
 @dataclass(frozen=True)
 class SeriesReport(Report):
-    """What ``import --each`` made of several commits: a feature each, on top of each other.
-
-    :ivar imports: in the order of the commits; :ivar placed: those that were placed by hand before.
-    """
+    """What ``import --each`` made of several commits: a feature each, on top of each other."""
 
     _command: ClassVar[str] = "import"
     imports: tuple[ImportReport, ...]
@@ -146,7 +127,6 @@ class SeriesReport(Report):
 
 
 def _problems(imports: Iterable[ImportReport]) -> list[str]:
-    """Why files could not be placed."""
     return told_once(
         (entry.path, entry.problem) for each in imports for entry in each.files if entry.problem
     )
@@ -170,10 +150,7 @@ def series(imports: tuple[ImportReport, ...], placed: tuple[str, ...] = ()) -> S
 
 
 def concluded(summary: Summary, folder: Path | None, by_hand: str) -> Verdict:
-    """The verdict of ``import``.
-
-    :param by_hand: how a person places the change.
-    """
+    """The verdict of ``import``."""
     if summary.problems:
         return Verdict(Code.NOT_PLACED, _not_placed(len(summary.problems)))
     if not carried(summary.files):
@@ -181,14 +158,12 @@ def concluded(summary: Summary, folder: Path | None, by_hand: str) -> Verdict:
             Code.NOT_IMPORTED, "Nothing was written: the change has no Python module of vllm/."
         )
     if folder is None:
-        why, modules = "see above", list(summary.holders)
-        if modules:
+        why = f"see above. {by_hand[:1].upper()}{by_hand[1:]}"
+        if modules := list(summary.holders):
             single = "is a file of its own there"
             there = single if len(modules) == 1 else "are files of their own there"
             why = f"{enumeration(modules, most=3)} {there}: give the added module another name"
         text = f"Nothing was written: {summary.id} lands on none of the releases; {why}."
-        if not modules:
-            text = f"{text[:-1]}. {by_hand[:1].upper()}{by_hand[1:]}."
         return Verdict(Code.NOT_IMPORTED, text)
     wrote = f"Wrote {folder} for {summary.releases}"
     if summary.review:

@@ -31,12 +31,7 @@ class AuthoredHunks(NamedTuple):
 
 
 class AuthoredFile(NamedTuple):
-    """One file of a feature that was made or changed by editing.
-
-    :ivar hunks: by scope, in the order of the file.
-    :ivar stacks_on: ids of the features whose text the hunks are made on.
-    :ivar problem: why it could not be carried.
-    """
+    """One file of a feature that was made or changed by editing."""
 
     path: str
     fate: Fate
@@ -47,14 +42,7 @@ class AuthoredFile(NamedTuple):
 
 @dataclass(frozen=True)
 class _Authored(Report):
-    """What editing made of a feature.
-
-    :ivar release: of the files that were edited.
-    :ivar releases: the range that gets the edit; ``None`` where nothing was written.
-    :ivar merged: the first release that has the change itself.
-    :ivar unread: releases that could not be tried, with the reason.
-    :ivar folder: the feature; ``None`` where nothing was written.
-    """
+    """What editing made of a feature."""
 
     feature: str
     release: str
@@ -87,14 +75,7 @@ class _Authored(Report):
 
 @dataclass(frozen=True, kw_only=True)
 class NewReport(_Authored):
-    """What ``new --from-edits`` made of the edits of an installed vLLM.
-
-    :ivar target: what the user named.
-    :ivar outcomes: release -> how the whole change lands there, oldest first.
-    :ivar beside: what was changed and no feature carries.
-    :ivar context: how much context its hunks keep, where that was chosen.
-    :ivar moved: path -> release -> the file to which upstream moved what is changed in it.
-    """
+    """What ``new --from-edits`` made of the edits of an installed vLLM."""
 
     _command: ClassVar[str] = "new"
     _key: ClassVar[str] = "new"
@@ -136,7 +117,6 @@ class EditAction(Enum):
 class EditReport(_Authored):
     """What ``edit`` did; releases from ``merged`` on get nothing of the edit.
 
-    :ivar session: its folder.
     :ivar left: releases of the feature that keep what they had, because the edit does not land
         there or they could not be read.
     :ivar without: ids of features before it that the session's files do not have applied, since
@@ -165,7 +145,6 @@ class EditReport(_Authored):
 
 
 def _in_words(file: AuthoredFile) -> str:
-    """What was made of a file, in a few words."""
     if not file.hunks:
         added = "added module" if is_module(file.path) else "added file"
         return added if file.fate is Fate.ADDED else file.fate.value
@@ -179,10 +158,7 @@ def authored(
     hunks: Mapping[str, Sequence[Hunk]],
     stacks: Mapping[str, tuple[str, ...]] | None = None,
 ) -> tuple[AuthoredFile, ...]:
-    """The files of a feature, by path.
-
-    :param hunks: path -> those of the file; :param stacks: path -> ids of the features below.
-    """
+    """The files of a feature, by path."""
     files = []
     for fate in fates:
         own = hunks.get(fate.path, ())
@@ -205,10 +181,7 @@ def made_new(
     releases: str | None,
     beside: Sequence[Beside] = (),
 ) -> Verdict:
-    """The verdict of ``new --from-edits``.
-
-    :param beside: the files that no feature carries.
-    """
+    """The verdict of ``new --from-edits``."""
     problems = sum(file.problem is not None for file in files)
     if problems:
         carried = count(problems + len(beside), "file")
@@ -233,10 +206,7 @@ def made_new(
 
 
 def _left_out(beside: Sequence[Beside], removing: Command) -> str:
-    """Why files that differ are in no feature, in a sentence; those that are missing come last.
-
-    :param removing: the command that makes a feature of what is missing.
-    """
+    """Why files that differ are in no feature, in a sentence; those that are missing come last."""
     missing = [f"{path} ({what})" for path, what in beside if what.startswith(MISSING)]
     others = [f"{path} ({what})" for path, what in beside if not what.startswith(MISSING)]
     reasons = [f"since no feature carries it: {enumeration(others)}"] if others else []
@@ -257,10 +227,7 @@ def edited(
     *,
     emptied: bool = True,
 ) -> Verdict:
-    """The verdict of ``edit``.
-
-    :param emptied: whether nothing of the session's folder is left after a commit.
-    """
+    """The verdict of ``edit``."""
     end = command("edit", "--commit", absolute(session))
     if action in (EditAction.BEGUN, EditAction.GROWN):
         text = f"Edit the files in {session}, then run {end} (or --abort)."
@@ -288,10 +255,7 @@ def edited(
 def context_changed(
     feature: str, folder: Path, number: int, patches: int, releases: str
 ) -> Verdict:
-    """The verdict of ``edit --context``.
-
-    :param patches: how many patch files have another context now; :param releases: their range.
-    """
+    """The verdict of ``edit --context``."""
     lines = count(number, "line")
     if not patches:
         text = (
