@@ -19,11 +19,10 @@ from overlay.authoring.merge import Merge, merge
 from overlay.authoring.scoped import ScopedText, with_base
 from overlay.authoring.statements import merge_statements
 from overlay.authoring.touching import place_touching
-from overlay.planning.matching import edits, final_newline_after
+from overlay.planning.matching import edits, final_newline_after, match_whole
 from overlay.planning.scopes import Scopes, Syntax, UnparsableError
 from overlay.planning.text import Edit, SourceText, TextError
 from overlay.planning.upstream import hunk_is_upstream
-from overlay.planning.whole import match_whole
 from overlay.results import Outcome, State, whole_outcome
 
 #: A scope that shares at least this much of its text with the base's scope is that scope, moved.

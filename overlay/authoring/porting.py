@@ -24,12 +24,11 @@ from overlay.authoring.port_warnings import port_warnings
 from overlay.authoring.ports import FeaturePort, TopicPort
 from overlay.package import is_module
 from overlay.planning.attempt import Texts, attempt
-from overlay.planning.context import context_of
-from overlay.planning.obsolete import obsolete_by
 from overlay.planning.planner import Stack, lay, plan
 from overlay.planning.scopes import Syntax, UnparsableError
+from overlay.planning.telling import context_of
 from overlay.planning.text import TextError
-from overlay.planning.upstream import evidence, module_outcome
+from overlay.planning.upstream import evidence, module_outcome, obsolete_by
 from overlay.report.words import enumeration
 from overlay.results import Outcome, State
 from overlay.results.invocation import command
