@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,8 +58,6 @@ def decide(
     """
     if switches.mode is Mode.OFF:
         return _turned_off(switches, environment)
-    from overlay.targets.environments import running_target
-
     warnings = _checked(switches)
     required_ids = required_features(switches)
     vllm: Target | None = None
@@ -112,7 +111,6 @@ def _beside(switches: Switches) -> Iterator[Target]:
     :raises TargetError: if one is there and cannot be patched.
     """
     for package in further_packages(patches_folders(switches)):
-        from overlay.targets.environments import running_target
         from overlay.targets.target import Absent
 
         with contextlib.suppress(Absent):
@@ -434,11 +432,7 @@ def _applied(root: Path, folders: Sequence[Path]) -> tuple[str, ...]:
 
     :raises OverlayError: if a ledger cannot be read.
     """
-    places: dict[Package, Path | None] = {VLLM: root}
-    for package in further_packages(folders):
-        from overlay.targets.environments import root_of
-
-        places[package] = root_of(package)
+    places = {VLLM: root, **{package: root_of(package) for package in further_packages(folders)}}
     ledgers = [_ledger(place, package) for package, place in places.items() if place is not None]
     return tuple(e.result.feature for ledger in ledgers if ledger for e in ledger.applied)
 
@@ -463,3 +457,43 @@ def _turn_off(
         if not names:
             without.append(feature)
     return set_off, without
+
+
+def running_target(package: Package) -> Target:
+    """The package that this process imported; before it did, the one that it would import.
+
+    :raises Absent: if there is none.
+    :raises TargetError: if it is not a plain folder.
+    """
+    place = _imported(package.name)
+    if place is None:
+        from overlay.targets.environments import resolve_installed
+
+        return resolve_installed(package)
+    from overlay.targets.installations import target_at
+
+    root = os.path.dirname(os.path.realpath(place))
+    stated = getattr(sys.modules[package.name], "__version__", None)
+    return target_at(place, root, package, path=sys.path, stated=stated)
+
+
+def root_of(package: Package) -> Path | None:
+    """The folder that holds a package, as this process imports it; nothing is imported for it."""
+    place = _imported(package.name)
+    if place is None:
+        try:
+            spec = find_spec(package.name)
+        except (ImportError, ValueError, AttributeError):
+            return None
+        if spec is None or os.path.basename(spec.origin or "") != "__init__.py":
+            return None
+        place = Path(str(spec.origin)).parent
+    return Path(os.path.realpath(place)).parent
+
+
+def _imported(name: str) -> Path | None:
+    """The folder of a package that was imported from files."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if not isinstance(file, str) or not os.path.isfile(file):
+        return None
+    return Path(os.path.dirname(os.path.abspath(file)))

@@ -17,7 +17,6 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,42 +58,6 @@ def resolve_installed(package: Package) -> Target:
         if os.path.realpath(other) != here
     )
     return target_at(folder, os.path.dirname(here), package, path=sys.path, warnings=warnings)
-
-
-def running_target(package: Package) -> Target:
-    """The package that this process imported; before it did, the one that it would import.
-
-    :raises Absent: if there is none.
-    :raises TargetError: if it is not a plain folder.
-    """
-    place = _imported(package.name)
-    if place is None:
-        return resolve_installed(package)
-    root = os.path.dirname(os.path.realpath(place))
-    stated = getattr(sys.modules[package.name], "__version__", None)
-    return target_at(place, root, package, path=sys.path, stated=stated)
-
-
-def root_of(package: Package) -> Path | None:
-    """The folder that holds a package, as this process imports it; nothing is imported for it."""
-    place = _imported(package.name)
-    if place is None:
-        try:
-            spec = find_spec(package.name)
-        except (ImportError, ValueError, AttributeError):
-            return None
-        if spec is None or os.path.basename(spec.origin or "") != "__init__.py":
-            return None
-        place = Path(str(spec.origin)).parent
-    return Path(os.path.realpath(place)).parent
-
-
-def _imported(name: str) -> Path | None:
-    """The folder of a package that was imported from files."""
-    file = getattr(sys.modules.get(name), "__file__", None)
-    if not isinstance(file, str) or not os.path.isfile(file):
-        return None
-    return Path(os.path.dirname(os.path.abspath(file)))
 
 
 def resolve_environment(place: Path, name: str, package: Package) -> Target:
