@@ -20,7 +20,7 @@ from overlay.authoring.git import Checkout, LogEntry
 from overlay.authoring.incoming import IncomingFile, read_changes
 from overlay.commands.check import every_target
 from overlay.commands.request import Request
-from overlay.commands.since import upkeep
+from overlay.commands.since import NOBODY, Ownership, upkeep
 from overlay.errors import OverlayError, UsageError
 from overlay.package import VLLM, Package, parse_version, path_problem
 from overlay.report.base import Report, by_fields
@@ -28,7 +28,6 @@ from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, MARK, Line, Span, aligned, causes, labelled
 from overlay.report.model import TargetFailure, TargetReport
 from overlay.report.problems import word
-from overlay.report.since import NOBODY, Ownership
 from overlay.report.words import count, enumeration
 from overlay.results import ANY_MORE, FeatureResult, Reason, State
 from overlay.targets.resolution import releases
