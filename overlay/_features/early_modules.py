@@ -64,18 +64,6 @@ def why_on_disk(modules: Sequence[str]) -> str:
     return f"vLLM imports {names} before it loads plugins; apply it on disk"
 
 
-def on_disk_reason(feature: Feature) -> str | None:
-    """Why a feature can be applied on disk only, on any release; ``None`` where memory will do."""
-    paths = feature.changes_on_disk_only
-    if not paths:
-        return None
-    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-    return (
-        f"it changes data files or removes files ({paths[0]}{more}), which no import brings; apply "
-        "it on disk"
-    )
-
-
 def not_in_memory(
     results: Iterable[FeatureResult],
     features: Iterable[Feature],
@@ -88,9 +76,7 @@ def not_in_memory(
     """
     results, features = tuple(results), tuple(features)
     ids = {result.feature for result in results}
-    reasons = {
-        each.id: why for each in features if each.id in ids and (why := on_disk_reason(each))
-    }
+    reasons = {each.id: why for each in features if each.id in ids and (why := each.on_disk_reason)}
     if package == VLLM.name:
         late = too_early(results, features, release)
         reasons = {name: why_on_disk(modules) for name, modules in late.items()} | reasons

@@ -300,6 +300,18 @@ class Feature:
         }
         return tuple(sorted(changed))
 
+    @property
+    def on_disk_reason(self) -> str | None:
+        """Why it can be applied on disk only, on any release; ``None`` where memory will do."""
+        paths = self.changes_on_disk_only
+        if not paths:
+            return None
+        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        return (
+            f"it changes data files or removes files ({paths[0]}{more}), which no import brings; "
+            "apply it on disk"
+        )
+
     def shared_modules(self) -> dict[str, bytes]:
         """Path -> bytes of the modules that it shares with other features."""
         return {file.path: file.content for file in self.added if file.path in self.shared}

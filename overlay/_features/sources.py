@@ -1,4 +1,8 @@
-"""Locate folders of features and fingerprint their bytes, without parsing them."""
+"""Locate folders of features and fingerprint their bytes, without parsing them.
+
+Each process of vLLM asks what its features require and which packages they are for, so no
+``feature.toml`` is parsed that has no line which may answer.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,15 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import overlay
 from overlay.errors import OverlayError, PatchFormatError, UsageError
+from overlay.package import VLLM, Package, id_problem, inside, package_named
 from overlay.untrusted import is_folder, problem_of_owner, read_below, read_regular
+
+if TYPE_CHECKING:
+    from overlay.settings import Switches
 
 #: The module through which patched code reports what it does; features add it with equal bytes.
 EFFECTS_MODULE = "vllm.v1.overlay_effects"
@@ -129,6 +138,72 @@ def feature_documents(folder: Path) -> list[Path]:
     return [document for document in documents if os.path.lexists(document)]
 
 
+def patches_folders(switches: Switches) -> list[Path]:
+    """The folders of features that a process of vLLM looks into."""
+    return [shipped_folder(), *switches.patches]
+
+
+def features_in(folders: Iterable[Path]) -> Iterator[tuple[str, Path, Path]]:
+    """Name, path and patches folder of all that may be a feature; what is none is in no ledger."""
+    for folder in map(Path, dict.fromkeys(map(os.path.realpath, folders))):
+        try:
+            members = list(feature_paths(folder))
+        except OSError:
+            members = [("", folder)]  # whoever plans says what is wrong with the folder
+        for name, path in members:
+            yield name, path, folder
+
+
+def required_features(switches: Switches) -> frozenset[str]:
+    """The features without which vLLM must not start, by the environment or by themselves.
+
+    ``all`` among them is every one.
+    """
+    ids = set(switches.present)
+    for name, path, _ in features_in(patches_folders(switches)):
+        if document := _document(path, b"required"):
+            from overlay._features.documents import is_required
+
+            ids.update([name] if is_required(document) else ())
+    return frozenset(ids)
+
+
+def further_packages(folders: Iterable[Path]) -> tuple[Package, ...]:
+    """The packages other than vLLM that features in folders patch, by name."""
+    packages = {package_in(path) for _, path, _ in features_in(folders)} - {VLLM}
+    return tuple(sorted(packages))
+
+
+def package_in(feature: Path) -> Package:
+    """The package that a feature's folder says it patches; vLLM where it says none.
+
+    What is malformed is vLLM's: loading the feature reports it.
+    """
+    if not (document := _document(feature, b"package")):
+        return VLLM
+    from overlay._features.documents import parse_toml
+
+    try:
+        name = parse_toml(document).get("package")
+        return package_named(name) if isinstance(name, str) else VLLM
+    except ValueError:
+        return VLLM
+
+
+def _document(feature: Path, key: bytes) -> bytes:
+    """A feature's ``feature.toml``; nothing where no line of it may set a key, or it is unreadable.
+
+    Loading the feature says what cannot be read.
+    """
+    try:
+        data = read_regular(feature / "feature.toml", follow=False) or b""
+    except OSError:
+        return b""
+    lines = data.splitlines() if key in data else []
+    sets = any(line.partition(b"=")[0].strip(b" \t\"'") == key for line in lines)
+    return data if sets else b""
+
+
 def is_document(path: Path) -> bool:
     """Whether it is a text for people, which may lie beside a feature."""
     return path.name.split(".")[0] in _DOCUMENTS and path.suffix in ("", ".md", ".txt", ".rst")
@@ -165,8 +240,6 @@ def shared_module(patches: Path, path: str) -> bytes | None:
     :raises OSError: if it cannot be read, or a link or something else is in its place.
     :raises ValueError: if the path leaves the folder of shared modules.
     """
-    from overlay.package import inside
-
     return read_below(patches, f"{SHARED}/files/{inside(path)}")
 
 
@@ -225,8 +298,6 @@ def _parts(switch: Path) -> tuple[list[str], list[str]] | None:
         parts = sorted(os.listdir(new)), sorted(os.listdir(dropped))
     except FileNotFoundError:
         return None  # it has just ended
-    from overlay.package import id_problem  # not in each process of vLLM
-
     return None if any(id_problem(name) for part in parts for name in part) else parts
 
 

@@ -44,12 +44,11 @@ from overlay.authoring.writing import (
     patch_bytes,
 )
 from overlay.package import VLLM, Package, ReleaseRange, is_module
-from overlay.planning.matching import edits
+from overlay.planning.matching import edits, removed_by
 from overlay.planning.planner import Stack
 from overlay.planning.scopes import Syntax, UnparsableError, find
 from overlay.planning.telling import SHARE, new_lines
 from overlay.planning.text import Edit, SourceText, TextError
-from overlay.planning.whole import removed_by
 from overlay.report.progress import Progress, counting
 from overlay.report.words import enumeration
 from overlay.results import Fate, Outcome, whole_outcome

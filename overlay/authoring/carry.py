@@ -21,12 +21,11 @@ from overlay.authoring.context import Forms
 from overlay.authoring.merge import Lines, Merge, Region, Side, gaps, matches, merge
 from overlay.authoring.statements import merge_statements
 from overlay.planning.code_lines import key_of
-from overlay.planning.matching import edits, final_newline_after
+from overlay.planning.matching import edits, final_newline_after, match_whole
 from overlay.planning.scopes import Scopes, Syntax, UnparsableError
 from overlay.planning.telling import quoted, says_much
 from overlay.planning.text import Edit, SourceText, TextError
 from overlay.planning.upstream import hunk_is_upstream
-from overlay.planning.whole import match_whole
 from overlay.results import Outcome, State, whole_outcome
 
 #: A scope that shares at least this much of its text with the base's scope is that scope, moved.

@@ -18,10 +18,9 @@ from overlay._features.model import Hunk
 from overlay.authoring.composing import ScopedText, with_base
 from overlay.authoring.merge import matches, occurrences
 from overlay.planning.attempt import Texts
-from overlay.planning.context import anchored, context_of, narrowed
 from overlay.planning.matching import edits, final_newline_after
 from overlay.planning.scopes import Scopes, Syntax, UnparsableError
-from overlay.planning.telling import new_lines, says_much
+from overlay.planning.telling import anchored, context_of, narrowed, new_lines, says_much
 from overlay.planning.text import SourceText, TextError
 from overlay.planning.upstream import hunk_is_upstream
 from overlay.results import HunkResult, State

@@ -24,12 +24,11 @@ from overlay.authoring.locating import OWN_BASE, ReadBy, ReleaseTexts
 from overlay.authoring.port_warnings import port_warnings
 from overlay.package import is_module
 from overlay.planning.attempt import Texts, attempt
-from overlay.planning.context import context_of
-from overlay.planning.obsolete import obsolete_by
 from overlay.planning.planner import Stack
 from overlay.planning.scopes import Syntax, UnparsableError
+from overlay.planning.telling import context_of
 from overlay.planning.text import TextError
-from overlay.planning.upstream import evidence, module_outcome
+from overlay.planning.upstream import evidence, module_outcome, obsolete_by
 from overlay.report.base import plain
 from overlay.report.words import enumeration
 from overlay.results import Outcome, State, whole_outcome

@@ -23,9 +23,9 @@ from overlay.authoring.writing import check_files, patch_bytes
 from overlay.errors import PatchFormatErrors, UsageError
 from overlay.package import ReleaseRange
 from overlay.planning.attempt import Texts, attempt
-from overlay.planning.obsolete import obsolete_by
 from overlay.planning.planner import below
 from overlay.planning.scopes import Syntax
+from overlay.planning.upstream import obsolete_by
 from overlay.report.base import by_fields
 from overlay.results import Change, Plan, State
 from overlay.results.invocation import command

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from overlay._features.model import packages_of
 from overlay._processes import live
 from overlay.commands import diagnosis
+from overlay.commands.diagnosis import EnvironmentFacts, SwitchFacts, variables
 from overlay.commands.live import process_data, process_lines
 from overlay.commands.request import Request
 from overlay.commands.status import of_files
-from overlay.commands.variables import EnvironmentFacts, SwitchFacts, variables
 from overlay.errors import OverlayError
 from overlay.package import VLLM
 from overlay.report.base import Report, plain

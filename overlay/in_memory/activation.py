@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -45,13 +43,6 @@ class FeatureDecision(NamedTuple):
     def reason(self) -> str:
         """Why it is not active, a line for everything that is in its way."""
         return self.why or "not applied on disk"
-
-
-def digest(features: Iterable[FeatureDecision], variables: Mapping[str, str]) -> str:
-    """Hash what runs and every switch; equal wherever the same code runs, by whichever way."""
-    active = sorted((each.id, each.digest) for each in features if each.active)
-    settings = {name: value for name, value in variables.items() if name != "OVERLAY"}
-    return hashlib.sha256(json.dumps([active, settings], sort_keys=True).encode()).hexdigest()
 
 
 class Activation(NamedTuple):

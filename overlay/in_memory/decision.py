@@ -8,33 +8,34 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
+import json
+import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import overlay
-from overlay._features.sources import source_of
-from overlay.errors import OverlayError, TransactionError, UsageError
-from overlay.in_memory.activation import HARMLESS, NOT_ASKED, Activation, FeatureDecision, digest
-from overlay.in_memory.inventory import (
-    feature_paths,
+from overlay._features.sources import (
+    features_in,
     further_packages,
     package_in,
     patches_folders,
     required_features,
-    running,
+    source_of,
 )
+from overlay.errors import OverlayError, TransactionError, UsageError
+from overlay.in_memory.activation import HARMLESS, NOT_ASKED, Activation, FeatureDecision
 from overlay.package import VLLM
 from overlay.results import State, Way
-from overlay.settings import Mode
+from overlay.settings import Mode, Switches
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from overlay.in_memory.import_hook import Observer
     from overlay.on_disk.ledger import Ledger
     from overlay.package import Package
-    from overlay.settings import Switches
     from overlay.targets.target import Target
 
 
@@ -42,21 +43,26 @@ class RequiredMissing(OverlayError, RuntimeError):
     """A required feature cannot run in this process; it must not start."""
 
 
-def decide(switches: Switches, observer: Observer) -> Activation:
+def decide(
+    switches: Switches, observer: Observer, environment: MutableMapping[str, str]
+) -> Activation:
     """Bring about what ``switches`` ask for in this process, in every package or in none.
 
     The variables that features declare are checked first, before a weight is read.  A feature that
     something prevents is left out as a whole, with the reason.
 
     :param observer: hears what the import hook executes, and what another hook loads in its place.
+    :param environment: where ``OVERLAY=off`` turns off the features that are on disk.
     :raises RequiredMissing: if a required feature cannot run here.
     :raises UsageError: for values that no feature accepts, and if a patches folder is not there.
     """
+    if switches.mode is Mode.OFF:
+        return _turned_off(switches, environment)
     warnings = _checked(switches)
     required_ids = required_features(switches)
     vllm: Target | None = None
     try:
-        vllm = running(VLLM)
+        vllm = running_target(VLLM)
         targets = (vllm, *_beside(switches))
         parts = [_activated_in(target, switches, required_ids, observer) for target in targets]
         activation = _together(parts, targets)
@@ -75,6 +81,13 @@ def decide(switches: Switches, observer: Observer) -> Activation:
         required=bool(required),
         warnings=(*warnings, *activation.warnings),
     )
+
+
+def digest(features: Iterable[FeatureDecision], variables: Mapping[str, str]) -> str:
+    """Hash what runs and every switch; equal wherever the same code runs, by whichever way."""
+    active = sorted((each.id, each.digest) for each in features if each.active)
+    settings = {name: value for name, value in variables.items() if name != "OVERLAY"}
+    return hashlib.sha256(json.dumps([active, settings], sort_keys=True).encode()).hexdigest()
 
 
 def _checked(switches: Switches) -> tuple[str, ...]:
@@ -101,7 +114,7 @@ def _beside(switches: Switches) -> Iterator[Target]:
         from overlay.targets.target import Absent
 
         with contextlib.suppress(Absent):
-            yield running(package)
+            yield running_target(package)
 
 
 def _together(parts: Sequence[Activation], targets: Sequence[Target]) -> Activation:
@@ -143,6 +156,7 @@ def _activated_in(
 ) -> Activation:
     """Bring it about in one package: what is on disk is verified, the rest planned if need be."""
     assert target.root is not None  # an importable package lies in a folder
+    _refuse_interrupted(target.root, target.package)
     ledger = _ledger(target.root, target.package)
     features = [] if ledger is None else on_disk(target, ledger)
     activation = Activation(Way.NONE, target.vllm or "unknown", str(target.root), tuple(features))
@@ -169,12 +183,15 @@ def _ledger(root: Path, package: Package) -> Ledger | None:
         return None
     from overlay.on_disk import ledger as ledgers
 
+    return ledgers.load(root, package)
+
+
+def _refuse_interrupted(root: Path, package: Package) -> None:
     if (root / package.journal_path).exists():
         raise TransactionError(
             f"an apply or revert in {root} is running or was interrupted; run `overlay apply` or "
             "`overlay revert`, either of which finishes or undoes it first, and start again"
         )
-    return ledgers.load(root, package)
 
 
 def on_disk(target: Target, ledger: Ledger) -> list[FeatureDecision]:
@@ -221,7 +238,7 @@ def settled_without_plan(
     entries = {each.result.feature: each for each in ledger.features}
     decisions: list[FeatureDecision] = []
     other_package_ids: set[str] = set()
-    for name, path, folder in feature_paths(folders):
+    for name, path, folder in features_in(folders):
         if name not in entries and package_in(path) != ledger.package:
             other_package_ids.add(name)  # a feature for another package has a ledger of its own
             continue
@@ -374,3 +391,109 @@ def _refusal(missing: Iterable[str]) -> str:
         + "\n  ".join(missing)
         + "\nRun `overlay check` for the whole report, or remove the requirement."
     )
+
+
+def _turned_off(switches: Switches, environment: MutableMapping[str, str]) -> Activation:
+    """What ``OVERLAY=off`` comes to in the vLLM of this process, and the packages beside it.
+
+    The plugin cannot take patched code off the disk while vLLM starts, but each feature may declare
+    a switch that turns its effect off; these are set in ``environment`` before vLLM reads them.
+    """
+    vllm = sys.modules.get("vllm")
+    off = Activation(Way.OFF, str(getattr(vllm, "__version__", "unknown")), "", ())
+    file = getattr(vllm, "__file__", None)
+    if not isinstance(file, str):
+        return off
+    root = Path(os.path.dirname(os.path.dirname(os.path.abspath(file))))
+    try:
+        folders = patches_folders(switches)
+        applied = _applied(root, folders)
+    except OverlayError as error:
+        text = f"OVERLAY=off, but patched code may be on disk ({error}); run `overlay status`"
+        return off._replace(warnings=(text,), off_summary="off (OVERLAY=off)")
+    if not applied:
+        return off
+    set_off, without = _turn_off(applied, folders, environment)
+    text = f"OVERLAY=off, but patched code is on disk: {', '.join(applied)}"
+    if set_off:
+        text += f". Its switches are turned off for this process: {', '.join(set_off)}"
+    if without:
+        text += f". No switch turns off {', '.join(without)}: it stays in effect"
+    summary = f"off (OVERLAY=off), with patched code on disk ({', '.join(applied)})"
+    return off._replace(
+        root=str(root),
+        warnings=(f"{text}. `overlay revert` takes the code away",),
+        off_summary=summary,
+    )
+
+
+def _applied(root: Path, folders: Sequence[Path]) -> tuple[str, ...]:
+    """The ids of the features that are applied to vLLM and to the other packages.
+
+    :raises OverlayError: if a ledger cannot be read.
+    """
+    places = {VLLM: root, **{package: root_of(package) for package in further_packages(folders)}}
+    ledgers = [_ledger(place, package) for package, place in places.items() if place is not None]
+    return tuple(e.result.feature for ledger in ledgers if ledger for e in ledger.applied)
+
+
+def _turn_off(
+    applied: tuple[str, ...], folders: Sequence[Path], environment: MutableMapping[str, str]
+) -> tuple[list[str], list[str]]:
+    """Set the switches of features to off.
+
+    :returns: each switch that was set, as ``NAME=off``; and the features that have none.
+    """
+    from overlay._features.switches import declarations
+
+    declared = {each.id: each for each in declarations(folders)}
+    set_off, without = [], []
+    for feature in applied:
+        switches = declared[feature].switches if feature in declared else ()
+        names = [(switch.name, switch.off) for switch in switches if switch.off is not None]
+        for name, value in names:
+            environment[name] = value
+            set_off.append(f"{name}={value}")
+        if not names:
+            without.append(feature)
+    return set_off, without
+
+
+def running_target(package: Package) -> Target:
+    """The package that this process imported; before it did, the one that it would import.
+
+    :raises Absent: if there is none.
+    :raises TargetError: if it is not a plain folder.
+    """
+    place = _imported(package.name)
+    if place is None:
+        from overlay.targets.environments import resolve_installed
+
+        return resolve_installed(package)
+    from overlay.targets.installations import target_at
+
+    root = os.path.dirname(os.path.realpath(place))
+    stated = getattr(sys.modules[package.name], "__version__", None)
+    return target_at(place, root, package, path=sys.path, stated=stated)
+
+
+def root_of(package: Package) -> Path | None:
+    """The folder that holds a package, as this process imports it; nothing is imported for it."""
+    place = _imported(package.name)
+    if place is None:
+        try:
+            spec = find_spec(package.name)
+        except (ImportError, ValueError, AttributeError):
+            return None
+        if spec is None or os.path.basename(spec.origin or "") != "__init__.py":
+            return None
+        place = Path(str(spec.origin)).parent
+    return Path(os.path.realpath(place)).parent
+
+
+def _imported(name: str) -> Path | None:
+    """The folder of a package that was imported from files."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if not isinstance(file, str) or not os.path.isfile(file):
+        return None
+    return Path(os.path.dirname(os.path.abspath(file)))

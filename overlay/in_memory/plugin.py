@@ -9,7 +9,7 @@ from typing import TypeAlias
 import overlay
 from overlay import settings
 from overlay.errors import OverlayError
-from overlay.in_memory import log, metrics_watch, ranks
+from overlay.in_memory import decision, log, metrics_watch, ranks
 from overlay.in_memory.running import RunningProcess
 from overlay.results import Way
 
@@ -50,14 +50,7 @@ def _start(environment: Environment) -> None:
     switches = settings.read(environment)
     settings.carry_to_ray(environment)
     process = RunningProcess(switches)
-    if switches.mode is settings.Mode.OFF:
-        from overlay.in_memory import switched_off
-
-        activation = switched_off.activation(switches, environment)
-    else:
-        from overlay.in_memory.decision import decide
-
-        activation = decide(switches, process)
+    activation = decision.decide(switches, process, environment)
     _process = process
     setattr(sys, _MARK, _identity())
     if activation.modules:  # patched in memory

@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,15 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import overlay
-from overlay._features.early_modules import on_disk_reason
-from overlay._features.sources import fingerprint, owner_problem
+from overlay._features.sources import fingerprint, owner_problem, patches_folders
 from overlay._processes import records
 from overlay.cache import cache_folder
-from overlay.errors import OverlayError
+from overlay.errors import OverlayError, TargetError
 from overlay.in_memory import module_cache as store
 from overlay.in_memory.activation import NOT_ASKED, FeatureDecision
-from overlay.in_memory.file_hashes import Recording, ReferencedPaths, as_it_stands
-from overlay.in_memory.inventory import patches_folders
 from overlay.package import VLLM, is_module, module_name
 from overlay.results import State
 from overlay.settings import require_known
@@ -37,6 +35,7 @@ from overlay.untrusted import read_regular, sha256
 if TYPE_CHECKING:
     from overlay._features.folder import Loaded, Malformed
     from overlay._features.model import Feature
+    from overlay.package import Tree
     from overlay.planning.scopes import Syntax
     from overlay.results import FeatureResult, Plan
     from overlay.settings import Switches
@@ -280,7 +279,7 @@ def _planned_entry(
             results[feature.id],
             feature in selection,
             feature in plans.allowed_features,
-            _ON_LEFT_OUT if feature.id in on_what_is_left_out else on_disk_reason(feature),
+            _ON_LEFT_OUT if feature.id in on_what_is_left_out else feature.on_disk_reason,
         )._asdict()
         for feature in plans.features
     ]
@@ -371,7 +370,7 @@ def _choose(
     return tuple(
         feature
         for feature in features
-        if feature.id in fitting - without and not feature.changes_on_disk_only
+        if feature.id in fitting - without and feature.on_disk_reason is None
     )
 
 
@@ -383,3 +382,70 @@ def _scopes(plan: Plan) -> list[dict[str, object]]:
                 hunk.scope for hunk in file.hunks
             )
     return [{"module": name, "scopes": sorted(names)} for name, names in sorted(scopes.items())]
+
+
+class ReferencedPaths:
+    """The paths of a package that features name, read off their files without parsing them.
+
+    A path in an unusual form is not seen; ``Recording`` sees it when the plan reads the file.
+
+    :param package: its import name.
+    """
+
+    def __init__(self, package: str) -> None:
+        self.paths: set[str] = set()
+        # No data classes, and nothing compiled ahead: a process without features pays for it, too.
+        self._patched = rf"(?m)^\+\+\+ (?:b/)?({package}/[^\t\r\n]+)".encode()
+        self._tested = rf"""["']({package}/[^"'\r\n]+)["']""".encode()
+        self._added = rf"(?:^|/)files/({package}/.+)$"
+
+    def scan(self, name: str, data: bytes) -> None:
+        """Look at one file of a patches folder."""
+        if name.endswith(".patch"):
+            self._add(re.findall(self._patched, data))
+        elif name.endswith("feature.toml"):
+            self._add(re.findall(self._tested, data))
+        elif added := re.search(self._added, name):
+            self.paths.add(added[1])
+
+    def _add(self, paths: Iterable[bytes]) -> None:
+        self.paths.update(path.decode(errors="replace") for path in paths)
+
+    def hashes(self, target: Target) -> dict[str, str | None]:
+        """The sha256 of each of those files as it is now, ``None`` where there is none."""
+        return {path: _hash(target, path) for path in sorted(self.paths)}
+
+
+def _hash(target: Target, path: str) -> str | None:
+    try:
+        data = target.read(path)
+    except TargetError as error:  # a plan that needs the file raises it again
+        return f"cannot be read: {error}"
+    return None if data is None else sha256(data)
+
+
+class Recording:
+    """A tree that remembers the sha256 of what was read of it, ``None`` for what is not there."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self.read_so_far: dict[str, str | None] = {}
+
+    def read(self, path: str) -> bytes | None:
+        """The bytes of ``path``, as the tree has them."""
+        data = self._tree.read(path)
+        self.read_so_far[path] = None if data is None else sha256(data)
+        return data
+
+
+def as_it_stands(
+    recorded: Mapping[str, str | None], recent: Mapping[str, str | None], target: Target
+) -> bool:
+    """Whether the files that a plan has read are still what they were.
+
+    :param recent: hashes of a moment ago; of a path that is not among them the file is read.
+    """
+    for path, expected in recorded.items():
+        if (recent[path] if path in recent else _hash(target, path)) != expected:
+            return False
+    return True

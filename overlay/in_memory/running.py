@@ -11,11 +11,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from overlay import settings
-from overlay._features.sources import EFFECTS_MODULE, EFFECTS_PATH
+from overlay._features.sources import EFFECTS_MODULE, EFFECTS_PATH, patches_folders
 from overlay._processes import records
 from overlay.in_memory import log
 from overlay.in_memory.import_watch import HookError
-from overlay.in_memory.inventory import patches_folders
 from overlay.in_memory.ranks import RankReport
 from overlay.package import parse_version
 from overlay.results import ANY_MORE, Way

@@ -13,7 +13,7 @@ from overlay.on_disk.site import Site
 from overlay.on_disk.writes import hash_of
 from overlay.package import Package
 from overlay.results import Change, FeatureResult, HunkResult, Plan, State
-from overlay.targets.record import Row, release_part, with_rows, without_rows
+from overlay.targets.installations import Row, release_part, with_rows, without_rows
 from overlay.untrusted import sha256
 
 

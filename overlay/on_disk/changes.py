@@ -24,7 +24,7 @@ from overlay.on_disk.writes import Intent, assemble, hash_of
 from overlay.package import ReadOnce, Tree
 from overlay.results import Change, Plan, State
 from overlay.results.invocation import command
-from overlay.targets.record import our_rows, release_part
+from overlay.targets.installations import our_rows, release_part
 from overlay.untrusted import all_unreadable
 
 

@@ -19,7 +19,7 @@ from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.beside import ADDED, EDITED, REMOVED, Beside
 from overlay.on_disk.disk_state import Condition, condition
 from overlay.package import VLLM, Package, Tree, file_problem, path_problem
-from overlay.targets.record import Record
+from overlay.targets.installations import Record
 from overlay.untrusted import sha256
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from overlay.errors import LedgerError
 from overlay.on_disk.changes import Rebuilt
 from overlay.on_disk.ledger import Entry, Ledger, copies, reinstall
 from overlay.package import VLLM, Package, Tree
+from overlay.planning.matching import removed_by
 from overlay.planning.planner import plan
-from overlay.planning.whole import removed_by
 from overlay.results import Change, Plan
 from overlay.untrusted import sha256
 

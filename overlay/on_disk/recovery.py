@@ -13,6 +13,7 @@ it is, and the rest is undone rather than finished."""
 
 from __future__ import annotations
 
+import stat
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
@@ -20,10 +21,10 @@ from pathlib import Path
 from overlay.errors import LedgerError, TransactionError
 from overlay.on_disk import files, journal, lock
 from overlay.on_disk.journal import Journal, Step
-from overlay.on_disk.journal_trust import require_own, require_plain
 from overlay.on_disk.site import unwritable
 from overlay.package import VLLM, Package
-from overlay.untrusted import UnfitFile, read_below, sha256
+from overlay.results.invocation import command
+from overlay.untrusted import UnfitFile, problem_of_owner, read_below, sha256
 
 
 class Content(Enum):
@@ -247,3 +248,48 @@ def sync(root: Path, transaction: Journal) -> None:
 def _drop_bytecode(root: Path, step: Step, coming: str | None) -> None:
     if step.path.endswith(".py"):
         files.remove_bytecode(root, step.path, coming)
+
+
+def require_own(root: Path, transaction: Journal, package: Package) -> None:
+    """Refuse a journal that somebody else could have written.
+
+    :raises TransactionError: saying whose it is, and what to do.
+    """
+    for place in (package.state_folder, package.journal_path):
+        try:
+            problem = problem_of_owner(root / place, allow_group=True)
+        except OSError as error:
+            raise unwritable(error, "Nothing was changed.") from error
+        if problem is not None:
+            raise TransactionError(
+                f"an interrupted {transaction.action} waits to be ended in {root}, but {problem}. "
+                f"Nothing was changed; run {command('apply')} or {command('revert')} as the user "
+                f"who owns {root / package.name}, and let nobody else write to "
+                f"{root / package.state_folder}"
+            )
+
+
+def require_plain(root: Path, opened: Journal, package: Package) -> None:
+    """Refuse a journal that names what is reached through a symbolic link.
+
+    An apply resolves links before it writes its journal, so none that it wrote does.
+
+    :raises TransactionError: naming the link.
+    """
+    folders = {path.rpartition("/")[0] for path in (*opened.made, *opened.dropped)}
+    for folder in sorted(folders | {step.path.rpartition("/")[0] for step in opened.steps}):
+        place = root
+        for name in folder.split("/") if folder else ():
+            place /= name
+            try:
+                mode = place.lstat().st_mode
+            except (FileNotFoundError, NotADirectoryError):
+                break
+            except OSError as error:
+                raise unwritable(error, "Nothing was changed.") from error
+            if stat.S_ISLNK(mode):
+                raise TransactionError(
+                    f"the journal of an interrupted {opened.action} in {root} names files below "
+                    f"{place}, which is a symbolic link: no overlay writes that. Nothing was "
+                    f"changed; remove {root / package.state_folder} and reinstall {package.title}"
+                )

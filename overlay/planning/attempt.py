@@ -9,12 +9,18 @@ from typing import NamedTuple
 
 from overlay._features.model import FILE_SCOPE, Hunk, Patch, WholeFile
 from overlay.package import is_module
-from overlay.planning.context import anchored, context_of, narrowed
-from overlay.planning.matching import edits, final_newline_after, match, misplaced, places_of
+from overlay.planning.matching import (
+    edits,
+    final_newline_after,
+    match,
+    match_whole,
+    misplaced,
+    places_of,
+    removed_by,
+)
 from overlay.planning.scopes import Scopes, Syntax, UnparsableError
-from overlay.planning.telling import Place
+from overlay.planning.telling import Place, anchored, context_of, narrowed
 from overlay.planning.text import Edit, SourceText, TextError
-from overlay.planning.whole import match_whole, removed_by
 from overlay.results import FileResult, HunkResult, Reason, State, file_state
 
 

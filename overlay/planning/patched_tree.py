@@ -5,17 +5,19 @@ A file that nothing touched is read once; of a touched one every layer keeps the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from overlay._features.model import Feature
-from overlay.package import ReadOnce, Tree, is_module
+from overlay.errors import TargetError
+from overlay.package import ReadOnce, Tree, is_module, module_name
 from overlay.planning.attempt import Texts
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.telling import Place
 from overlay.planning.text import Edit, TextError
 from overlay.planning.weave import Weave
-from overlay.results import Reason
+from overlay.results import Notice, Reason
 
 
 class Layer(NamedTuple):
@@ -155,3 +157,69 @@ class PatchedTree:
                 if at is not None and at < lines.stop and lines.start < at + len(hunk.pre):
                     return f"{layer.label}:{hunk.patch_line}"
         return layer.label
+
+
+#: How many importers are named, and how many files are looked at.
+_NAMED_IMPORTERS, _MOST_FILES = 5, 20_000
+
+_FROM = re.compile(
+    r"^[ \t]*from[ \t]+(\.*)([\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)", re.MULTILINE
+)
+
+
+def importers_of_removed(tree: PatchedTree) -> list[Notice]:
+    """A notice for each module that the layers remove and other modules still name.
+
+    The texts are searched and not parsed: a package has thousands of modules, and a warning that
+    names one too many is better than one that misses what only a string names, as registries do.
+    """
+    removed = [path for path in tree.layers if is_module(path) and tree.current(path) is None]
+    if not removed:
+        return []
+    importers: dict[str, list[str]] = {path: [] for path in removed}
+    names = {path: module_name(path) for path in removed}
+    for path in sorted({*tree.pristine_files.paths(), *tree.layers})[:_MOST_FILES]:
+        text = _text(tree, path) if is_module(path) else ""
+        for module, name in names.items():
+            if name.rpartition(".")[2] in text and _names(text, path, name):
+                importers[module].append(path)
+    return [_notice(path, importers[path]) for path in removed if importers[path]]
+
+
+def _notice(path: str, importers: list[str]) -> Notice:
+    rest = len(importers) - _NAMED_IMPORTERS
+    more = f" and {rest} more" if rest > 0 else ""
+    return Notice(
+        path,
+        f"it is removed, and {', '.join(importers[:_NAMED_IMPORTERS])}{more} still "
+        f"{'names' if len(importers) == 1 else 'name'} it: let the feature change these, too",
+    )
+
+
+def _text(tree: PatchedTree, path: str) -> str:
+    try:
+        return (tree.current(path) or b"").decode("utf-8", "replace")
+    except TargetError:
+        return ""  # nothing is done by a warning, so nothing ends by one
+
+
+def _names(text: str, path: str, name: str) -> bool:
+    """Whether a text of a module names another one by its dotted name, or imports it."""
+    if re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", text):
+        return True
+    above, _, last = name.rpartition(".")
+    word = re.compile(rf"(?<!\w){re.escape(last)}(?!\w)")
+    return any(
+        base == name or (base == above and word.search(what)) for base, what in _imports(text, path)
+    )
+
+
+def _imports(text: str, path: str) -> Iterator[tuple[str, str]]:
+    """What ``from ... import ...`` takes from where, each as an absolute dotted name."""
+    parts = path.removesuffix(".py").split("/")
+    for match in _FROM.finditer(text):
+        level, base = len(match[1]), match[2]
+        if level:
+            around = ".".join(parts[: len(parts) - level])
+            base = ".".join(part for part in (around, base) if part)
+        yield base, match[3]

@@ -18,11 +18,9 @@ from overlay.package import ReleaseRange, Tree, hiding, is_module
 from overlay.planning import advice
 from overlay.planning.attempt import Attempt, Judged, attempt
 from overlay.planning.beside import Neighbourhood, beside, place_without
-from overlay.planning.left_behind import importers_of_removed
 from overlay.planning.matching import edits
 from overlay.planning.moved import placed
-from overlay.planning.obsolete import obsolete_by
-from overlay.planning.patched_tree import Layer, Met, PatchedTree
+from overlay.planning.patched_tree import Layer, Met, PatchedTree, importers_of_removed
 from overlay.planning.provenance import Provenance
 from overlay.planning.scopes import Syntax
 from overlay.planning.telling import REVIEW
@@ -35,6 +33,7 @@ from overlay.planning.upstream import (
     evidence,
     hunk_is_upstream,
     module_in,
+    obsolete_by,
 )
 from overlay.results import (
     Change,

@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
+from itertools import takewhile
 from typing import NamedTuple
 
 from overlay._features.model import Hunk
@@ -421,3 +422,38 @@ def _anchored(traces: _Traces, run: Sequence[int], rows: Sequence[Rows]) -> bool
     if sum(at in traces.telling for at in run) >= _ALONE or len(traces.code) == len(run):
         return True
     return any(near(traces.code, at, each) for at in run for each in rows)
+
+
+def context_of(hunk: Hunk) -> tuple[int, int]:
+    """How many lines of context a hunk has above its change and below it."""
+    return _leading(hunk.lines), _leading(hunk.lines[::-1])
+
+
+def narrowed(hunk: Hunk, above: int, below: int) -> Hunk:
+    """A hunk with at most so much context; what speaks of the end of the file keeps it."""
+    has_above, has_below = context_of(hunk)
+    if hunk.pre_unfinished or hunk.post_unfinished:
+        below = has_below
+    start = max(has_above - above, 0)
+    stop = len(hunk.lines) - max(has_below - below, 0)
+    return hunk._replace(lines=hunk.lines[start:stop], source_line=hunk.source_line + start)
+
+
+def anchored(hunk: Hunk) -> bool:
+    """Whether the lines before a change say something, and lines that are replaced are its ends.
+
+    What is put in, or taken out alone, needs a line beside it: a text in which upstream put
+    something there too would take it in any order.
+    """
+    if not any(says_much(line) for line in hunk.pre):
+        return False
+    for lines in (hunk.lines, hunk.lines[::-1]):
+        edge = list(takewhile(lambda line: line[0] != " ", lines))
+        removed = [text for op, text in edge if op == "-"]
+        if edge and not (any(map(says_much, removed)) and any(op == "+" for op, _ in edge)):
+            return False
+    return True
+
+
+def _leading(lines: Sequence[tuple[str, str]]) -> int:
+    return sum(1 for _ in takewhile(lambda line: line[0] == " ", lines))

@@ -9,7 +9,7 @@ outvoted; where much of a change is there, ``Evidence.partly`` asks for a person
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from packaging.version import Version
@@ -26,7 +26,7 @@ from overlay.planning.telling import (
     present,
     quoted,
 )
-from overlay.results import Outcome
+from overlay.results import ANY_MORE, RUNNER_FILES, Outcome
 
 #: Gives the lines of each place that a scope has in a file; none where it has no such scope.
 ScopeLines = Callable[[str, str], Sequence[Sequence[str]]]
@@ -213,3 +213,36 @@ def _counted(tests: Sequence[UpstreamTest], scope_lines: ScopeLines) -> tuple[in
 
 def _label(test: UpstreamTest) -> str:
     return f"{test.contains.strip()!r} in {test.scope} of {test.path}"
+
+
+def obsolete_by(
+    feature: Feature,
+    release: Version | None,
+    read: Callable[[str], bytes | None],
+    record: Mapping[str, str] | None,
+) -> str | None:
+    """What a release has no more that the feature is for; ``None`` where nothing of it is gone.
+
+    A model runner that upstream has deleted takes with it what was made for it: nobody has to act.
+    Only the files that a feature names say so; any other that is not there is missing.  The
+    release's own RECORD says which files it has: one that it lists is missing from the tree and not
+    gone.  Without a RECORD a file that a variant for the release patches is missing, for it
+    was there when that was written.
+
+    :param read: gives a file of the release's own tree.
+    :param record: the release's own files, where it has a RECORD.
+    """
+    title = feature.package.title
+    for path in feature.obsolete_without:
+        was_there = release is not None and any(
+            variant.patch.path == path and release in variant.releases
+            for topic in feature.topics
+            for variant in topic.variants
+        )
+        if read(path) is not None or (was_there if record is None else path in record):
+            continue
+        runner = next((each for each, file in RUNNER_FILES.items() if file == path), None)
+        if runner is not None:
+            return f"{title} has no model runner {runner.value.upper()} {ANY_MORE}"
+        return f"{title} has no {path} {ANY_MORE}, which the feature is for"
+    return None

@@ -15,8 +15,7 @@ from typing import IO, cast
 
 from overlay.errors import ArchiveError
 from overlay.package import Package
-from overlay.targets.installations import unreadable
-from overlay.targets.record import Record, header, owns, version_in_source
+from overlay.targets.installations import Record, header, owns, unreadable, version_in_source
 from overlay.targets.target import MAX_FILE_BYTES, Absent, Sources, Target, targets_of
 from overlay.untrusted import open_regular
 

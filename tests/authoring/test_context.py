@@ -10,8 +10,8 @@ from overlay._features.model import Hunk, Patch
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.context import FittedHunks, needed, with_sides
 from overlay.planning.attempt import Texts, attempt
-from overlay.planning.context import context_of, narrowed
 from overlay.planning.scopes import Syntax, UnparsableError
+from overlay.planning.telling import context_of, narrowed
 from overlay.planning.text import TextError
 from tests.authoring.test_composing import changes
 

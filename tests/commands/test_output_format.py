@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlay.commands.annotations import Annotation
+from overlay.commands.since import Annotation
 from overlay.results import Reason
 from tests.support.cli import RUNNER, Cli, drift, edit
 

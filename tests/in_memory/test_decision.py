@@ -14,10 +14,10 @@ from packaging.version import Version
 
 import overlay
 from overlay import settings
+from overlay._features.sources import further_packages, patches_folders
 from overlay.in_memory import decision as decisions
-from overlay.in_memory.activation import FeatureDecision, digest
-from overlay.in_memory.decision import settled_without_plan
-from overlay.in_memory.inventory import further_packages, patches_folders, root_of
+from overlay.in_memory.activation import FeatureDecision
+from overlay.in_memory.decision import digest, root_of, settled_without_plan
 from overlay.on_disk.ledger import Ledger, load
 from overlay.results import Reason, State
 from overlay.targets.resolution import resolve

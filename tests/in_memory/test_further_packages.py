@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from overlay.in_memory.inventory import further_packages, package_in
+from overlay._features.sources import further_packages, package_in
 from overlay.package import VLLM
 
 if sys.version_info >= (3, 11):

@@ -113,7 +113,7 @@ HAZARDS = (
     ),
     Hazard(
         "a cache entry outlives a file that was looked at and is not in its key",
-        "overlay/in_memory/file_hashes.py",
+        "overlay/in_memory/preparation.py",
         ("as_it_stands", "...", "return True"),
         "tests/in_memory/test_pristine.py::"
         "test_a_file_that_only_an_upstream_test_looks_at_is_asked_each_time",
@@ -153,8 +153,8 @@ HAZARDS = (
     ),
     Hazard(
         "`OVERLAY=off` leaves what is on disk in effect",
-        "overlay/in_memory/switched_off.py",
-        ("activation", "...", "return Activation(Way.OFF, 'unknown', '', (), '')"),
+        "overlay/in_memory/decision.py",
+        ("_turned_off", "...", "return Activation(Way.OFF, 'unknown', '', (), '')"),
         "tests/in_memory/test_effects.py::test_off_turns_off_the_switches_of_what_is_on_disk",
     ),
     Hazard(
@@ -178,7 +178,7 @@ HAZARDS = (
     ),
     Hazard(
         "a lazy module is loaded, and may fail, when it is asked what it holds",
-        "overlay/in_memory/importers.py",
+        "overlay/in_memory/import_hook.py",
         ("_globals", "object.__getattribute__(module, '__dict__')", "vars(module)"),
         "tests/in_memory/test_hook.py::test_nothing_is_run_to_know_who_holds_a_target",
     ),

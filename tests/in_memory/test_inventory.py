@@ -13,9 +13,8 @@ import pytest
 import overlay
 from overlay import settings
 from overlay._features.folder import load_all
-from overlay._features.sources import source_of
-from overlay.in_memory.decision import settled_without_plan
-from overlay.in_memory.inventory import patches_folders, required_features, root_of, running
+from overlay._features.sources import patches_folders, required_features, source_of
+from overlay.in_memory.decision import root_of, running_target, settled_without_plan
 from overlay.on_disk.ledger import Ledger, LedgerFeature
 from overlay.package import package_named
 from overlay.results import FeatureResult, FileResult, State
@@ -247,11 +246,11 @@ def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_package_that_runs_is_the_one_that_was_imported(first: Path) -> None:
     module = sys.modules[BESIDE.name]
-    target = running(BESIDE)
+    target = running_target(BESIDE)
     assert (target.root, target.name, target.package) == (first, str(first), BESIDE)
     assert target.vllm is None
     module.__version__ = "1.2"  # type: ignore[attr-defined]  # as packages have
-    assert running(BESIDE).vllm == "1.2"
+    assert running_target(BESIDE).vllm == "1.2"
     assert root_of(BESIDE) == first
 
 
@@ -262,7 +261,7 @@ def test_an_editable_installation_tells_the_version_as_it_does_for_commands(firs
     (info / "METADATA").write_text("Name: beside_vllm\nVersion: 3.0\n")
     origin = {"url": first.as_uri(), "dir_info": {"editable": True}}
     (info / "direct_url.json").write_text(json.dumps(origin))
-    assert running(BESIDE).vllm == "3.0"
+    assert running_target(BESIDE).vllm == "3.0"
 
 
 @pytest.mark.parametrize("file", [None, "/nowhere/beside_vllm/__init__.py"])
@@ -270,8 +269,8 @@ def test_what_was_not_imported_from_a_file_is_what_would_be_imported(
     first: Path, file: str | None
 ) -> None:
     sys.modules[BESIDE.name].__file__ = file
-    assert running(BESIDE).root == first.parent / "second"
+    assert running_target(BESIDE).root == first.parent / "second"
     del sys.modules[BESIDE.name]
-    assert running(BESIDE).root == root_of(BESIDE) == first.parent / "second"
+    assert running_target(BESIDE).root == root_of(BESIDE) == first.parent / "second"
     with pytest.raises(Absent):
-        running(package_named("not_there"))
+        running_target(package_named("not_there"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from overlay._features.sources import shipped_folder
-from overlay.in_memory.file_hashes import Recording, ReferencedPaths, as_it_stands
+from overlay.in_memory.preparation import Recording, ReferencedPaths, as_it_stands
 from overlay.package import VLLM
 from overlay.targets.installations import resolve_folder
 from overlay.untrusted import sha256

@@ -290,7 +290,7 @@ def test_where_models_are_patched_vllms_caches_are_kept_apart(
     activation = Activation(Way.MEMORY, "0.26.0", "/vllm", (), "d" * 64, modules=models)
     monkeypatch.setattr(process, "_process", None)
     monkeypatch.setattr(sys, process._MARK, None, raising=False)
-    monkeypatch.setattr(decision, "decide", lambda asked, process: activation)
+    monkeypatch.setattr(decision, "decide", lambda *_: activation)
     monkeypatch.setattr(process.ranks, "watch", lambda *given: None)
     monkeypatch.setattr(caches, "keep_apart", lambda key, *more: apart.append(key))
     monkeypatch.setattr(os, "register_at_fork", lambda **calls: None)

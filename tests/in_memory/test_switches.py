@@ -11,7 +11,7 @@ from overlay import settings as switches
 from overlay._features.sources import shipped_folder
 from overlay._features.switches import declarations
 from overlay.errors import UsageError
-from overlay.in_memory.activation import digest
+from overlay.in_memory.decision import digest
 from tests.in_memory.boxes import PATCHED, PRISTINE, Box
 
 

@@ -14,7 +14,7 @@ from overlay.on_disk.site import Site
 from overlay.on_disk.writes import assemble
 from overlay.package import VLLM, Package, package_named
 from overlay.results import Change, FeatureResult, FileResult, HunkResult, Plan, Reason, State
-from overlay.targets.record import Row, our_rows
+from overlay.targets.installations import Row, our_rows
 from overlay.untrusted import sha256
 from tests.support.patches import feature
 

@@ -12,7 +12,7 @@ from overlay.errors import LedgerError, PackageIndexError, TargetError
 from overlay.on_disk.edits import FileEdit, PristineFiles, find
 from overlay.on_disk.ledger import Entry, Ledger
 from overlay.package import VLLM, Package, Tree, package_named
-from overlay.targets.record import Record
+from overlay.targets.installations import Record
 from overlay.untrusted import sha256
 from tests.support import fake_vllm
 from tests.support.patches import MemoryTree

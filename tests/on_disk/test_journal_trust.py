@@ -8,7 +8,7 @@ import pytest
 
 from overlay.errors import TransactionError
 from overlay.on_disk.journal import Journal, Step
-from overlay.on_disk.journal_trust import require_plain
+from overlay.on_disk.recovery import require_plain
 from overlay.package import VLLM
 
 STEPS = (Step("vllm/v1/worker/a.py", "0" * 64, "1" * 64), Step("RECORD", "0" * 64, "1" * 64))

@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlay.package import VLLM
-from overlay.targets.record import Record, Row, our_rows, release_part, with_rows, without_rows
+from overlay.targets.installations import (
+    Record,
+    Row,
+    our_rows,
+    release_part,
+    with_rows,
+    without_rows,
+)
 from tests.support import transactions
 from tests.support.transactions import ADDED, PROPOSER, TWO, Site
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from overlay.planning.attempt import Texts
-from overlay.planning.context import anchored, context_of, narrowed
 from overlay.planning.scopes import Syntax
+from overlay.planning.telling import anchored, context_of, narrowed
 from tests.support.patches import hunk
 
 LINES = [" first_line = 1", " second_line = 2", "-old_line = 2", "+new_line = 2", " last_line = 3"]

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from overlay.planning.obsolete import obsolete_by
 from overlay.planning.planner import plan
+from overlay.planning.upstream import obsolete_by
 from overlay.results import RUNNER_FILES, ModelRunner, State
 from tests.support.patches import MemoryTree, feature, hunk
 

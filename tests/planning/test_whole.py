@@ -9,8 +9,8 @@ from packaging.version import Version
 
 from overlay._features.binary_patch import BinaryPatchError, literal, read_binary
 from overlay._features.model import FILE_SCOPE, Feature, Hunk, WholeFile, blob_id
+from overlay.planning.matching import match_whole
 from overlay.planning.planner import plan
-from overlay.planning.whole import match_whole
 from overlay.results import FeatureResult, State
 from overlay.targets.target import left_out
 from tests.support.patches import MemoryTree, feature, hunk

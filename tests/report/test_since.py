@@ -12,12 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlay.commands.since import since
+from overlay.commands.since import Ownership, SinceReport, Turn, since
 from overlay.errors import UsageError
 from overlay.report.as_json import as_json
 from overlay.report.codes import Code, Exit
 from overlay.report.model import Obstacle, TargetFailure, TargetReport
-from overlay.report.since import Ownership, SinceReport, Turn
 from overlay.report.targets import CheckReport
 from overlay.report.wording import checked
 from overlay.results import FeatureResult, Reason, State

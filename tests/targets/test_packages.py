@@ -12,7 +12,7 @@ import pytest
 
 from overlay.errors import TargetError
 from overlay.package import VLLM, Package, package_named
-from overlay.targets.record import owns, with_rows, without_rows
+from overlay.targets.installations import owns, with_rows, without_rows
 from overlay.targets.resolution import patched_in, resolve, resolve_each
 from overlay.targets.target import Absent, Target
 from tests.support import fake_vllm

@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from overlay.package import VLLM
-from overlay.targets import record
-from overlay.targets.record import Record, may_list_packages, owns, packages_in
+from overlay.targets import installations
+from overlay.targets.installations import Record, may_list_packages, owns, packages_in
 from tests.support import fake_vllm
 
 _NAMES = st.text(
@@ -63,10 +63,10 @@ def test_ownership_is_the_package_itself_not_a_file_beside_it() -> None:
 def test_any_bytes_are_a_record(raw: bytes) -> None:
     """What is not a row is left out; none of these may raise."""
     assert all(len(digest) == 64 for digest in dict(Record(raw, VLLM)).values())
-    record.our_rows(raw, VLLM)
-    record.without_rows(raw, None, ["vllm/a.py"], VLLM)
-    ours = record.Row("vllm/b.py", "0" * 64, 3)
-    assert record.our_rows(record.with_rows(raw, [ours], VLLM), VLLM)[-1] == ours
+    installations.our_rows(raw, VLLM)
+    installations.without_rows(raw, None, ["vllm/a.py"], VLLM)
+    ours = installations.Row("vllm/b.py", "0" * 64, 3)
+    assert installations.our_rows(installations.with_rows(raw, [ours], VLLM), VLLM)[-1] == ours
 
 
 #: Rows of packages, of modules, and of names that only look like a package's row.

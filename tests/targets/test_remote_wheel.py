@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlay.errors import ArchiveError, PackageIndexError
-from overlay.targets import remote_wheel
+from overlay.targets import fetch
+from overlay.targets.fetch import GAP_BYTES, SPAN_BYTES, RangeFile, join_spans
 from overlay.targets.http import RemotePart
-from overlay.targets.remote_wheel import GAP_BYTES, SPAN_BYTES, RangeFile, join_spans
 
 _CONTENT = random.Random(1).randbytes(3_000_000)
 
@@ -131,7 +131,7 @@ def test_a_server_without_a_suffix_range_is_one_without_ranges() -> None:
 
 
 def test_an_endless_list_of_members_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_wheel, "MAX_SPAN_BYTES", 1_000_000)
+    monkeypatch.setattr(fetch, "MAX_SPAN_BYTES", 1_000_000)
     file = _open(FakeSession())
 
     with pytest.raises(ArchiveError, match="at most 1000000 bytes"):

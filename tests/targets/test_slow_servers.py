@@ -20,9 +20,9 @@ from overlay.authoring import sources
 from overlay.errors import PackageIndexError
 from overlay.targets import fetch as fetching
 from overlay.targets import http
+from overlay.targets.fetch import RangeFile
 from overlay.targets.index import parse_page
 from overlay.targets.pip_config import IndexConfig
-from overlay.targets.remote_wheel import RangeFile
 from overlay.targets.resolution import resolve
 from tests.support import fake_vllm
 from tests.support.fake_index import FakeIndex

@@ -13,7 +13,7 @@ from overlay.authoring.landing import ContextKept, landings, moved_lines, on_dis
 from overlay.authoring.triage import FileFate
 from overlay.on_disk.beside import MISSING, Beside
 from overlay.package import is_module
-from overlay.planning.whole import removed_by
+from overlay.planning.matching import removed_by
 from overlay.report.base import Report, by_fields
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import Line, Span, labelled

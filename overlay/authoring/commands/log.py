@@ -21,7 +21,7 @@ from overlay.authoring.incoming import read_changes
 from overlay.authoring.variants import serving
 from overlay.commands.check import every_target
 from overlay.commands.request import Request
-from overlay.commands.since import upkeep
+from overlay.commands.since import NOBODY, Ownership, upkeep
 from overlay.errors import OverlayError, UsageError
 from overlay.package import parse_version, path_problem
 from overlay.report.base import Report, by_fields
@@ -29,7 +29,6 @@ from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, MARK, Line, Span, aligned, causes, labelled
 from overlay.report.model import TargetFailure, TargetReport
 from overlay.report.problems import word
-from overlay.report.since import NOBODY, Ownership
 from overlay.report.words import count, enumeration
 from overlay.results import ANY_MORE, FeatureResult, State
 from overlay.targets.resolution import releases

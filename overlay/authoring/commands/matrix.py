@@ -19,10 +19,9 @@ from overlay.commands.assess import examine
 from overlay.commands.parallel import cores, in_processes, stepped
 from overlay.commands.request import Request
 from overlay.package import VLLM, Package
-from overlay.planning.obsolete import obsolete_by
 from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax
-from overlay.planning.upstream import by_distance, module_outcome
+from overlay.planning.upstream import by_distance, module_outcome, obsolete_by
 from overlay.report.base import Cell, Report, Table, plain
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, Line, Span, labelled

@@ -38,9 +38,9 @@ from overlay.on_disk.edits import FileEdit, PristineFiles, data_edits, find, unh
 from overlay.on_disk.journal import reading
 from overlay.on_disk.ledger import Ledger
 from overlay.package import VLLM, Package, Tree, path_problem
+from overlay.planning.matching import removed_by
 from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
-from overlay.planning.whole import removed_by
 from overlay.report.progress import doing
 from overlay.results import Fate, Plan
 from overlay.results.invocation import command

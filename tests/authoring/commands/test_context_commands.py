@@ -9,8 +9,8 @@ import pytest
 from packaging.version import Version
 
 from overlay._features.folder import load
-from overlay.planning.context import context_of
 from overlay.planning.planner import plan
+from overlay.planning.telling import context_of
 from overlay.results import State
 from tests.authoring.commands.test_import import SCHEMA
 from tests.support.cli import Cli, Result
