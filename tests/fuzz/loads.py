@@ -40,6 +40,11 @@ GRAMMARS: tuple[dict[str, Any], ...] = (
     {"json": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}},
 )
 Event = dict[str, Any]
+#: Parameters with which a request says what comes by itself, up to its end.
+PLAIN = {
+    *("max_tokens", "min_tokens", "temperature", "ignore_eos", "stop_token_ids", "stop"),
+    *("include_stop_str_in_output", "logprobs", "prompt_logprobs"),
+}
 
 
 def change_target(folder: Path) -> None:
@@ -321,6 +326,26 @@ def _parameters(
         some(0.3, "n", rng.choice((2, 3)))
         some(0.5, "seed", rng.randrange(1 << 30))
     return asked
+
+
+def asked_otherwise(event: Event) -> dict[str, Any]:
+    """The parameters of a request, by what a stock vLLM refuses beside drafts; the answer is equal.
+
+    Of what it allows or forbids the others have a bias, and one of sixteen plain ones may say each
+    token that is as likely as the likeliest.
+    """
+    given = event["parameters"]
+    if given.keys() <= PLAIN and int(event["id"][1:]) % 16 == 1:
+        return {**given, "temperature": 2.0, "min_p": 1.0}
+    allowed, words = given.get("allowed_token_ids"), given.get("bad_words")
+    # One that is said often has less than the bias.
+    often = allowed is not None and "frequency_penalty" in given
+    if "grammar" in given or often or (allowed is None) == (words is None) or " " in (words or ()):
+        return given
+    # A word is forbidden with a blank before it, too, which is no text of this tokenizer.
+    bad = {0, *map(TEXTS.index, words)} if words else set(range(VOCAB)).difference(allowed or ())
+    asked = {name: given[name] for name in given if name not in ("allowed_token_ids", "bad_words")}
+    return {**asked, "logit_bias": dict.fromkeys(bad, -100.0)}
 
 
 def reduced(load: Sequence[Event], without: Sequence[int]) -> list[Event]:
