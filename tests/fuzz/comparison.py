@@ -20,7 +20,7 @@ CONTEXT_LIMIT = ("exceed the max model length", "could not broadcast input array
 
 
 #: How far the log probabilities of a prompt may lie apart where it is in another batch.
-NEAR = 0.1
+NEAR = 0.02
 
 
 class Difference(NamedTuple):
