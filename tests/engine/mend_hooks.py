@@ -189,7 +189,12 @@ def overwritten_states(llm: Any) -> dict[str, Any]:
     prompt = [FIRST_TOKEN + number for number in range(9)]
     asked = {"temperature": 0.0, "max_tokens": 6, "prompt_logprobs": 1}
     right = serve(llm, [(0, "p", prompt, asked)])
-    runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
+    overwrite_states(llm.llm_engine.model_executor.driver_worker.worker.model_runner)
+    return {"right": right, "overwritten": serve(llm, [(0, "q", prompt, asked)])}
+
+
+def overwrite_states(runner: Any) -> None:
+    """Let the drafter of a model runner write over the target's hidden states."""
     forward, propose = runner._model_forward, runner.drafter.propose
     states: list[Any] = []
 
@@ -204,8 +209,6 @@ def overwritten_states(llm: Any) -> dict[str, Any]:
         return drafts
 
     runner._model_forward, runner.drafter.propose = noted, overwriting
-    wrong = serve(llm, [(0, "q", prompt, asked)])
-    return {"right": right, "overwritten": wrong}
 
 
 def piecewise_prompts(llm: Any) -> dict[str, Any]:
@@ -228,12 +231,17 @@ BIASED = {"one": {FIRST_TOKEN + 3: 100.0}, "other": {FIRST_TOKEN + 60: 100.0}}
 
 
 def prepare() -> None:
-    """Before the engine is made, on a CPU: asynchronous scheduling, and temperatures as asked.
+    """Before the engine is made, on a CPU: asynchronous scheduling, and temperatures as asked."""
+    asynchronous()
+    keep_temperatures()
+
+
+def keep_temperatures() -> None:
+    """On a CPU, give each draft its request's temperature.
 
     vLLM's expansion to the drafts' rows writes into a copy there where values are floats, so that
     what is sampled beside drafts has a temperature of memory that nobody wrote.
     """
-    asynchronous()
     from vllm.v1.sample import rejection_sampler
 
     def expand(x: Any, counts: Any, size: int, replace_from: int = 0, replace_to: int = 0) -> Any:

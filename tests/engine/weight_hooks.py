@@ -76,6 +76,17 @@ def spoil(model: Any) -> None:
                 tensor.data.fill_(0.5)
 
 
+def lose_draft(runner: Any) -> None:
+    """Write over the parameters of the draft that are its own."""
+    import torch
+
+    target = {id(each) for each in runner.get_model().parameters()}
+    with torch.no_grad():
+        for parameter in draft_of(runner).parameters():
+            if id(parameter) not in target:
+                parameter.data.fill_(0.5)
+
+
 #: Bytes of a GPU that are in use before each sleep and within it.
 used: list[int] = []
 
@@ -178,13 +189,7 @@ class Trainer:
 
     def draft_lost(self) -> None:
         """A reload behind which nothing may be left of the draft's weights before."""
-        import torch
-
-        target = {id(each) for each in self.runner.get_model().parameters()}
-        with torch.no_grad():
-            for parameter in draft_of(self.runner).parameters():
-                if id(parameter) not in target:
-                    parameter.data.fill_(0.5)
+        lose_draft(self.runner)
         self.llm.collective_rpc("reload_weights")
 
     def not_there(self) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from packaging.version import Version
 
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.porting import Porter
+from overlay.package import KNOWN_RELEASES
 from overlay.planning.planner import plan
 from overlay.results import Outcome, State
 from overlay.targets.resolution import resolve
@@ -17,6 +20,7 @@ from tests.support.shipped_features import (
     LIMIT,
     MENDS,
     PROMPTS,
+    RETIRED,
     SAMPLING,
     WEIGHTS,
     feature,
@@ -100,6 +104,19 @@ def test_port_retires_it_there_without_a_hand(name: str) -> None:
     port = Porter(ReleaseTexts(tuple(trees), trees.__getitem__)).port(feature(name), "0.34.0")
     assert port.outcome is Outcome.UPSTREAM
     assert port.evidence
+
+
+@pytest.mark.parametrize("name", RETIRED)
+def test_port_retired_those_whose_release_is_there(name: str) -> None:
+    # As it was before anybody had noted the release.
+    unsaid = replace(feature(name), merged=None)
+    last = RETIRED[name]
+    newer = KNOWN_RELEASES[KNOWN_RELEASES.index(last) + 1]
+    porter = Porter(ReleaseTexts((last, newer), resolve))
+    assert porter.port(unsaid, newer).outcome is Outcome.UPSTREAM
+    # Its test says so, and nothing else does.
+    untested = porter.port(replace(unsaid, upstream_tests=()), newer)
+    assert untested.outcome is not Outcome.UPSTREAM
 
 
 @pytest.mark.parametrize("name", MENDS)

@@ -19,6 +19,10 @@ Outcome = Mapping[str, Any]
 CONTEXT_LIMIT = ("exceed the max model length", "could not broadcast input array")
 
 
+#: How far the log probabilities of a prompt may lie apart where it is in another batch.
+NEAR = 0.02
+
+
 class Difference(NamedTuple):
     """The first thing that differs.
 
@@ -121,19 +125,58 @@ def first_other_answer(
         if error and (error != theirs or any(each in error for each in CONTEXT_LIMIT)):
             return Difference(load, None, "error", theirs, error)
     for load, (one, other) in enumerate(zip(stock, mended, strict=False)):
-        for name, answer in one["answers"].items():
-            beside = other["answers"].get(name)
-            if beside is not None and name in least:
-                for tokens, finish in zip(beside["tokens"], beside["finish"], strict=True):
-                    if least[name].broken(tokens, finish):
-                        return Difference(load, None, f"min_tokens of {name}", least[name], tokens)
-                continue
-            if beside is None or "abort" in (*answer["finish"], *beside["finish"]):
-                continue
-            for key in ("tokens", "text", "finish", "stop"):
-                if answer[key] != beside[key]:
-                    return Difference(load, None, f"{key} of {name}", answer[key], beside[key])
+        refused = [_refused(outcome) for outcome in (one, other)]
+        if not one["error"] and refused[0] != refused[1]:
+            return Difference(load, None, "refused", *refused)
+        for name in sorted(one["answers"].keys() & other["answers"].keys()):
+            found = _other_answer(one, other, name, least.get(name))
+            if found is not None:
+                what, *values = found
+                return Difference(load, None, f"{what} of {name}", *values)
     return None
+
+
+def _other_answer(
+    one: Outcome, other: Outcome, name: str, least: Least | None
+) -> tuple[str, Any, Any] | None:
+    """What a request was answered otherwise, and both answers."""
+    answer, beside = (outcome["answers"][name] for outcome in (one, other))
+    if least is not None:
+        for tokens, finish in zip(beside["tokens"], beside["finish"], strict=True):
+            if least.broken(tokens, finish):
+                return "min_tokens", least, tokens
+        return None
+    if "abort" in (*answer["finish"], *beside["finish"]):
+        return None
+    for key in ("tokens", "text", "finish", "stop"):
+        if answer[key] != beside[key]:
+            return key, answer[key], beside[key]
+    prompts = [each.get("prompt logprobs") for each in (answer, beside)]
+    # Who is preempted while the last step of its prompt is on its way has none.
+    lost = any("preempted" in step for step in (*one["steps"], *other["steps"]))
+    if _apart(*prompts) and not (lost and [None] in prompts):
+        return "prompt logprobs", *prompts
+    return None
+
+
+def _refused(outcome: Outcome) -> list[Any]:
+    """The requests that were refused, and why."""
+    return [each for step in outcome["steps"] for each in step.get("refused", ())]
+
+
+def _apart(one: Any, other: Any) -> bool:
+    """Whether log probabilities of a prompt differ: [token, value, rank] of each place."""
+    if not (one and other) or len(one) != len(other):
+        return bool(one or other)
+    for this, that in zip(one, other, strict=True):
+        values = [{token: value for token, value, _ in place or ()} for place in (this, that)]
+        # The likeliest tokens may be others where some are equally likely; the prompt's is in both.
+        both = values[0].keys() & values[1].keys()
+        if any(values) and not both:
+            return True
+        if any(abs(values[0][each] - values[1][each]) > NEAR for each in both):
+            return True
+    return False
 
 
 def first_wrong_draft(

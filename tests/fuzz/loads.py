@@ -40,6 +40,11 @@ GRAMMARS: tuple[dict[str, Any], ...] = (
     {"json": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}},
 )
 Event = dict[str, Any]
+#: Parameters with which a request says what comes by itself, up to its end.
+PLAIN = {
+    *("max_tokens", "min_tokens", "temperature", "ignore_eos", "stop_token_ids", "stop"),
+    *("include_stop_str_in_output", "logprobs", "prompt_logprobs"),
+}
 
 
 def change_target(folder: Path) -> None:
@@ -321,6 +326,24 @@ def _parameters(
         some(0.3, "n", rng.choice((2, 3)))
         some(0.5, "seed", rng.randrange(1 << 30))
     return asked
+
+
+def asked_otherwise(event: Event) -> dict[str, Any]:
+    """The parameters of a request, by what a stock vLLM refuses beside drafts; the answer is equal.
+
+    What it forbids has a bias.  `min_p` is not here: `tests/engine/test_mends.py` has it, since in
+    some batches of these loads a CPU gives a sampled request another token than the likeliest.
+    """
+    given = event["parameters"]
+    allowed, words = given.get("allowed_token_ids"), given.get("bad_words")
+    # One that is said often has less than the bias.
+    often = allowed is not None and "frequency_penalty" in given
+    if "grammar" in given or often or (allowed is None) == (words is None) or " " in (words or ()):
+        return given
+    # A word is forbidden with a blank before it, too, which is no text of this tokenizer.
+    bad = {0, *map(TEXTS.index, words)} if words else set(range(VOCAB)).difference(allowed or ())
+    asked = {name: given[name] for name in given if name not in ("allowed_token_ids", "bad_words")}
+    return {**asked, "logit_bias": dict.fromkeys(bad, -100.0)}
 
 
 def reduced(load: Sequence[Event], without: Sequence[int]) -> list[Event]:

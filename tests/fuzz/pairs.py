@@ -22,7 +22,7 @@ from tests.fuzz.comparison import (
     first_other_answer,
     first_wrong_draft,
 )
-from tests.fuzz.loads import Shape, change_target, draw_load, draw_shape
+from tests.fuzz.loads import PLAIN, Shape, change_target, draw_load, draw_shape
 from tests.fuzz.watched import REPLAYS, asked
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -40,20 +40,15 @@ MENDS = {
     "draft-gate": "OVERLAY_DRAFT_GATE",
     "min-tokens": "OVERLAY_MIN_TOKENS",
     "prompt-logprobs": "OVERLAY_PROMPT_LOGPROBS",
-    # No load has such requests, which a stock engine refuses: nothing may differ with it.
     "draft-sampling": "OVERLAY_DRAFT_SAMPLING",
+    "draft-weights": "OVERLAY_DRAFT_WEIGHTS",
 }
-#: Off everywhere: on a CPU a reload packs the draft's weights to another place, which graphs do not
-#: follow; `tests/engine/test_mends.py` has engines for it.
-LEFT_OUT = ("OVERLAY_DRAFT_WEIGHTS",)
+#: Off beside graphs: on a CPU a reload packs the draft's weights to another place, which graphs do
+#: not follow; `tests/engine/test_mends.py` has engines for it.
+NOT_BESIDE_GRAPHS = ("draft-weights",)
 #: The variant in which they are on: its engines may take other steps, but none may die, and what a
 #: request is answered is the same.
 MENDED = "mended"
-#: Parameters with which a request says what comes by itself, up to its end.
-PLAIN = {
-    *("max_tokens", "min_tokens", "temperature", "ignore_eos", "stop_token_ids", "stop"),
-    *("include_stop_str_in_output", "logprobs", "prompt_logprobs"),
-}
 GRAPHS = "OVERLAY_DRAFT_GRAPHS"
 #: What shows that a feature was at work: each of these counts.
 AT_WORK = {
@@ -93,11 +88,10 @@ ON_CPU = {
 
 def switches(variant: str, shape: Shape) -> dict[str, str]:
     """The environment variables of a variant."""
-    on = VARIANTS[variant]
+    on = set(VARIANTS[variant]) - set(NOT_BESIDE_GRAPHS if shape.graphs else ())
     mode = next((each for each in ("step", "loop") if each in on), "off")
     return {
         **{switch: "on" if name in on else "off" for name, switch in (SWITCHES | MENDS).items()},
-        **dict.fromkeys(LEFT_OUT, "off"),
         GRAPHS: mode,
         f"{GRAPHS}_CHECK": "on",
         f"{GRAPHS}_UNTRIED": "on" if shape.untried else "off",
@@ -169,9 +163,10 @@ class Pair:
     loads: tuple[int, ...]
     requests: int = 0
 
-    def load(self) -> dict[str, Any]:
+    def load(self, variant: str = "") -> dict[str, Any]:
         """What ``Place.spec`` is told of the loads."""
-        return {"seeds": list(self.loads), "requests": self.requests}
+        asked = {"seeds": list(self.loads), "requests": self.requests}
+        return {**asked, "provoked": variant == MENDED}
 
     def asked(self) -> dict[str, tuple[list[int], dict[str, Any]]]:
         """The prompt and the parameters of each request, by its name in an outcome."""
@@ -299,7 +294,7 @@ def run_pairs(place: Place, pairs: Iterable[Pair], report: Report) -> None:
     pairs = list(pairs)
     plain = [place.spec(pair.shape, {}, **pair.load()) for pair in pairs]
     varied = [
-        place.spec(pair.shape, switches(variant, pair.shape), **pair.load())
+        place.spec(pair.shape, switches(variant, pair.shape), **pair.load(variant))
         for pair in pairs
         for variant in pair.variants
     ]
@@ -324,13 +319,19 @@ def reduce(place: Place, pair: Pair, variant: str, load: int, rounds: int = 5) -
         left = [number for number in range(total) if number not in without]
         size = max(-(-len(left) // 4), 1)
         trials = [without + left[at : at + size] for at in range(0, len(left), size)]
-        engines = {"seeds": list(seeds), "requests": pair.requests}
         on = switches(variant, pair.shape)
         one, other = (
             place.run(
-                side, [place.spec(pair.shape, env, **engines, without=each) for each in trials]
+                side,
+                [
+                    place.spec(pair.shape, env, **{**engines, "seeds": list(seeds)}, without=each)
+                    for each in trials
+                ],
             )
-            for side, env in ((place.stock, {}), (place.other, on))
+            for side, env, engines in (
+                (place.stock, {}, pair.load()),
+                (place.other, on, pair.load(variant)),
+            )
         )
         differing = [
             trial

@@ -23,9 +23,17 @@ from pathlib import Path
 from typing import Any
 
 from overlay.proof import engine_compat
-from tests.engine import engine_facts
+from tests.engine import engine_facts, mend_hooks, weight_hooks
 from tests.fuzz.comparison import same_step
-from tests.fuzz.loads import Event, Shape, draw_load, reduced, relied_on, shape_of
+from tests.fuzz.loads import (
+    Event,
+    Shape,
+    asked_otherwise,
+    draw_load,
+    reduced,
+    relied_on,
+    shape_of,
+)
 from tests.support.forks import run_and_exit
 
 VARIABLE = "TEST_FUZZ"
@@ -40,16 +48,18 @@ def asked(shape: Shape, **load: Any) -> dict[str, str]:
     """The environment variable of one engine.
 
     :param load: `seeds` of its loads; and, where they are not the default, `requests` in each, as
-        of `draw_load`; `without`, the events of the last load that are left out; `gpu`, whether the
-        engine is on one; `mutants`, bugs, each with the number of the load from which on a fork of
-        the engine has it; `expected`, a file with what another engine did, for these.
+        of `draw_load`; `provoked`, whether faults of a stock vLLM that a CPU does not show are
+        brought about, and requests ask for what it refuses; `without`, the events of the last load
+        that are left out; `gpu`, whether the engine is on one; `mutants`, bugs, each with the
+        number of the load from which on a fork of the engine has it; `expected`, a file with what
+        another engine did, for these.
     """
     return {VARIABLE: json.dumps({"shape": asdict(shape), **load}, default=str)}
 
 
 def _asked() -> tuple[dict[str, Any], Shape]:
     default = {"requests": 0, "without": (), "gpu": False, "expected": None, "mutants": {}}
-    given = {**default, **json.loads(os.environ[VARIABLE])}
+    given = {**default, "provoked": False, **json.loads(os.environ[VARIABLE])}
     return given, shape_of(given["shape"])
 
 
@@ -58,6 +68,9 @@ def prepare() -> None:
     given, shape = _asked()
     if not given["gpu"]:
         from tests.engine.steady_hooks import schedule_asynchronously
+
+        if given["provoked"]:
+            mend_hooks.keep_temperatures()
 
         if shape.asynchronous:
             schedule_asynchronously()
@@ -92,6 +105,12 @@ class Watch:
             lambda name, *step: self._note("verified", [engine_compat.external_id(name), *step])
         )
         runner = self.engine.model_executor.driver_worker.worker.model_runner
+        given, shape = _asked()
+        self.provoked = given["provoked"]
+        # On a GPU graphs do so by themselves, and a reload finds the draft's weights in graphs.
+        self.loses_draft = self.provoked and not (given["gpu"] or shape.graphs)
+        if self.provoked and not given["gpu"]:
+            mend_hooks.overwrite_states(runner)
         self._watch_drafter(runner)
         # Else it is left to chance, on a GPU, when the engine waits for a step.
         _wrap(self.engine.model_executor, "sample_tokens", _never_done)
@@ -192,13 +211,16 @@ class Watch:
         do, name = event["do"], f"{self.loads}.{event.get('id')}"
         if do == "add":
             try:
-                parameters = _parameters(event["parameters"])
+                asked = asked_otherwise(event) if self.provoked else event["parameters"]
+                parameters = _parameters(asked)
                 engine_facts.add_request(self.llm, name, event["prompt"], parameters)
             except Exception as error:  # noqa: BLE001 - what a request is refused for is compared
                 self._note("refused", [name, type(error).__name__, str(error)[:160]])
         elif do == "abort":
             self.engine.abort_request([name])
         elif do == "reload":
+            if self.loses_draft:
+                weight_hooks.lose_draft(weight_hooks.worker_of(self.llm).model_runner)
             self.llm.collective_rpc("reload_weights")
         elif do == "metrics":
             self.llm.get_metrics()
