@@ -349,7 +349,8 @@ class _Imports:
 
         :returns: ``None`` where the change is not of that text either.
         """
-        texts, paths = part.texts, [file.path for commit in part.commits for file in commit.files]
+        texts, every = part.texts, [file.path for commit in part.commits for file in commit.files]
+        paths = [path for path in every if path_of(path, part.package) == path]
         before = release_before(origin, paths, texts, part.package)
         if before is None:
             return None
