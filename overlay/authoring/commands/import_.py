@@ -360,7 +360,7 @@ class _Imports:
             lambda name: Files(origin) if name == release else texts.open(name),
         )
         prepared = self.prepare(part, sources, id_, build)
-        span = prepared.summary.releases
+        summary, span = prepared.summary, prepared.summary.releases
         if prepared.folder is None or span is None or Version(release) not in span:
             return None
         note = (
@@ -368,7 +368,6 @@ class _Imports:
             f"{before}, on which `overlay check` judges it by its lines and `overlay apply "
             "--untested` applies it; `overlay port` carries it to a release"
         )
-        summary = prepared.summary
         outcomes = {name: summary.outcomes[name] for name in texts.names}
         summary = replace(summary, outcomes=outcomes, warnings=(*summary.warnings, note))
         own = {path: Files(origin).read(path) for path in prepared.hunks}
