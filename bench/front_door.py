@@ -8,7 +8,9 @@ which their texts tell: one lacks its new lines and the next has them.  It comes
 git writes and is imported as a user would, with no more than its id.  What is not imported is
 taken without what lies outside the package, where the answer names `--partial`, and is else opened
 as a session on the last release without it (`--onto`), where the command has that.  Beside it
-stands whether git, which has the text that the commit was made on, merges it into that release.
+stands whether git, which has the text that the commit was made on, merges it into that release, and
+what becomes of it there when the import has that text, too (`--base DIR`): carried or not, and if
+so, with git's bytes.
 """
 
 from __future__ import annotations
@@ -26,18 +28,23 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from packaging.version import Version
+
 ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from bench.commits import _between, _path, _split
-from bench.real_changes import releases, write_figures
+from bench.real_changes import Tree, releases, write_figures
+from overlay._features.folder import load
 from overlay.authoring.commands.import_ import import_change
 from overlay.authoring.git import Checkout
 from overlay.authoring.locating import ReleaseTexts
 from overlay.commands.parallel import in_processes, no_step
 from overlay.commands.request import Request
 from overlay.errors import OverlayError
+from overlay.planning.planner import plan
+from overlay.results import State
 
 #: Whether this checkout can open a session for what conflicts.
 SESSIONS = "onto" in inspect.signature(import_change).parameters
@@ -47,13 +54,15 @@ class Drawn(NamedTuple):
     """A commit.
 
     :ivar release: the last release that lacks it; :ivar mail: as `git format-patch` writes it.
-    :ivar git: whether git merges its files of the package into that release without a conflict.
+    :ivar checkout: where it is from.
+    :ivar git: what git makes of its files of the package on that release; ``None``: it conflicts.
     """
 
     commit: str
     release: str
     mail: bytes
-    git: bool
+    checkout: Path
+    git: dict[str, bytes | None] | None
 
 
 def draw(texts: ReleaseTexts, checkout: Path, seed: int) -> Iterator[Drawn]:
@@ -64,11 +73,18 @@ def draw(texts: ReleaseTexts, checkout: Path, seed: int) -> Iterator[Drawn]:
     for commit in commits:
         mail = repository.mail(commit)
         if (release := _before(repository, mail, texts)) is not None:
-            yield Drawn(commit, release, mail, merges(repository, mail, release, texts))
+            git = merged(repository, mail, release, texts)
+            yield Drawn(commit, release, mail, checkout, git)
 
 
-def merges(repository: Checkout, mail: bytes, release: str, texts: ReleaseTexts) -> bool:
-    """Whether git merges a commit into a release: each file of it that the package has."""
+def merged(
+    repository: Checkout, mail: bytes, release: str, texts: ReleaseTexts
+) -> dict[str, bytes | None] | None:
+    """What git makes of a release by a commit: each file of it that the package has.
+
+    :returns: path -> its text, ``None`` for one that is removed; no mapping where git conflicts.
+    """
+    files: dict[str, bytes | None] = {}
     for part in _split(mail)[1:]:
         names = re.search(rb"^diff --git a/(.+) b/(.+)$", part, re.MULTILINE)
         ids = re.search(rb"^index ([0-9a-f]+)\.\.([0-9a-f]+)", part, re.MULTILINE)
@@ -77,22 +93,26 @@ def merges(repository: Checkout, mail: bytes, release: str, texts: ReleaseTexts)
         there = texts.read(release, names[1].decode())
         if not ids[1].strip(b"0") or not ids[2].strip(b"0"):
             if (there is None) != (not ids[1].strip(b"0")):
-                return False  # added where it is, or removed where it is not
+                return None  # added where it is, or removed where it is not
+            files[names[2].decode()] = repository.blob(ids[2].decode())
             continue
         before, after = (repository.blob(each.decode()) for each in ids.groups())
-        if there is None or not _merge_file(there, before or b"", after or b""):
-            return False
-    return True
+        text = None if there is None else _merge_file(there, before or b"", after or b"")
+        if text is None:
+            return None
+        files[names[2].decode()] = text
+    return files
 
 
-def _merge_file(*texts: bytes) -> bool:
-    """Whether `git merge-file` has no conflict: of the own text, the base and the other one."""
+def _merge_file(*texts: bytes) -> bytes | None:
+    """What `git merge-file` makes of the own text, the base and the other one, if it is clean."""
     with tempfile.TemporaryDirectory() as folder:
         places = [Path(folder, str(number)) for number in range(len(texts))]
         for place, text in zip(places, texts, strict=True):
             place.write_bytes(text)
         command = ["git", "merge-file", "-q", "-p", *map(str, places)]
-        return subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0
+        answer = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+        return None if answer.returncode else answer.stdout
 
 
 def _before(repository: Checkout, mail: bytes, texts: ReleaseTexts) -> str | None:
@@ -116,7 +136,7 @@ def _before(repository: Checkout, mail: bytes, texts: ReleaseTexts) -> str | Non
 def judge(drawn: Drawn) -> dict[str, Any]:
     """What becomes of a commit, and why it is refused where it is."""
     answer: dict[str, Any] = {"commit": drawn.commit[:10], "release": drawn.release}
-    answer["git"] = drawn.git
+    answer["git"] = drawn.git is not None
     with tempfile.TemporaryDirectory() as place:
         os.chdir(place)
         Path("change.mbox").write_bytes(drawn.mail)
@@ -128,17 +148,35 @@ def judge(drawn: Drawn) -> dict[str, Any]:
             more = {"onto": drawn.release, "partial": "partial" in answer}
             opened = _imported(Path(place), more)
             answer |= {"session": opened["imported"] or opened["session"], "then": opened["why"]}
+        answer["back"] = back(drawn, Path(place))
         os.chdir(ROOT)
     return answer
 
 
-def _imported(place: Path, more: dict[str, Any]) -> dict[str, Any]:
+def back(drawn: Drawn, place: Path) -> str:
+    """What becomes of a commit on the last release without it, with the text it was made on."""
+    answer = _imported(place, {"checkout": drawn.checkout, "partial": True}, "back")
+    outcome: str = answer["releases"].get(drawn.release, "conflict")
+    if outcome != "exact" or drawn.git is None:
+        return f"{outcome}, git {'conflicts' if drawn.git is None else 'merges it'}"
+    features = load([place / "ours"])
+    own = [feature for feature in features if feature.id == "back"]
+    made = plan(own, Tree(releases(), drawn.release), Version(drawn.release))
+    if made.state is not State.PRISTINE:
+        return f"wrong: {made.state.value}"
+    same = all(drawn.git.get(each.path, each.after) == each.after for each in made.changes)
+    return "exact, " + ("git's bytes" if same else "other bytes than git's")
+
+
+def _imported(place: Path, more: dict[str, Any], id_: str = "change") -> dict[str, Any]:
+    """The answer of one import."""
+    nothing = {"imported": False, "session": False, "releases": {}}
     try:
-        report: Any = import_change(Request(), ["change.mbox"], "change", place / "ours", **more)
+        report: Any = import_change(Request(), ["change.mbox"], id_, place / "ours", **more)
     except OverlayError as error:
-        return {"imported": False, "session": False, "why": str(error).splitlines()[0][:300]}
+        return nothing | {"why": str(error).splitlines()[0][:300]}
     except Exception as error:  # noqa: BLE001 - a traceback is a finding, and counted as one
-        return {"imported": False, "session": False, "why": f"TRACEBACK {error!r}"[:300]}
+        return nothing | {"why": f"TRACEBACK {error!r}"[:300]}
     folder = getattr(report, "folder", None)
     text = " ".join(report.conclusion.text.split())
     why = "" if folder else " ".join((report.error or text).split())[:300]
@@ -147,7 +185,7 @@ def _imported(place: Path, more: dict[str, Any]) -> dict[str, Any]:
         "imported": folder is not None,
         "session": getattr(report, "session", None) is not None,
         "why": why.replace(str(place), ""),
-        "outcomes": dict(Counter(each.value for each in outcomes.values())),
+        "releases": {release: each.value for release, each in outcomes.items()},
     }
 
 
@@ -160,6 +198,7 @@ def counted(answers: Sequence[dict[str, Any]]) -> dict[str, int]:
         counts[kind] += 1
         counts["git merges it"] += each["git"]
         counts["imported, and git merges it"] += each["git"] and kind == "imported"
+        counts[f"one release back: {each['back']}"] += 1
         if not each["imported"]:
             counts[f"{kind}: {_cause(each['why'])}"] += 1
     return dict(sorted(counts.items()))

@@ -318,7 +318,8 @@ class _Imports:
 
         :returns: ``None`` where the change is not of that text either.
         """
-        texts, paths = part.texts, [file.path for commit in part.commits for file in commit.files]
+        texts, every = part.texts, [file.path for commit in part.commits for file in commit.files]
+        paths = [path for path in every if path_of(path, part.package) == path]
         before = release_before(origin, paths, texts, part.package)
         if before is None:
             return None
@@ -328,7 +329,7 @@ class _Imports:
             lambda name: files_of(origin) if name == release else texts.open(name),
         )
         prepared = self.prepare(part, sources, id_, build)
-        span = prepared.summary.releases
+        summary, span = prepared.summary, prepared.summary.releases
         if prepared.folder is None or span is None or Version(release) not in span:
             return None
         note = (
@@ -336,7 +337,6 @@ class _Imports:
             f"{before}, on which `overlay check` judges it by its lines and `overlay apply "
             "--untested` applies it; `overlay port` carries it to a release"
         )
-        summary = prepared.summary
         outcomes = {name: summary.outcomes[name] for name in texts.names}
         summary = replace(summary, outcomes=outcomes, warnings=(*summary.warnings, note))
         own = {path: files_of(origin).read(path) for path in prepared.hunks}

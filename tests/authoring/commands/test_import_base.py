@@ -60,6 +60,29 @@ def test_a_build_between_releases_is_carried(cli: Cli, nightly: Path, single: bo
     assert "there is none" not in ported.err
 
 
+def test_a_checkout_of_git_alone_serves_a_change_with_tests(
+    cli: Cli, nightly: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No `_version.py` names its release there, and the change's own tests are in none."""
+    (nightly / "vllm/_version.py").unlink()
+    change = nightly.parent / "c.diff"
+    test = diff("tests/v1/test_warm.py", b"assert 3\n", b"assert 4\n", ids=False)
+    change.write_bytes(test + change.read_bytes())
+
+    (nightly / "tests/v1").mkdir(parents=True)
+    (nightly / "tests/v1/test_warm.py").write_bytes(b"assert 3\n")
+    usual = world.Tree.read
+
+    def read(tree: world.Tree, path: str) -> bytes | None:
+        assert path.startswith("vllm/"), path  # a release in the cache refuses it
+        return usual(tree, path)
+
+    monkeypatch.setattr(world.Tree, "read", read)
+    result = call(cli, nightly, nightly)
+    assert result.exit == 0, result.err
+    assert "no release has the text that it was made on" in result.out
+
+
 def test_a_function_that_only_a_build_has_is_shown_for_review(
     cli: Cli, nightly: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
