@@ -334,7 +334,7 @@ def asked_otherwise(event: Event) -> dict[str, Any]:
     What it forbids has a bias.  `min_p` is not here: `tests/engine/test_mends.py` has it, since in
     some batches of these loads a CPU gives a sampled request another token than the likeliest.
     """
-    given = event["parameters"]
+    given: dict[str, Any] = event["parameters"]
     allowed, words = given.get("allowed_token_ids"), given.get("bad_words")
     # One that is said often has less than the bias.
     often = allowed is not None and "frequency_penalty" in given
