@@ -19,9 +19,10 @@ from scripts.performance_data import Row, Sitting, sittings_of
 HEAD = ["your vLLM", "your model", "runner", "speed over stock vLLM, H200"]
 #: Files of ``bench/results``.
 DRAFTS = "h200-default-engine-0.33.0-own-process-2026-11-27"
-NO_DRAFTS = "h200-default-runner-0.33.0-no-drafts-2026-11-26"
+NO_DRAFTS = "h200-default-engine-0.33.0-no-drafts-2026-11-27-b"
+DRAFTS_26 = "h200-default-engine-0.26.0-2026-11-27"
+NO_DRAFTS_26 = "h200-default-engine-0.26.0-no-drafts-2026-11-27"
 TEXT_33 = "h200-real-text-0.33.0-2026-11-27"
-TEXT_26 = "h200-real-text-0.26.0-2026-11-26"
 RANKS = "h200-data-parallel-time-0.26.0-2026-11-23"
 STEPS_26 = "h200-step-time-0.26.0-2026-11-21-e"
 STEPS_20 = "h200-step-time-0.20.2-2026-11-21-c"
@@ -45,17 +46,18 @@ class Entry(NamedTuple):
     figures: Callable[[Documents], list[float]]
 
 
-def _on_newest(documents: Documents) -> list[float]:
-    """256 requests of 1B in flight, with drafts and without; then of real text."""
-    ratios = [
-        documents(file)["loads"]["256 mixed"][engine]["median_ratio"]
-        for file, engine in ((DRAFTS, "overlay"), (NO_DRAFTS, "overlay"))
-    ]
-    return [*ratios, _over(documents(TEXT_33), "256 requests", "V2 overlay")]
+def _dense(drafts: str, no_drafts: str, *texts: str) -> Callable[[Documents], list[float]]:
+    """256 requests of 1B in flight, with drafts and without; then of real text, if measured."""
 
+    def figures(documents: Documents) -> list[float]:
+        ratios: list[float] = [
+            documents(file)["loads"]["256 mixed"]["overlay"]["median_ratio"]
+            for file in (drafts, no_drafts)
+        ]
+        real = [_over(documents(text), "256 requests", "V2 overlay") for text in texts]
+        return [*ratios, *real]
 
-def _dense(documents: Documents) -> list[float]:
-    return [_over(documents(TEXT_26), "256 requests", "V2 overlay")]
+    return figures
 
 
 def _over(sitting: dict[str, Any], load: str, engine: str) -> float:
@@ -89,6 +91,7 @@ def _ms(row: Row | None, batch: int) -> float:
     return row.times[batch].median
 
 
+_DENSE = "256 requests, 1B: **{}** with EAGLE3, **{}** without"
 V1, V2 = ModelRunner.V1, ModelRunner.V2
 ENTRIES = (
     Entry(
@@ -96,16 +99,16 @@ ENTRIES = (
         "0.33.0",
         "every model",
         V2,
-        "256 requests, 1B: **{}** with EAGLE3, **{}** without; 135M, real text: **{}**",
-        _on_newest,
+        _DENSE + "; 135M, real text: **{}**",
+        _dense(DRAFTS, NO_DRAFTS, TEXT_33),
     ),
     Entry(
         ("0.25", "0.28"),
         "0.26.0",
         "dense",
         V2,
-        "256 requests, 135M, real text: **{}**",
-        _dense,
+        _DENSE,
+        _dense(DRAFTS_26, NO_DRAFTS_26),
     ),
     Entry(
         ("0.25", "0.28"),

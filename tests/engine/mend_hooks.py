@@ -233,22 +233,32 @@ BIASED = {"one": {FIRST_TOKEN + 3: 100.0}, "other": {FIRST_TOKEN + 60: 100.0}}
 def prepare() -> None:
     """Before the engine is made, on a CPU: asynchronous scheduling, and temperatures as asked."""
     asynchronous()
-    keep_temperatures()
+    sample_as_a_gpu()
 
 
-def keep_temperatures() -> None:
-    """On a CPU, give each draft its request's temperature.
+def sample_as_a_gpu() -> None:
+    """On a CPU, sample beside drafts as vLLM's kernels for GPUs do.
 
     vLLM's expansion to the drafts' rows writes into a copy there where values are floats, so that
-    what is sampled beside drafts has a temperature of memory that nobody wrote.
+    what is sampled beside drafts has a temperature of memory that nobody wrote.  And a draft of -1,
+    which is none, is no token that a GPU accepts; there its chance is read before its row.
     """
     from vllm.v1.sample import rejection_sampler
+
+    upstream = rejection_sampler.rejection_sample
 
     def expand(x: Any, counts: Any, size: int, replace_from: int = 0, replace_to: int = 0) -> Any:
         values = x.where(x != replace_from, replace_to)
         return values.repeat_interleave(counts.diff(prepend=counts.new_zeros(1)))
 
+    def sample(drafts: Any, *rest: Any, **named: Any) -> Any:
+        logits = rest[4]
+        if hasattr(logits, "argmin"):  # else all are greedy, and no draft of -1 is the likeliest
+            drafts = drafts.where(drafts >= 0, logits.argmin(dim=-1).to(drafts.dtype))
+        return upstream(drafts, *rest, **named)
+
     rejection_sampler.expand_batch_to_tokens = expand
+    rejection_sampler.rejection_sample = sample
 
 
 def refused_parameters(llm: Any) -> dict[str, Any]:

@@ -331,10 +331,12 @@ def _parameters(
 def asked_otherwise(event: Event) -> dict[str, Any]:
     """The parameters of a request, by what a stock vLLM refuses beside drafts; the answer is equal.
 
-    What it forbids has a bias.  `min_p` is not here: `tests/engine/test_mends.py` has it, since in
-    some batches of these loads a CPU gives a sampled request another token than the likeliest.
+    What it forbids has a bias, and one of sixteen plain ones may say each token that is as likely
+    as the likeliest.
     """
     given: dict[str, Any] = event["parameters"]
+    if given.keys() <= PLAIN and int(event["id"][1:]) % 16 == 1:
+        return {**given, "temperature": 2.0, "min_p": 1.0}
     allowed, words = given.get("allowed_token_ids"), given.get("bad_words")
     # One that is said often has less than the bias.
     often = allowed is not None and "frequency_penalty" in given

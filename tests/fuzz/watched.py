@@ -70,7 +70,7 @@ def prepare() -> None:
         from tests.engine.steady_hooks import schedule_asynchronously
 
         if given["provoked"]:
-            mend_hooks.keep_temperatures()
+            mend_hooks.sample_as_a_gpu()
 
         if shape.asynchronous:
             schedule_asynchronously()
