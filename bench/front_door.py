@@ -161,10 +161,10 @@ def back(drawn: Drawn, place: Path) -> str:
         return f"{outcome}, git {'conflicts' if drawn.git is None else 'merges it'}"
     features = load([place / "ours"])
     own = [feature for feature in features if feature.id == "back"]
-    made = plan(own, Tree(releases(), drawn.release), Version(drawn.release))
-    if made.state is not State.PRISTINE:
-        return f"wrong: {made.state.value}"
-    same = all(drawn.git.get(each.path, each.after) == each.after for each in made.changes)
+    change_plan = plan(own, Tree(releases(), drawn.release), Version(drawn.release))
+    if change_plan.state is not State.PRISTINE:
+        return f"wrong: {change_plan.state.value}"
+    same = all(drawn.git.get(each.path, each.after) == each.after for each in change_plan.changes)
     return "exact, " + ("git's bytes" if same else "other bytes than git's")
 
 

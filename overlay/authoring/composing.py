@@ -32,7 +32,7 @@ class ScopedText:
     def read(cls, data: bytes, *, is_data: bool = False) -> ScopedText:
         """The text of a file.
 
-        :param is_data: it is no module: it has one scope, which is all of it.
+        :param is_data: whether it is a data file, whose one scope is the whole text.
         :raises TextError, UnparsableError: if it is not readable, or not Python.
         """
         source = SourceText.from_bytes(data)

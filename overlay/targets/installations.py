@@ -497,7 +497,7 @@ def release_part(record: bytes, package: Package) -> bytes:
 
 
 def our_rows(record: bytes, package: Package) -> tuple[Row, ...]:
-    """The rows of the overlay's block, the ledger's first; none where there is no block."""
+    """The rows of the overlay's block, the ledger's first; empty without a block."""
     start = _block(record, package)
     return () if start is None else tuple(_rows(record[start:]))
 

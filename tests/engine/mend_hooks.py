@@ -241,7 +241,7 @@ def sample_as_a_gpu() -> None:
 
     vLLM's expansion to the drafts' rows writes into a copy there where values are floats, so that
     what is sampled beside drafts has a temperature of memory that nobody wrote.  And a draft of -1,
-    which is none, is no token that a GPU accepts; there its chance is read before its row.
+    which stands for no draft, is rejected on a GPU; a CPU reads a chance of another row for it.
     """
     from vllm.v1.sample import rejection_sampler
 
@@ -252,7 +252,7 @@ def sample_as_a_gpu() -> None:
         return values.repeat_interleave(counts.diff(prepend=counts.new_zeros(1)))
 
     def sample(drafts: Any, *rest: Any, **named: Any) -> Any:
-        logits = rest[4]
+        _numbers, _most, _ends, _chances, logits, *_ = rest
         if hasattr(logits, "argmin"):  # else all are greedy, and no draft of -1 is the likeliest
             drafts = drafts.where(drafts >= 0, logits.argmin(dim=-1).to(drafts.dtype))
         return upstream(drafts, *rest, **named)

@@ -129,9 +129,9 @@ def first_other_answer(
         if not one["error"] and refused[0] != refused[1]:
             return Difference(load, None, "refused", *refused)
         for name in sorted(one["answers"].keys() & other["answers"].keys()):
-            found = _other_answer(one, other, name, least.get(name))
-            if found is not None:
-                what, *values = found
+            difference = _other_answer(one, other, name, least.get(name))
+            if difference is not None:
+                what, *values = difference
                 return Difference(load, None, f"{what} of {name}", *values)
     return None
 

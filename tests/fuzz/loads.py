@@ -342,7 +342,7 @@ def asked_otherwise(event: Event) -> dict[str, Any]:
     often = allowed is not None and "frequency_penalty" in given
     if "grammar" in given or often or (allowed is None) == (words is None) or " " in (words or ()):
         return given
-    # A word is forbidden with a blank before it, too, which is no text of this tokenizer.
+    # `bad_words` forbids a word with a blank before it, too: this tokenizer has no such token.
     bad = {0, *map(TEXTS.index, words)} if words else set(range(VOCAB)).difference(allowed or ())
     asked = {name: given[name] for name in given if name not in ("allowed_token_ids", "bad_words")}
     return {**asked, "logit_bias": dict.fromkeys(bad, -100.0)}

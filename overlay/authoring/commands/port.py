@@ -322,7 +322,7 @@ def create(
 
     A file in it is the release's with every hunk that lands, and the others between markers.
 
-    :param change: that the session keeps, where it is no feature of a patches folder.
+    :param change: the change of `import --onto`, which the session keeps; `None`: a feature.
     """
     texts_to_edit: dict[str, bytes] = {}
     waiting: list[Waiting] = []
