@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Step time of two data-parallel ranks with experts in the draft, as upstream and in graphs.
 
-Runs where a patched vLLM can be imported (``PYTHONPATH``), on a host with two GPUs. The target has
-the shape of GLM-4.5-Air with its MTP layer, dummy weights, and ``--layers`` layers. For each mode
-an engine serves three phases: one request on each rank; eight on each; one on rank 0 and none on
-rank 1. By phase and rank it tells the medians over the steps of that kind: the time between two of
-them, the host's time in ``propose`` (or in the dummy batch), and how often ranks asked each other
-(the target asks once a step). The share is that of the first mode. Writes one JSON file.
+Runs where a vLLM that ``overlay apply`` patched can be imported (``PYTHONPATH``), on a host with
+two GPUs: the hooks load vLLM's modules before a plugin could patch them. The target has the shape
+of GLM-4.5-Air with its MTP layer, dummy weights, and ``--layers`` layers. For each mode an engine
+serves three phases: one request on each rank; eight on each; one on rank 0 and none on rank 1. By
+phase and rank it tells the medians over the steps of that kind: the time between two of them, the
+host's time in ``propose`` (or in the dummy batch), and how often ranks asked each other (the
+target asks once a step). The share is that of the first mode. Writes one JSON file.
 
     data_parallel_time.py --out result.json [--modes off,step,loop] [--layers 46] [--limit 900]
 
@@ -183,6 +184,9 @@ def run_mode(mode: str, folder: Path, logs: Path, arguments: Any) -> dict[str, A
         said = log.read_text(encoding="utf-8", errors="replace")
         result: dict[str, Any] = {"mode": mode, "runner": arguments.runner, "failed": failed}
         result["log"] = [line[-400:] for line in said.splitlines() if "Draft graphs" in line]
+        if not failed and mode != "off" and arguments.runner == "v1" and not result["log"]:
+            # Without it the figure would be upstream's, under the mode's name.
+            failed = "no process speaks of draft graphs: patch this vLLM by overlay apply"
         if failed or not out.is_file():
             return result | {"failed": failed or "no result", "said": said[-3000:]}
         told = json.loads(out.read_text(encoding="utf-8"))

@@ -265,10 +265,16 @@ def serve(cell: Path) -> None:
             return
 
 
-def run(name: str, spec: EngineSpec, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Start an engine of its own, and take home what it wrote."""
+def run(
+    name: str, spec: EngineSpec, copy: int, args: argparse.Namespace, folder: Path
+) -> dict[str, Any]:
+    """Start an engine of its own, and take home what it wrote.
+
+    :param copy: its number among those of the cell, from 0; each has a load of its own.
+    """
+    name += f"-{copy + 1}" if copy else ""
     cell = folder / f"{name}.json"
-    request = {"name": name, "spec": spec.to_json(), "seed": args.seed}
+    request = {"name": name, "spec": spec.to_json(), "seed": args.seed + copy}
     request |= {"steps": args.steps, "until": time.time() + args.seconds}
     cell.write_text(json.dumps(request), encoding="utf-8")
     log = args.out.resolve().parent / f"soak-{name}.log"
@@ -291,7 +297,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=200_000, help="of all engines together")
     parser.add_argument("--seconds", type=float, default=420, help="from the start, at most")
     parser.add_argument("--only", default="", help=f"regular expression on {', '.join(CELLS)}")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="of the first engine of each cell")
+    parser.add_argument("--copies", type=int, default=1, help="engines of each cell")
     parser.add_argument("--double", action="store_true", help="on a CPU, without graphs")
     args = parser.parse_args()
     if args.cell:
@@ -304,10 +311,11 @@ def main() -> int:
         write_models(sys.executable, Path(folder), environment=dict(os.environ))
         if args.double:
             chosen = {name: on_cpu(spec) for name, spec in chosen.items()}
-        with ThreadPoolExecutor(max(len(chosen), 1)) as pool:
+        with ThreadPoolExecutor(max(len(chosen) * args.copies, 1)) as pool:
             work = [
-                pool.submit(run, name, replace(spec, models=folder), args, Path(folder))
+                pool.submit(run, name, replace(spec, models=folder), copy, args, Path(folder))
                 for name, spec in chosen.items()
+                for copy in range(args.copies)
             ]
             cells = [each.result() for each in work]
     steps = sum((Counter(cell.get("steps", {})) for cell in cells), Counter())
@@ -317,6 +325,7 @@ def main() -> int:
         "steps": dict(sorted(steps.items())),
         "taken": sum(steps.values()),
         "seed": args.seed,
+        "copies": args.copies,
         "engines": cells,
     }
     args.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
