@@ -21,7 +21,13 @@ import overlay
 from overlay import settings
 from overlay import settings as switches
 from overlay._features.folder import load_all
-from overlay._features.model_runners import advice
+from overlay._features.model_runners import (
+    Runs,
+    advice,
+    has_ascend,
+    requested_runner,
+    runs,
+)
 from overlay._features.switches import Declaration, check_values, declarations
 from overlay._processes import records
 from overlay.cache import PrivateFolder, cache_folder, size_of
@@ -30,6 +36,7 @@ from overlay.commands.project import find_project
 from overlay.errors import OverlayError, UsageError, close_names
 from overlay.on_disk import ledger as ledgers
 from overlay.package import VLLM
+from overlay.results import ModelRunner
 from overlay.settings import kept_out
 from overlay.targets.environments import (
     environment_at,
@@ -307,6 +314,14 @@ def cache() -> CacheFacts:
 def _records() -> str:
     folder = next(records.usable(make=False), None)
     return "no folder yet; the first process of vLLM makes one" if folder is None else str(folder)
+
+
+def known_runner(target: Target | None, environment: Mapping[str, str]) -> ModelRunner | None:
+    """The model runner that every engine of a target has; ``None`` where that depends."""
+    if (asked := requested_runner(environment)) is not None or target is None:
+        return asked
+    only_v1 = runs(ModelRunner.V1, target.release, environment) is Runs.YES
+    return ModelRunner.V1 if only_v1 or has_ascend(target.root) else None
 
 
 def model_runner(target: Target | None, elsewhere: Environment | None) -> str:

@@ -105,10 +105,13 @@ def plugin_patches(target: TargetReport, *, explicit: bool) -> bool:
     return _switches() is not None and any(map(_has_plugin, folders))
 
 
-def plugin_may_add(feature: str, folders: Iterable[str]) -> bool:
-    """Whether the plugin may patch a feature in memory in a process that imports from folders."""
+def plugin_may_add(feature: str | None, folders: Iterable[str]) -> bool:
+    """Whether the plugin may patch a feature, or any, in memory in a process that imports from
+    folders."""
     switches = _switches()
-    return switches is not None and switches.allows(feature) and any(map(_has_plugin, folders))
+    if switches is None or not (feature is None or switches.allows(feature)):
+        return False
+    return any(map(_has_plugin, folders))
 
 
 def known_to_plugin(features: Iterable[Feature]) -> tuple[str, ...]:

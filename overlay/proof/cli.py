@@ -18,6 +18,7 @@ from overlay.proof.commands import bench as benching
 from overlay.proof.commands import verify as verifying
 from overlay.proof.commands.budget import BUDGET, Part
 from overlay.proof.commands.question import BenchQuestion
+from overlay.proof.commands.verify_stage import VerifyQuestion
 from overlay.proof.reports import bench_page
 from overlay.proof.verification import GraphMode
 from overlay.report.progress import Meter
@@ -47,8 +48,8 @@ option = functools.partial(click.option, show_default=True)
 
 
 @cli.command(
-    epilog="Exit status: 0 the graphs give what they must, 1 something differs, an engine with "
-    "graphs died, or no graph was replayed, 2 no engine could be compared.",
+    epilog="Exit status: 0 the overlay gives what it must, 1 something differs, an engine with it "
+    "died, or nothing of it was used, 2 no engine could be compared.",
 )
 @option("--model", metavar="MODEL", help="The model to serve: a folder, or an id on the hub.")
 @option(
@@ -67,9 +68,10 @@ option = functools.partial(click.option, show_default=True)
 @option(
     "--mode",
     "modes",
-    type=click.Choice(["off", "step", "loop", "whole"]),
+    type=click.Choice(["off", "step", "loop", "whole", "overlay"]),
     multiple=True,
-    help="Only this mode; repeatable. Models of your own are always compared with `off`.",
+    help="Only this mode; repeatable. Models of your own are always compared with `off`; `overlay` "
+    "compares all features with stock, as on model runner V2.",
     show_default="each that the configuration gets",
 )
 @option("--check", is_flag=True, help="Turn on the address check before every replay.")
@@ -107,10 +109,11 @@ option = functools.partial(click.option, show_default=True)
 @click.argument("arguments", metavar="[-- ENGINE ARGUMENTS]", nargs=-1)
 @with_request
 def verify(request: Request, /, modes: tuple[str, ...], **options: Any) -> Report:
-    """Serve the same prompts with and without draft graphs, and compare.
+    """Serve the same prompts with and without the overlay, and compare.
 
-    Starts your own vLLM, with draft graphs off and in each mode that the configuration gets, and
-    compares the tokens and the accepted drafts of every request. Prompts are answered greedily.
+    Starts your own vLLM: on model runner V2 stock and the overlay as an engine gets it, on V1 with
+    draft graphs off and in each mode that the configuration gets; and compares the tokens and the
+    accepted drafts of every request. Prompts are answered greedily.
     Arguments behind -- go to vLLM's engine, as to `vllm serve`.
 
     \b
@@ -122,7 +125,7 @@ def verify(request: Request, /, modes: tuple[str, ...], **options: Any) -> Repor
       overlay verify --model ./target --draft ./draft -- --tensor-parallel-size 2
     """
     modes_asked = tuple(GraphMode[title.upper()] for title in modes)
-    question = verifying.VerifyQuestion(modes=modes_asked, python=request.python, **options)
+    question = VerifyQuestion(modes=modes_asked, python=request.python, **options)
     meter = Meter()
     return verifying.verify(question, _on_engine(meter.line), meter.line)
 

@@ -6,6 +6,7 @@ Imported in the environment of the engine only; nothing here runs before vLLM ma
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,8 @@ from overlay.results import ModelRunner
 #: The feature that gives the drafter its graphs, and the package that it adds to vLLM.
 DRAFT_GRAPHS = "draft-graphs"
 DRAFT_GRAPHS_PACKAGE = "vllm.v1.spec_decode.draft_graphs"
+#: The module by which all features report; the release's own files have none.
+EFFECTS = "vllm.v1.overlay_effects"
 
 
 def runner_environment(runner: ModelRunner | None) -> dict[str, str]:
@@ -54,6 +57,19 @@ def drafter_of(runner: Any) -> Any:
     return getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
 
 
+def reports() -> dict[str, dict[str, Any]]:
+    """What each feature reports in this process; none in the release's own files."""
+    if importlib.util.find_spec(EFFECTS) is None:
+        return {}
+    effects: dict[str, dict[str, Any]] = importlib.import_module(EFFECTS).effects()
+    return effects
+
+
+def reports_of(_worker: Any) -> dict[str, dict[str, Any]]:
+    """The same on one rank.  Called in the worker's own process."""
+    return reports()
+
+
 def draft_graph_facts(worker: Any) -> dict[str, Any]:
     """What draft-graphs is and has counted on one rank.  Called in the worker's own process.
 
@@ -61,9 +77,10 @@ def draft_graph_facts(worker: Any) -> dict[str, Any]:
     ``captured``: graphs by role; ``replayed``: replays by role; ``left``: its other counts by text.
     """
     runner = worker.model_runner
-    effects = importlib.import_module("vllm.v1.overlay_effects").effects()
-    report = effects.get(DRAFT_GRAPHS) or {"state": None, "text": "", "counts": {}}
-    replays = importlib.import_module(f"{DRAFT_GRAPHS_PACKAGE}.figures").REPLAYS
+    report = reports().get(DRAFT_GRAPHS) or {"state": None, "text": "", "counts": {}}
+    replays: dict[tuple[str, Any], tuple[str, Any]] = {}
+    if importlib.util.find_spec(DRAFT_GRAPHS_PACKAGE) is not None:
+        replays = importlib.import_module(f"{DRAFT_GRAPHS_PACKAGE}.figures").REPLAYS
     replayed: Counter[str] = Counter()
     for (role, _), (name, _) in replays.items():
         replayed[role] += report["counts"].get(name, 0)

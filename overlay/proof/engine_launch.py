@@ -39,6 +39,16 @@ def append_path(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
     return {**environment, "PYTHONPATH": path, **offline}
 
 
+def as_stock(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Copy environment variables for an engine of the release's own files, without the plugin.
+
+    :param folder: a copy of what is patched on disk as the release has it, or an empty one.
+    """
+    before = environment.get("PYTHONPATH")
+    path = f"{folder}{os.pathsep}{before}" if before else str(folder)
+    return {**environment, "PYTHONPATH": path, "OVERLAY": "off"}
+
+
 class WriterFailed(RuntimeError):
     """The program that writes models ended without having written them.
 

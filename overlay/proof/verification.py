@@ -1,4 +1,4 @@
-"""Compare what an engine serves with draft graphs with what it serves without; pure.
+"""Compare what an engine serves with the overlay, or draft graphs, and without; pure.
 
 A run of an engine is data (:class:`EngineRun`), read from what ``verify_engine`` wrote.  Two runs
 of the same prompts are compared request by request: their tokens, and how many drafts each engine
@@ -10,23 +10,42 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from overlay.errors import OverlayError
 from overlay.proof import oracle
 from overlay.proof.oracle import OracleStep, Rule
 from overlay.proof.prompts import EngineRequest
 from overlay.report.base import plain
+from overlay.results import ModelRunner
+
+if TYPE_CHECKING:
+    from overlay.proof.rounding import Rounding
 
 
 class GraphMode(str, Enum):
-    """The ways of drafting that are compared; the value is that of ``OVERLAY_DRAFT_GRAPHS``."""
+    """What is compared: on model runner V1 ways of drafting, by ``OVERLAY_DRAFT_GRAPHS``."""
 
     OFF = "off"
     STEP = "step"
     LOOP = "loop"
     #: For configurations whose drafts come from one pass, so that steps and loops are the same.
     WHOLE = "auto"
+    #: The release's own files, with which the overlay is compared on any model runner.
+    STOCK = "stock"
+    #: All features, as an engine gets them by itself.
+    OVERLAY = "overlay"
+
+    @property
+    def measure(self) -> bool:
+        """Whether the others are compared with it."""
+        return self in (GraphMode.OFF, GraphMode.STOCK)
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether it is draft graphs that it is about."""
+        return self in (GraphMode.STEP, GraphMode.LOOP, GraphMode.WHOLE)
 
     @property
     def shown(self) -> str:
@@ -65,6 +84,28 @@ class RankFacts(NamedTuple):
     left: Mapping[str, int]
 
 
+#: The log probabilities of two tokens at one place; ``None`` for one that is unlikely there.
+Opinion = tuple[float | None, float | None]
+
+
+class FeatureFacts(NamedTuple):
+    """What a feature reported in an engine's processes.
+
+    :ivar state: ``active`` where it is anywhere, or ``idle``; ``None`` where it only counted.
+    :ivar text: what is active, or why it is idle.
+    :ivar counts: what it counted while the requests were served, by text.
+    """
+
+    state: str | None
+    text: str
+    counts: Mapping[str, int]
+
+    @property
+    def active(self) -> bool:
+        """Whether it is used."""
+        return self.state == "active"
+
+
 class EngineRun(NamedTuple):
     """One engine that served all requests.
 
@@ -72,6 +113,9 @@ class EngineRun(NamedTuple):
     :ivar k: draft tokens a step.
     :ivar one_pass: whether all drafts of a step come from one pass of the draft model.
     :ivar start_s: seconds until the engine was ready; :ivar serve_s: until all were served.
+    :ivar runner: its model runner; ``None`` where that is not known.
+    :ivar features: what each feature reported, by id; empty where none is there.
+    :ivar opinions: what it thinks of the tokens at which other runs part; see ``rounding``.
     """
 
     vllm: str
@@ -83,6 +127,14 @@ class EngineRun(NamedTuple):
     ranks: tuple[RankFacts, ...]
     start_s: float
     serve_s: float
+    runner: ModelRunner | None = None
+    features: Mapping[str, FeatureFacts] = MappingProxyType({})
+    opinions: tuple[Opinion, ...] = ()
+
+    @property
+    def effective(self) -> tuple[str, ...]:
+        """The features that are used."""
+        return tuple(sorted(name for name, facts in self.features.items() if facts.active))
 
     @property
     def replays(self) -> int:
@@ -114,6 +166,8 @@ class EngineRun(NamedTuple):
             "ranks": plain(self.ranks),
             "start_s": self.start_s,
             "serve_s": self.serve_s,
+            "runner": plain(self.runner),
+            "features": plain(self.features),
         }
 
     @classmethod
@@ -133,6 +187,9 @@ class EngineRun(NamedTuple):
                 ranks=tuple(_rank(each) for each in data["ranks"]),
                 start_s=float(data["start_s"]),
                 serve_s=float(data["serve_s"]),
+                runner=None if data["runner"] is None else ModelRunner(data["runner"]),
+                features={str(id_): _feature(each) for id_, each in data["features"].items()},
+                opinions=tuple(_opinion(each) for each in data["opinions"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise OverlayError(
@@ -148,18 +205,26 @@ def _answer(data: Mapping[str, Any]) -> Answer:
 
 
 def _rank(data: Mapping[str, Any]) -> RankFacts:
-    def counts(name: str) -> dict[str, int]:
-        return {str(key): int(value) for key, value in data[name].items()}
+    names = ("captured", "replayed", "left")
+    return RankFacts(int(data["rank"]), *_report(data), *(_counts(data[name]) for name in names))
 
+
+def _feature(data: Mapping[str, Any]) -> FeatureFacts:
+    return FeatureFacts(*_report(data), _counts(data["counts"]))
+
+
+def _report(data: Mapping[str, Any]) -> tuple[str | None, str]:
     state = data["state"]
-    return RankFacts(
-        int(data["rank"]),
-        None if state is None else str(state),
-        str(data["text"]),
-        counts("captured"),
-        counts("replayed"),
-        counts("left"),
-    )
+    return None if state is None else str(state), str(data["text"])
+
+
+def _counts(data: Mapping[str, Any]) -> dict[str, int]:
+    return {str(key): int(value) for key, value in data.items()}
+
+
+def _opinion(data: Sequence[Any]) -> Opinion:
+    first, second = (None if each is None else float(each) for each in data)
+    return first, second
 
 
 class DifferenceKind(str, Enum):
@@ -267,10 +332,12 @@ class ModeOutcome(str, Enum):
     #: The engine without graphs, which the others are compared with.
     REFERENCE = "reference"
     SAME = "same"
+    #: It differs only where two tokens are as good as equally likely, as other kernels round.
+    ROUNDS = "same but for rounding"
     DIFFERS = "differs"
     #: It differs, and so does the engine without graphs from itself.
     UNSTEADY = "unsteady"
-    #: No graph was replayed, so that nothing was compared.
+    #: No graph was replayed, or no feature was used, so that nothing was compared.
     IDLE = "idle"
     DIED = "died"
     #: It is as it must be, on a device that has no graphs.
@@ -279,7 +346,12 @@ class ModeOutcome(str, Enum):
     @property
     def right(self) -> bool:
         """Whether it needs nobody."""
-        return self in (ModeOutcome.REFERENCE, ModeOutcome.SAME, ModeOutcome.WITHOUT_GRAPHS)
+        return self in (
+            ModeOutcome.REFERENCE,
+            ModeOutcome.SAME,
+            ModeOutcome.ROUNDS,
+            ModeOutcome.WITHOUT_GRAPHS,
+        )
 
 
 @dataclass(frozen=True)
@@ -290,6 +362,7 @@ class ModeResult:
     :ivar against: what it was compared with, in words.
     :ivar failure: why the engine died, in lines.
     :ivar run: ``None`` where the engine died.
+    :ivar rounding: where and how it differs from stock, where that was looked into.
     """
 
     models: str
@@ -299,6 +372,7 @@ class ModeResult:
     difference: Difference | None = None
     failure: str | None = None
     run: EngineRun | None = None
+    rounding: Rounding | None = None
 
     @property
     def title(self) -> str:
@@ -311,7 +385,7 @@ class ModeResult:
 
         Draft graphs fall back from a loop to steps, and from these to first passes alone.
         """
-        if self.run is None or self.mode is GraphMode.OFF:
+        if self.run is None or not self.mode.has_graphs:
             return False
         return any(not rank.replayed.get(self.mode.shown, 0) for rank in self.run.ranks)
 
@@ -327,13 +401,14 @@ def judged(
 
     A reference that leaves the known answer itself, as upstream's drafts may, takes its place.
     """
-    difference, against = _compare(run, reference, answer)
+    difference, against = _compare(mode, run, reference, answer)
     if difference is not None:
         outcome = ModeOutcome.DIFFERS
-    elif mode is GraphMode.OFF:
+    elif mode.measure:
         outcome = ModeOutcome.REFERENCE
     else:
-        outcome = ModeOutcome.SAME if run.replays else ModeOutcome.IDLE
+        used = run.effective if mode is GraphMode.OVERLAY else run.replays
+        outcome = ModeOutcome.SAME if used else ModeOutcome.IDLE
     return ModeResult(models, mode, outcome, against or None, difference, run=run)
 
 
@@ -344,6 +419,7 @@ def without_graphs(result: ModeResult) -> ModeResult:
 
 
 def _compare(
+    mode: GraphMode,
     run: EngineRun,
     reference: EngineRun | None,
     answer: tuple[Rule, Sequence[EngineRequest]] | None,
@@ -355,4 +431,6 @@ def _compare(
             return difference, "the known answer"
     if reference is None or reference is run:
         return None, ""
-    return first_difference(reference.served, run.served), "the engine without draft graphs"
+    stock = mode is GraphMode.OVERLAY
+    against = "stock" if stock else "the engine without draft graphs"
+    return first_difference(reference.served, run.served), against

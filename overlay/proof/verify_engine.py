@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,13 +24,20 @@ from typing import Any
 from overlay.proof import engine_compat, oracle
 from overlay.proof.engine_pool import write_result
 from overlay.proof.prompts import EngineRequest
+from overlay.proof.rounding import partings
+from overlay.proof.verification import Answer, GraphMode
 from overlay.results import ModelRunner
 
 NOT_PATCHED = "not patched"
+NOT_STOCK = "not stock"
 OTHER_RUNNER = "another model runner"
 NO_DRAFTER = "no speculative decoding"
 NOT_SERVED = "not served"
 RAISED = "raised"
+
+_ACTIVE = "active"
+#: Tokens at a place whose log probabilities are asked for; vLLM gives no more unless it is told to.
+_LIKELIEST = 20
 
 
 @dataclass(frozen=True)
@@ -41,12 +48,17 @@ class VerifySpec:
     :ivar requests: with token ids, or none.
     :ivar prompts: texts, for the engine's own tokenizer, where there are no requests.
     :ivar tokens: how many to generate for each text.
+    :ivar mode: what it is compared as; ``None``: nothing is served, only the runner is told.
+    :ivar beside: the answers of an engine, to each request, and of one that is compared with it:
+        where these part, and where this engine's part from the first, it says what it thinks.
     """
 
     arguments: tuple[str, ...]
     requests: tuple[EngineRequest, ...] = ()
     prompts: tuple[str, ...] = ()
     tokens: int = 64
+    mode: GraphMode | None = None
+    beside: tuple[Sequence[Sequence[int]], ...] = ()
 
     def to_json(self) -> str:
         """The spec as one JSON object."""
@@ -61,7 +73,9 @@ class VerifySpec:
             for request in data["requests"]
         )
         arguments, prompts = tuple(data["arguments"]), tuple(data["prompts"])
-        return cls(arguments, requests, prompts, int(data["tokens"]))
+        mode = None if data["mode"] is None else GraphMode(data["mode"])
+        beside = tuple(data["beside"])
+        return cls(arguments, requests, prompts, int(data["tokens"]), mode, beside)
 
 
 class CannotServe(Exception):
@@ -118,22 +132,51 @@ def parser_class() -> Any:
     raise CannotServe(NOT_SERVED, "this vLLM has no FlexibleArgumentParser where it is known")
 
 
-def require_patched() -> None:
-    """See to it that this process's vLLM has the draft graphs, on disk or in memory.
+def require_code(mode: GraphMode | None) -> None:
+    """See to it that this process's vLLM has the code of a mode, on disk or in memory.
 
-    :raises CannotServe: if it has not.
+    :raises CannotServe: if it has not, or is patched where it must be stock.
     """
     import vllm
     from vllm.plugins import load_general_plugins
 
     load_general_plugins()
-    package = engine_compat.DRAFT_GRAPHS_PACKAGE
-    if importlib.util.find_spec(package) is None:
+    here = f"vLLM {vllm.__version__} in {Path(vllm.__file__).parent}"
+    patched = importlib.util.find_spec(engine_compat.EFFECTS) is not None
+    if mode is GraphMode.STOCK and patched:
+        raise CannotServe(
+            NOT_STOCK, f"expected the release's own files, found {here}, which has the overlay's"
+        )
+    if mode is GraphMode.OVERLAY and not patched:
         raise CannotServe(
             NOT_PATCHED,
-            f"expected a vLLM with the feature draft-graphs, found vLLM {vllm.__version__} in "
-            f"{Path(vllm.__file__).parent} without it, on disk and in memory",
+            f"expected a vLLM with features of the overlay, found {here} without any, on disk and "
+            "in memory",
         )
+    graphs = mode is GraphMode.OFF or (mode is not None and mode.has_graphs)
+    if graphs and importlib.util.find_spec(engine_compat.DRAFT_GRAPHS_PACKAGE) is None:
+        raise CannotServe(
+            NOT_PATCHED,
+            f"expected a vLLM with the feature draft-graphs, found {here} without it, on disk and "
+            "in memory",
+        )
+
+
+def runner_of(spec: VerifySpec) -> str | None:
+    """The model runner that vLLM chooses, by its configuration; nothing is loaded.
+
+    ``None`` where this release says nothing of it.
+    """
+    require_code(None)
+    from vllm import envs
+
+    config = engine_arguments(spec.arguments).create_engine_config()
+    uses_v2 = getattr(config, "use_v2_model_runner", None)
+    if uses_v2 is None:
+        uses_v2 = getattr(envs, "VLLM_USE_V2_MODEL_RUNNER", None)
+    if uses_v2 is None:
+        return None
+    return "v2" if uses_v2 else "v1"
 
 
 def tokenized(engine: Any, spec: VerifySpec) -> tuple[EngineRequest, ...]:
@@ -189,7 +232,7 @@ def run(spec: VerifySpec) -> dict[str, Any]:
     :raises CannotServe: if it is not an engine that can be verified.
     """
     began = time.monotonic()
-    require_patched()
+    require_code(spec.mode)
     import torch
     import vllm
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -201,12 +244,15 @@ def run(spec: VerifySpec) -> dict[str, Any]:
         )
     )
     engine = LLMEngine.from_engine_args(engine_arguments(spec.arguments))
-    before = _facts(engine)
+    before, reported = _facts(engine), _features(engine)
+    if spec.mode not in (GraphMode.STOCK, GraphMode.OVERLAY):
+        _require_v1(before)
     requests = tokenized(engine, spec)
     started = time.monotonic()
     llm = SimpleNamespace(llm_engine=engine)
     outputs, _ = serve(llm, requests)
     served = time.monotonic()
+    after = _facts(engine)
     speculative = engine.vllm_config.speculative_config
     on_gpu = torch.cuda.is_available()
     result = {
@@ -224,20 +270,92 @@ def run(spec: VerifySpec) -> dict[str, Any]:
             }
             for number, request in enumerate(requests)
         ],
-        "ranks": [_since(*pair) for pair in zip(before, _facts(engine), strict=True)],
+        "ranks": [_since(*pair) for pair in zip(before, after, strict=True)],
+        "runner": after[0]["runner"],
+        "features": merged(reported, _features(engine)),
+        "opinions": [],
         "start_s": round(started - began, 1),
         "serve_s": round(served - started, 1),
     }
+    if spec.beside:
+        answers = [each["tokens"] for each in result["served"]]
+        result["opinions"] = opinions(engine, requests, [*spec.beside, answers])
     engine.engine_core.shutdown()
     return result
 
 
-def _facts(engine: Any) -> list[dict[str, Any]]:
-    """``draft_graph_facts`` of every rank.
+def opinions(
+    engine: Any, requests: Sequence[EngineRequest], answers: Sequence[Sequence[Sequence[int]]]
+) -> list[list[float | None]]:
+    """What an engine thinks of both tokens at each place where further answers leave the first.
 
-    :raises CannotServe: if the engine has another model runner than V1.
+    :param answers: of several engines, to each request.
+    :returns: the log probabilities of both; ``None`` for a token that is not among the likeliest.
     """
+    from vllm import SamplingParams
+
+    first, *others = (
+        [Answer(0, tuple(tokens), ()) for tokens in engine_answers] for engine_answers in answers
+    )
+    most = min(_LIKELIEST, max(engine.vllm_config.model_config.max_logprobs, 1))
+    asked = [place for each in others for place in partings(first, each)]
+    for number, place in enumerate(asked):
+        before = first[place.request].tokens[: place.position]
+        prompt = {"prompt_token_ids": [*requests[place.request].prompt, *before]}
+        parameters = SamplingParams(temperature=0.0, max_tokens=1, logprobs=most, detokenize=False)
+        engine.add_request(f"opinion{number}", prompt, parameters)
+    likeliest: dict[str, Any] = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.finished:
+                name = engine_compat.external_id(output.request_id)
+                likeliest[name] = output.outputs[0].logprobs[0]
+    return [
+        [
+            None if entry is None else round(float(entry.logprob), 5)
+            for entry in map(likeliest[f"opinion{number}"].get, (place.expected, place.found))
+        ]
+        for number, place in enumerate(asked)
+    ]
+
+
+def merged(
+    before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """What each feature reports, of several processes, with what was counted in between.
+
+    One that is active in any of them is active; of each count the largest is taken.
+    """
+    features: dict[str, dict[str, Any]] = {}
+    for earlier, later in zip(before, after, strict=True):
+        for name, report in later.items():
+            own = features.setdefault(name, {"state": None, "text": "", "counts": {}})
+            if report["state"] is not None and own["state"] != _ACTIVE:
+                own |= {"state": report["state"], "text": report["text"]}
+            counted = earlier.get(name, {"counts": {}})["counts"]
+            for text, number in report["counts"].items():
+                more = number - counted.get(text, 0)
+                if more > own["counts"].get(text, 0):
+                    own["counts"][text] = more
+    return features
+
+
+def _facts(engine: Any) -> list[dict[str, Any]]:
+    """``draft_graph_facts`` of every rank."""
     ranks: list[dict[str, Any]] = engine.collective_rpc(engine_compat.draft_graph_facts)
+    return sorted(ranks, key=lambda rank: int(rank["rank"]))
+
+
+def _features(engine: Any) -> list[dict[str, Any]]:
+    """What all features report, in this process, which schedules, and on every rank."""
+    return [engine_compat.reports(), *engine.collective_rpc(engine_compat.reports_of)]
+
+
+def _require_v1(ranks: Sequence[dict[str, Any]]) -> None:
+    """See to it that all ranks have the model runner that draft graphs are for.
+
+    :raises CannotServe: if one has another.
+    """
     for rank in ranks:
         runner = None if rank["runner"] is None else ModelRunner(rank["runner"])
         if runner is not ModelRunner.V1:
@@ -245,9 +363,9 @@ def _facts(engine: Any) -> list[dict[str, Any]]:
             raise CannotServe(
                 OTHER_RUNNER,
                 f"expected model runner V1, which the draft graphs are for, found {name}: set "
-                "VLLM_USE_V2_MODEL_RUNNER=0, also where you serve",
+                "VLLM_USE_V2_MODEL_RUNNER=0, also where you serve, or compare the overlay with "
+                "stock by --mode overlay",
             )
-    return sorted(ranks, key=lambda rank: int(rank["rank"]))
 
 
 def _since(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
@@ -269,7 +387,7 @@ def main() -> None:
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     spec = VerifySpec.from_json(spec_file.read_text(encoding="utf-8"))
     try:
-        result = run(spec)
+        result = run(spec) if spec.mode is not None else {"runner": runner_of(spec)}
     except CannotServe as problem:
         result = {"problem": problem.kind, "text": str(problem)}
     except Exception as error:  # noqa: BLE001 - whatever vLLM raises is told to who asked

@@ -19,7 +19,7 @@ from typing import Any
 from overlay.errors import OverlayError, UsageError
 from overlay.proof.commands.budget import Budget, Part, Schedule, Start
 from overlay.proof.commands.device import device_of, expect_device
-from overlay.proof.commands.installation import interpreter, make_stock_copy, root_of
+from overlay.proof.commands.installation import interpreter, make_stock
 from overlay.proof.commands.launch import Launch
 from overlay.proof.commands.pair import Pair, expect_pair, pair_of
 from overlay.proof.commands.question import BenchQuestion
@@ -30,7 +30,6 @@ from overlay.proof.engine_pool import EngineEnd, Job, run_jobs
 from overlay.proof.repeats import Gap, Quantity, Served, Timed, read, read_served
 from overlay.proof.reports.benched import BenchReport, benched
 from overlay.proof.texts import docstrings, questions
-from overlay.results.invocation import command
 from overlay.untrusted import parse_json
 
 #: Passages that a model is asked about, five questions each: more than several runs have requests.
@@ -49,7 +48,7 @@ def bench(
     :param on_plan: is called once, before the first engine starts.
     :param on_remark: takes a sentence that the user should read before the engines have ended.
     :raises UsageError: if the arguments do not go together, or name models that are not there.
-    :raises OverlayError: if vLLM is not patched on disk, or the question's reference or the overlay
+    :raises OverlayError: if vLLM is not patched, or the question's reference or the overlay
         does not serve; then the logs of the engines are kept and named.
     """
     budget = Budget(question.budget)
@@ -67,15 +66,9 @@ def bench(
 
     expect_device(device_of(question.python, (*question.arguments, question.engine)), "bench")
     python = interpreter(question.python)
-    root = root_of(None if question.python is None else str(python))
     with tempfile.TemporaryDirectory(prefix="overlay-bench-") as folder:
         work = Path(folder)
-        (work / "stock").mkdir()
-        if not make_stock_copy(root, work / "stock"):
-            raise OverlayError(
-                f"expected a vLLM that is patched on disk, found none in {root}: run "
-                f"{command('apply')}; bench compares it with a copy of the release's own files"
-            )
+        make_stock(None if question.python is None else str(python), work / "stock")
         on_plan(question.schedule)
         with _logs(question.logs) as logs:
             code = link_packages(work / "code")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from overlay.commands import diagnosis
@@ -16,6 +17,7 @@ from overlay.commands.request import Request
 from overlay.commands.scene import resolve
 from overlay.errors import OverlayError, TargetError
 from overlay.on_disk import ledger as ledgers
+from overlay.results import ModelRunner
 from overlay.results.invocation import command
 
 
@@ -60,18 +62,50 @@ def expect_feature(python: str | None, feature: str, package: str) -> None:
     """
     try:
         root = root_of(python)
-        elsewhere = diagnosis.environment_of(None, python)
+        added = plugin_may_add(feature, _import_path(python, root))
     except OverlayError:
         return  # who starts the engines says what is missing
-    folders = (str(root), *(sys.path if elsewhere is None else elsewhere.path))
-    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    if root.joinpath(*package.split(".")).is_dir() or plugin_may_add(
-        feature, (*folders, *filter(None, inherited))
-    ):
+    if added or root.joinpath(*package.split(".")).is_dir():
         return
     raise OverlayError(
         f"expected a vLLM with the feature {feature}, found the one in {root} without it on disk, "
         f"and no plugin that adds it in memory; run {command('apply')}, then {command('status')}"
+    )
+
+
+def _import_path(python: str | None, root: Path) -> tuple[str, ...]:
+    """The folders from which an interpreter's engines import."""
+    elsewhere = diagnosis.environment_of(None, python)
+    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    own = sys.path if elsewhere is None else elsewhere.path
+    return (str(root), *own, *filter(None, inherited))
+
+
+def known_runner(python: str | None, environment: Mapping[str, str]) -> ModelRunner | None:
+    """The model runner that an interpreter's engines will have; ``None``: only vLLM can say."""
+    try:
+        target = resolve(Request(python=python))
+    except OverlayError:
+        target = None  # who starts the engines says what is missing
+    return diagnosis.known_runner(target, environment)
+
+
+def make_stock(python: str | None, folder: Path) -> None:
+    """Make what an engine of the release's own files needs in ``folder``.
+
+    Where the overlay is in memory alone, that is nothing: the plugin is off in such an engine.
+
+    :param python: as for ``root_of``; :param folder: is made.
+    :raises OverlayError: if the vLLM is not patched, neither on disk nor by a plugin.
+    """
+    root = root_of(python)
+    folder.mkdir()
+    if make_stock_copy(root, folder) or plugin_may_add(None, _import_path(python, root)):
+        return
+    raise OverlayError(
+        f"expected a vLLM that is patched, on disk or in memory, found the one in {root} as the "
+        f"release has it, and no plugin that would patch it; run {command('apply')}, then "
+        f"{command('status')}: the overlay is compared with the release's own files"
     )
 
 

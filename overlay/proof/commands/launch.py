@@ -12,7 +12,7 @@ from typing import Any
 from overlay.proof.commands.budget import Budget, Part, Start
 from overlay.proof.commands.pair import without_draft
 from overlay.proof.commands.question import BenchQuestion
-from overlay.proof.engine_launch import append_path
+from overlay.proof.engine_launch import append_path, as_stock
 from overlay.proof.engine_pool import Job
 from overlay.proof.reports.benched import OVERLAY, OVERLAY_V1, PLAIN
 from overlay.proof.serving import ServingSpec
@@ -134,10 +134,7 @@ class Launch:
         if runner is not None:
             variables[_RUNNER] = runner
         if engine.removesuffix(PLAIN) not in (OVERLAY, OVERLAY_V1):
-            variables["OVERLAY"] = "off"
-            path = variables.get("PYTHONPATH")
-            stock = str(self.work / "stock")
-            variables["PYTHONPATH"] = f"{stock}{os.pathsep}{path}" if path else stock
+            variables = as_stock(variables, self.work / "stock")
         return append_path(variables, self.code)
 
 

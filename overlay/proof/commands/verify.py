@@ -9,24 +9,33 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from overlay.errors import OverlayError, UsageError
-from overlay.proof.commands.device import DevicePlace, device_of, expect_device
-from overlay.proof.commands.installation import expect_feature, interpreter
+from overlay.proof.commands.device import Device, DevicePlace, device_of, expect_device
+from overlay.proof.commands.installation import (
+    expect_feature,
+    interpreter,
+    known_runner,
+    make_stock,
+)
 from overlay.proof.commands.pair import Pair, expect_pair, names_draft, pair_of
 from overlay.proof.commands.question import method_of
-from overlay.proof.commands.verify_failures import raised_by, usable
-from overlay.proof.commands.verify_tiny import ModelSet, tiny_sets
-from overlay.proof.engine_compat import (
-    DRAFT_GRAPHS,
-    DRAFT_GRAPHS_PACKAGE,
-    runner_environment,
+from overlay.proof.commands.verify_failures import usable
+from overlay.proof.commands.verify_stage import (
+    OnEngine,
+    VerifyQuestion,
+    VerifyStage,
+    result_of,
+    runner_variable,
+    title,
 )
-from overlay.proof.engine_launch import append_path, link_packages
-from overlay.proof.engine_pool import EngineEnd, Job, run_jobs
+from overlay.proof.commands.verify_stock import against_stock, chosen_runner, refuse_modes
+from overlay.proof.commands.verify_tiny import ModelSet, tiny_sets
+from overlay.proof.engine_compat import DRAFT_GRAPHS, DRAFT_GRAPHS_PACKAGE
+from overlay.proof.engine_launch import link_packages
 from overlay.proof.prompts import TEXTS
 from overlay.proof.reports.verified import VerifyReport, verified
 from overlay.proof.verification import (
@@ -35,7 +44,6 @@ from overlay.proof.verification import (
     ModeOutcome,
     ModeResult,
     first_difference,
-    judged,
     without_graphs,
 )
 from overlay.proof.verify_engine import VerifySpec
@@ -43,41 +51,7 @@ from overlay.results import ModelRunner
 from overlay.untrusted import read_regular
 
 _ELSEWHERE = "run it where vLLM has a GPU"
-
-#: Takes the title of each engine, and ``None`` when it starts or the seconds it took.
-OnEngine = Callable[[str, float | None], None]
-
-
-@dataclass(frozen=True)
-class VerifyQuestion:
-    """What the user asked.
-
-    :ivar model: ``None`` with ``tiny``.
-    :ivar draft: ``None`` where the engine's own arguments name it; with ``tiny`` the name of the
-        only draft that is meant, ``None`` for all.
-    :ivar modes: those to run; empty: each that the configuration gets, and the one without graphs.
-    :ivar arguments: further arguments of vLLM's engine.
-    :ivar check: whether the address check is on.
-    :ivar prompts: a file with a prompt on each line.
-    :ivar jobs: engines at a time.
-    :ivar deadline: seconds for one engine.
-    :ivar logs: a folder that keeps what the engines print.
-    """
-
-    model: str | None = None
-    draft: str | None = None
-    method: str | None = None
-    k: int | None = None
-    tiny: bool = False
-    modes: tuple[GraphMode, ...] = ()
-    arguments: tuple[str, ...] = ()
-    python: str | None = None
-    check: bool = False
-    prompts: Path | None = None
-    tokens: int = 64
-    jobs: int | None = None
-    deadline: float = 900.0
-    logs: Path | None = None
+_COMPARED = "on model runner{} the overlay, as an engine gets it by default, is compared with stock"
 
 
 def verify(
@@ -95,29 +69,53 @@ def verify(
     if remark is not None:
         on_remark(remark)
     python = interpreter(question.python)
-    device = device_of(question.python, question.arguments)
-    on_cpu = device.place is DevicePlace.CPU and question.tiny
-    if not on_cpu:
-        instead = "" if question.tiny else "; --tiny compares on a CPU what a CPU can show"
-        expect_device(device, "verify", otherwise=f"{_ELSEWHERE}{instead}")
-    elif question.modes:
-        expect_device(device, "verify", otherwise="omit --mode: there are no draft graphs on a CPU")
-    expect_feature(question.python, DRAFT_GRAPHS, DRAFT_GRAPHS_PACKAGE)
+    variables = runner_variable(question, os.environ)
+    runner = known_runner(question.python, {**os.environ, **variables})
+    refuse_modes(question.modes, question.check, runner)
+    on_cpu = _expect_device(question, runner)
     with tempfile.TemporaryDirectory(prefix="overlay-verify-") as folder:
         work = Path(folder)
+        stage = VerifyStage(question, python, work, link_packages(work / "code"), on_engine)
+        whole = GraphMode.OVERLAY in question.modes
+        if whole or runner is not ModelRunner.V1:
+            make_stock(question.python, work / "release")
+        if not whole and runner is None:
+            runner = chosen_runner(stage, own_set(question))
+            expect_pair(_pair(question))  # what vLLM has downloaded can be read now
+            refuse_modes(question.modes, question.check, runner)
+        if whole := whole or runner is ModelRunner.V2:
+            on_remark(_COMPARED.format("" if runner is None else f" {runner.name}"))
+        else:
+            expect_feature(question.python, DRAFT_GRAPHS, DRAFT_GRAPHS_PACKAGE)
+        sets = [own_set(question)]
         if question.tiny:
             for_tiny = (question.arguments, question.modes, question.draft)
-            sets = tiny_sets(python, work / "models", *for_tiny, on_cpu=on_cpu)
-        else:
-            sets = [own_set(question)]
-        code = link_packages(work / "code")
-        stage = VerifyStage(question, python, work, code, on_engine)
-        results = [result for models in _in_order(stage, sets, on_cpu=on_cpu) for result in models]
-    if on_cpu:
+            sets = tiny_sets(python, work / "models", *for_tiny, on_cpu=on_cpu, whole=whole)
+        parts = against_stock(stage, sets) if whole else _in_order(stage, sets, on_cpu=on_cpu)
+        results = [result for models in parts for result in models]
+    if on_cpu and not whole:
         results = [without_graphs(result) for result in results]
     verdict = verified(results, question.modes)
-    runner = ModelRunner.V1 if _runner(question, os.environ) else None
-    return VerifyReport(verdict, question.check, runner, tuple(results))
+    return VerifyReport(
+        verdict, question.check, ModelRunner.V1 if variables else None, tuple(results)
+    )
+
+
+def _expect_device(question: VerifyQuestion, runner: ModelRunner | None) -> bool:
+    """Refuse what needs a GPU where there is none; whether engines run on a CPU.
+
+    :param runner: that engines will have, where it is known.
+    :raises OverlayError: naming what is missing.
+    """
+    device: Device = device_of(question.python, question.arguments)
+    whole = runner is ModelRunner.V2 or GraphMode.OVERLAY in question.modes
+    if device.place is not DevicePlace.CPU or not (question.tiny or whole):
+        instead = "" if question.tiny else "; --tiny compares on a CPU what a CPU can show"
+        expect_device(device, "verify", otherwise=f"{_ELSEWHERE}{instead}")
+        return False
+    if question.modes and not whole:
+        expect_device(device, "verify", otherwise="omit --mode: there are no draft graphs on a CPU")
+    return True
 
 
 def check_question(question: VerifyQuestion) -> None:
@@ -230,73 +228,6 @@ def prompt_lines(place: Path) -> tuple[str, ...]:
     return prompts
 
 
-@dataclass(frozen=True)
-class VerifyStage:
-    """The place where the engines of one verification run.
-
-    :ivar code: a folder from which the engines import the overlay.
-    """
-
-    question: VerifyQuestion
-    python: Path
-    work: Path
-    code: Path
-    on_engine: OnEngine
-
-    def run(
-        self, engines: Sequence[tuple[ModelSet, GraphMode]], at_a_time: int
-    ) -> dict[str, EngineEnd]:
-        """Run an engine for each set and mode; how each ended, by its title.
-
-        :raises OverlayError: as soon as one cannot be compared at all.
-        """
-        jobs = [self._job(models, mode) for models, mode in engines]
-        modes = {title(models, mode): mode for models, mode in engines}
-
-        def on_engine(job: Job, ended: EngineEnd | None) -> None:
-            self.on_engine(job.name, None if ended is None else ended.seconds)
-            if ended is not None:  # one that cannot be compared at all ends the others at once
-                _failure(job.name, modes[job.name], ended)
-
-        deadline = self.question.deadline
-        return run_jobs(jobs, at_a_time=at_a_time, deadline=deadline, on_engine=on_engine)
-
-    def _job(self, models: ModelSet, mode: GraphMode) -> Job:
-        name = title(models, mode)
-        folder = self.work / name.replace(" ", "-")
-        folder.mkdir()
-        spec = folder / "spec.json"
-        spec.write_text(models.spec.to_json(), encoding="utf-8")
-        logs = self.question.logs
-        if logs is not None:
-            logs.mkdir(parents=True, exist_ok=True)
-        environment = append_path(os.environ, self.code) | _runner(self.question, os.environ)
-        environment["OVERLAY_DRAFT_GRAPHS"] = mode.value
-        if self.question.check:
-            environment["OVERLAY_DRAFT_GRAPHS_CHECK"] = "on"
-        program = (str(self.python), "-m", "overlay.proof.verify_engine")
-        command = (*program, str(spec), str(folder / "result.json"))
-        log = (folder if logs is None else logs.resolve()) / f"{folder.name}.log"
-        return Job(name, command, environment, folder, log)
-
-
-def _runner(question: VerifyQuestion, environment: Mapping[str, str]) -> dict[str, str]:
-    """The variable that asks vLLM for model runner V1; empty where the user or vLLM chooses.
-
-    From 0.25 on vLLM chooses V2 for models like the tiny ones, which are served here alone. With
-    the user's own models the answer must be about the runner that serves them elsewhere.
-
-    :param environment: the user's variables.
-    """
-    variables = runner_environment(ModelRunner.V1)
-    return variables if question.tiny and not variables.keys() & environment.keys() else {}
-
-
-def title(models: ModelSet, mode: GraphMode) -> str:
-    """The name of an engine for people."""
-    return f"{models.name} {mode.shown}".strip()
-
-
 def _in_order(
     stage: VerifyStage, sets: Sequence[ModelSet], *, on_cpu: bool = False
 ) -> Iterator[list[ModeResult]]:
@@ -315,7 +246,7 @@ def _in_order(
     for models in sets:
         by_mode = {mode: ended[title(models, mode)] for mode in models.modes}
         reference = usable(by_mode[GraphMode.OFF]) if GraphMode.OFF in by_mode else None
-        results = [_result(models, mode, by_mode[mode], reference) for mode in models.modes]
+        results = [result_of(models, mode, by_mode[mode], reference) for mode in models.modes]
         if all(result.outcome is ModeOutcome.DIED for result in results):
             raise OverlayError(
                 f"{models.name}: no engine served in any mode that was run; with --mode off as "
@@ -330,8 +261,8 @@ def _after_reference(stage: VerifyStage, models: ModelSet) -> list[ModeResult]:
     expect_pair(_pair(stage.question))  # what vLLM has downloaded can be read now
     modes = [mode for mode in stage.question.modes or reference.modes if mode is not GraphMode.OFF]
     ended = stage.run([(models, mode) for mode in modes], stage.question.jobs or 1)
-    results = [_result(models, GraphMode.OFF, first, reference)]
-    results += [_result(models, mode, ended[title(models, mode)], reference) for mode in modes]
+    results = [result_of(models, GraphMode.OFF, first, reference)]
+    results += [result_of(models, mode, ended[title(models, mode)], reference) for mode in modes]
     if any(result.outcome is ModeOutcome.DIFFERS for result in results):
         return _with_second_reference(stage, models, reference, results)
     return results
@@ -352,25 +283,3 @@ def _with_second_reference(
         else result
         for result in results
     ]
-
-
-def _result(
-    models: ModelSet, mode: GraphMode, ended: EngineEnd, reference: EngineRun | None
-) -> ModeResult:
-    """What became of one engine; one that cannot be compared at all ends the command."""
-    failure = _failure(title(models, mode), mode, ended)
-    if failure is not None:
-        return ModeResult(models.name, mode, ModeOutcome.DIED, failure=failure)
-    return judged(models.name, mode, usable(ended), reference, models.answer)
-
-
-def _failure(name: str, mode: GraphMode, ended: EngineEnd) -> str | None:
-    """Why an engine with draft graphs died; ``None`` where it served.
-
-    :param name: the engine's title.
-    :raises OverlayError: if the engine cannot be compared, whatever the mode; it is named.
-    """
-    try:
-        return raised_by(ended, with_graphs=mode is not GraphMode.OFF)
-    except OverlayError as error:
-        raise OverlayError(f"the engine {name}: {error}") from error

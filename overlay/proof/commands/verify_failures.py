@@ -64,6 +64,11 @@ def _fixed_help(kind: str) -> str:
         return f"run {command('apply')}, then {command('status')}"
     if kind == verify_engine.NO_DRAFTER:
         return "name a draft with --draft, or --speculative-config behind --"
+    if kind == verify_engine.NOT_STOCK:
+        return (
+            "a folder before it on the import path, or OVERLAY, brings the overlay in: unset "
+            "PYTHONPATH, or name the environment with --python"
+        )
     return ""
 
 

@@ -110,6 +110,7 @@ def tiny_sets(
     modes: Sequence[GraphMode],
     only: str | None = None,
     on_cpu: bool = False,
+    whole: bool = False,
 ) -> list[ModelSet]:
     """Make the models; the sets that have any of the modes with graphs.
 
@@ -120,13 +121,16 @@ def tiny_sets(
     :param only: the name of the only draft that is meant; ``None`` for all.
     :param on_cpu: whether there are no graphs, so that each draft is served as the overlay leaves
         it to upstream, and one of them without the overlay's part as well.
+    :param whole: whether stock and the overlay are compared; P-EAGLE is V1's alone.
     :raises UsageError: if no draft of that name has any of the modes.
     :raises OverlayError: if the models cannot be made.
     """
     sets = []
     for name, draft in DRAFTS.items():
         own_modes = tuple(mode for mode in draft.modes if not modes or mode in modes)
-        if on_cpu:
+        if whole:
+            own_modes = () if draft.one_pass else (GraphMode.STOCK, GraphMode.OVERLAY)
+        elif on_cpu:
             own_modes = _ON_CPU.get(name, ())
         if only not in (None, name) or not set(own_modes) - {GraphMode.OFF}:
             continue

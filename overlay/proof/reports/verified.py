@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from overlay.proof.verification import ModeOutcome
+from overlay.proof.verification import GraphMode, ModeOutcome
 from overlay.report.base import Report
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, MARK, Line, Span, aligned, labelled
@@ -14,7 +14,8 @@ from overlay.report.words import count, enumeration
 from overlay.results import ModelRunner
 
 if TYPE_CHECKING:
-    from overlay.proof.verification import EngineRun, GraphMode, ModeResult, RankFacts
+    from overlay.proof.rounding import Rounding
+    from overlay.proof.verification import EngineRun, ModeResult, RankFacts
 
 _HEAD = ("mode", "result", "accepted by position", "captured", "replayed", "start", "serve")
 
@@ -46,6 +47,8 @@ class VerifyReport(Report):
             if self.model_runner is not None:
                 text = f"model runner {self.model_runner.name}, which this command asked vLLM for"
                 yield labelled(2, "", f"{text}; draft graphs do nothing where yours is another")
+            elif run.runner is not None:
+                yield labelled(2, "", f"model runner {run.runner.name}")
             yield BLANK
         yield from _table(self.modes)
         for result in self.modes:
@@ -69,6 +72,9 @@ def verified(results: Sequence[ModeResult], asked: Collection[GraphMode] = ()) -
     for result in results:
         if result.mode in asked and result.without_own_graph:
             return Verdict(Code.NOT_VERIFIED, _fell_back(result))
+    whole = [result for result in results if result.mode is GraphMode.OVERLAY]
+    if whole:
+        return Verdict(Code.VERIFIED, _whole(whole))
     modes = [_tried(result) for result in results if result.outcome is ModeOutcome.SAME]
     if plain := [each.models for each in results if each.outcome is ModeOutcome.WITHOUT_GRAPHS]:
         text = (
@@ -81,6 +87,35 @@ def verified(results: Sequence[ModeResult], asked: Collection[GraphMode] = ()) -
         return Verdict(Code.NOT_VERIFIED, text)
     same = "Draft graphs gave the tokens and the accepted drafts that they must"
     return Verdict(Code.VERIFIED, f"{same}, in {enumeration(modes)}.")
+
+
+def _whole(results: Sequence[ModeResult]) -> str:
+    """What the overlay was found to be beside stock."""
+    features = sorted({name for each in results if each.run for name in each.run.effective})
+    which = f"With {enumeration(features)} in use the overlay"
+    rounds = [each for each in results if each.outcome is ModeOutcome.ROUNDS and each.rounding]
+    if not rounds:
+        against = enumeration(sorted({each.against or "stock" for each in results}))
+        return f"{which} gave the tokens and the accepted drafts of {against}."
+    text = "; ".join(_rounding(each.rounding) for each in rounds if each.rounding is not None)
+    return f"{which} differs from stock as kernels round: {text}."
+
+
+def _rounding(rounding: Rounding) -> str:
+    """How a run differs from stock, as a phrase."""
+    parts = []
+    if (worst := rounding.worst) is not None:
+        gap = "by more than can be told" if worst.apart is None else f"{worst.apart:.3f}"
+        answers = count(len(rounding.partings), "answer")
+        parts.append(
+            f"{answers} part, where stock's log probabilities of the two tokens are at most {gap} "
+            f"apart ({worst.text})"
+        )
+    parts.append(
+        f"of {count(rounding.compared, 'verification')} of drafts {rounding.fewer} accepted fewer "
+        f"and {rounding.more} more"
+    )
+    return "; ".join(parts)
 
 
 def _tried(result: ModeResult) -> str:
@@ -104,16 +139,29 @@ def _fell_back(result: ModeResult) -> str:
 
 def _bad(result: ModeResult) -> str:
     if result.outcome is ModeOutcome.DIFFERS and result.difference is not None:
-        return f"{result.title} differs from {result.against}: {result.difference.text}."
+        rounding = result.rounding
+        why = "" if rounding is None else f"; rounding is no reason: {_rounding(rounding)}"
+        return f"{result.title} differs from {result.against}: {result.difference.text}{why}."
     if result.outcome is ModeOutcome.UNSTEADY and result.difference is not None:
+        stock = result.mode is GraphMode.OVERLAY
+        measure = "stock" if stock else "without draft graphs the engine"
         return (
-            f"{result.title} could not be compared: without draft graphs the engine differs from "
-            f"itself ({result.difference.text}); try one request at a time "
+            f"{result.title} could not be compared: {measure} differs from itself "
+            f"({result.difference.text}); try one request at a time "
             "(--max-num-seqs 1 behind --) or VLLM_BATCH_INVARIANT=1."
         )
     if result.outcome is ModeOutcome.DIED:
         return f"{result.title}: the engine died, where another one served; see above."
+    if result.mode is GraphMode.OVERLAY:
+        return f"No feature of the overlay was in use, so nothing was compared: {_idle(result)}."
     return f"{result.title} replayed no graph, so nothing was compared: {_reason(result)}."
+
+
+def _idle(result: ModeResult) -> str:
+    """Why no feature was used, as each reports it."""
+    features = {} if result.run is None else result.run.features
+    texts = [f"{name}: {facts.text or 'reports nothing'}" for name, facts in features.items()]
+    return "; ".join(texts) or "none reports anything"
 
 
 def _reason(result: ModeResult) -> str:
@@ -155,7 +203,9 @@ def _counts(by_role: Mapping[str, int]) -> str:
 
 def _explained(result: ModeResult, *, verbose: bool) -> Iterator[Line]:
     """What the graphs of a mode did, what they left to upstream, and what is wrong."""
-    if result.run is not None:
+    if result.run is not None and result.mode is GraphMode.OVERLAY:
+        yield from _feature_lines(result, result.run)
+    elif result.run is not None and result.mode is not GraphMode.STOCK:
         ranks = result.run.ranks if verbose else result.run.ranks[:1]
         for rank in ranks:
             yield from _rank_lines(result, rank, verbose=verbose)
@@ -163,6 +213,16 @@ def _explained(result: ModeResult, *, verbose: bool) -> Iterator[Line]:
         first, *more = (result.failure or _bad(result)).splitlines()
         yield labelled(0, f"{MARK} {result.title}: ", first, "bad")
         yield from (labelled(4, "", text) for text in more)
+
+
+def _feature_lines(result: ModeResult, run: EngineRun) -> Iterator[Line]:
+    """What each feature did: those in use first."""
+    for name, facts in sorted(run.features.items(), key=lambda pair: not pair[1].active):
+        state = facts.state or "reported nothing"
+        text = f"{state}{': ' if facts.text else ''}{facts.text}"
+        yield labelled(0, f"{result.models} {name}: ".lstrip(), text)
+        for what, number in facts.counts.items():
+            yield labelled(2, f"{number} ", what)
 
 
 def _rank_lines(result: ModeResult, rank: RankFacts, *, verbose: bool) -> Iterator[Line]:

@@ -21,9 +21,8 @@ from overlay.proof.commands.launch import as_arguments
 from overlay.proof.commands.pair import without_draft
 from overlay.proof.commands.question import BenchQuestion, method_of
 from tests.proof.commands.test_verify import expect_gone, pids_of
-from tests.proof.support.fake_engine import behaving, write_fake_python
+from tests.proof.support.fake_engine import behaving, install_plugin, write_fake_environment
 from tests.report.test_schema import DOCUMENT
-from tests.support import fake_vllm
 from tests.support.cli import Cli
 
 TIMES: dict[str, object] = {
@@ -47,11 +46,7 @@ SERVING = ("--only", "serving", "--concurrency", "2")
 @pytest.fixture
 def python(tmp_path: Path) -> Path:
     """The interpreter of an environment whose vLLM is pristine."""
-    folder = tmp_path / "environment"
-    (folder / "bin").mkdir(parents=True)
-    (folder / "pyvenv.cfg").write_text("home = /usr/bin\nversion = 3.11.7\n")
-    fake_vllm.site_packages(folder / "lib/python3.11/site-packages")
-    return write_fake_python(folder / "bin")
+    return write_fake_environment(tmp_path / "environment")
 
 
 @pytest.fixture
@@ -76,6 +71,15 @@ def test_a_vllm_that_is_not_patched_on_disk_is_refused(bench: Any) -> None:
     told = bench({})
     assert (told["exit"], told["code"]) == (2, "environment")
     assert "run `overlay apply --python" in told["error"]
+
+
+def test_a_vllm_that_is_patched_in_memory_is_measured_against_stock(
+    bench: Any, python: Path
+) -> None:
+    install_plugin(python)
+    told = bench({}, *STEPS, "--rounds", "1", "--against", "default")
+    assert {each["engine"] for each in told["bench"]["engines"]} == {"stock", "overlay"}
+    assert told["bench"]["comparisons"][0]["ratio"] == 2.0
 
 
 def test_engines_run_in_rounds_and_only_what_is_apart_is_concluded(

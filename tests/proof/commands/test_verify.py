@@ -16,18 +16,21 @@ import pytest
 
 from overlay.cli.run import run
 from overlay.proof.commands.verify import VerifyQuestion, own_set
-from tests.proof.support.fake_engine import behaving, write_fake_python
+from tests.proof.support.fake_engine import behaving, install_plugin, write_fake_environment
 from tests.report.test_schema import DOCUMENT
 
 ROOT = Path(__file__).resolve().parents[3]
 TINY = ("--tiny", "--draft", "eagle3hid")
 OWN = ("--model", "a/target", "--draft", "a/draft")
-RIGHT = {"off": "right", "step": "right", "loop": "right", "whole": "right", "again": "right"}
+RIGHT = dict.fromkeys(("off", "step", "loop", "whole", "again", "stock", "overlay"), "right")
 
 
 @pytest.fixture
 def python(tmp_path: Path) -> Path:
-    return write_fake_python(tmp_path)
+    """The interpreter of an environment that the plugin would patch in memory."""
+    python = write_fake_environment(tmp_path / "environment")
+    install_plugin(python)
+    return python
 
 
 class Told:
@@ -67,11 +70,13 @@ def test_tiny_models_are_served_by_v1_unless_the_user_chooses(
     if given is not None:
         monkeypatch.setenv(name, given)
     told = verify({}, *TINY)
-    assert set(said.read_text().split()) == {f"{name}={given or 0}"}
+    asked = {line.split()[0] for line in said.read_text().splitlines()}
+    assert asked == {f"{name}={given or 0}"}
     assert told.json["verify"]["model_runner"] == (None if given else "v1")
     said.unlink()
     assert verify({}, *OWN).json["verify"]["model_runner"] is None
-    assert set(said.read_text().split()) == {f"{name}={given or ''}"}
+    asked = {line.split()[0] for line in said.read_text().splitlines()}
+    assert asked == {f"{name}={given or ''}"}
 
 
 def test_people_are_told_that_tiny_models_were_served_by_v1(
@@ -241,6 +246,154 @@ def test_what_cannot_be_meant_is_refused(verify: Any, options: tuple[str, ...], 
     told = verify({}, *options)
     assert told.status == 2
     assert says in told.json["error"]
+
+
+# ---- model runner V2: stock and the overlay as an engine gets it
+
+
+@pytest.fixture
+def on_v2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
+    monkeypatch.setenv("FAKE_RUNNER", "v2")
+
+
+@pytest.mark.usefixtures("on_v2")
+def test_on_v2_the_overlay_is_compared_with_stock(verify: Any) -> None:
+    told = verify({}, *OWN)
+    assert (told.status, told.json["code"]) == (0, "verified")
+    modes = told.json["verify"]["modes"]
+    assert [(each["mode"], each["outcome"]) for each in modes] == [
+        ("stock", "reference"),
+        ("overlay", "same"),
+    ]
+    assert modes[1]["run"]["runner"] == "v2"
+    assert modes[1]["run"]["features"]["steady-scheduler"]["counts"] == {"steps": 3}
+    assert "With steady-scheduler in use the overlay gave the tokens" in told.json["verdict"]
+    started = [line for line in told.err.splitlines() if line.endswith(": started")]
+    assert started == [f"engine {name}: started" for name in ("configuration", "stock", "overlay")]
+
+
+@pytest.mark.usefixtures("on_v2")
+def test_where_no_feature_is_used_nothing_was_compared(verify: Any) -> None:
+    told = verify({"overlay": "idle"}, *OWN)
+    assert (told.status, told.json["code"]) == (1, "not-verified")
+    assert "No feature of the overlay was in use" in told.json["verdict"]
+    assert "steady-scheduler: why" in told.json["verdict"]
+
+
+@pytest.mark.usefixtures("on_v2")
+@pytest.mark.parametrize(
+    ("gaps", "status", "outcome"),
+    [
+        ([0.25], 0, "same but for rounding"),
+        ([0.75], 1, "differs"),
+        # Stock itself leaves its own answer as far.
+        ([0.75, 0.75], 1, "unsteady"),
+        # Two answers part: in one of them the first token.
+        ([0.25, 0.25], 0, "same but for rounding"),
+    ],
+)
+def test_another_token_is_judged_by_what_stock_thinks_of_it(
+    verify: Any, gaps: list[float], status: int, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_GAPS", json.dumps(gaps))
+    again = "random" if len(gaps) > 1 else "right"
+    told = verify({"overlay": "token", "stock": again}, *OWN)
+    assert told.status == status
+    mode = told.json["verify"]["modes"][1]
+    assert mode["outcome"] == outcome
+    place = {"request": 2, "position": 4, "log_probabilities": [-1.0, -1.0 - gaps[0]]}
+    if outcome != "unsteady":
+        assert place.items() <= mode["rounding"]["partings"][-1].items()
+        assert "request 2, position 4" in told.json["verdict"]
+    assert "engine again stock: started" in told.err
+
+
+@pytest.mark.usefixtures("on_v2")
+def test_another_token_that_stock_never_gives_is_wrong(verify: Any) -> None:
+    told = verify({"overlay": "token"}, *OWN)
+    assert (told.status, told.json["code"]) == (1, "drafts-differ")
+    assert "rounding is no reason" in told.json["verdict"]
+
+
+@pytest.mark.usefixtures("on_v2")
+@pytest.mark.parametrize(("word", "status"), [("accepted", 0), ("never accepts", 1)])
+def test_drafts_that_are_accepted_less_are_wrong(verify: Any, word: str, status: int) -> None:
+    told = verify({"overlay": word}, *OWN)
+    assert told.status == status
+    rounding = told.json["verify"]["modes"][1]["rounding"]
+    assert (rounding["fewer"] > 10) == bool(status)
+    assert "accepted fewer" in told.json["verdict"]
+
+
+@pytest.mark.usefixtures("on_v2")
+@pytest.mark.parametrize("options", [("--mode", "step"), ("--check",)])
+def test_what_is_about_draft_graphs_is_refused_on_v2_before_an_engine(
+    verify: Any, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = verify({}, *OWN, *options)
+    assert told.status == 2
+    assert "found that vLLM chooses V2" in told.json["error"]
+    assert "engine stock" not in told.err
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    told = verify({}, *OWN, *options)
+    assert "found that vLLM chooses V2" in told.json["error"]
+    assert "started" not in told.err
+
+
+def test_what_vllm_refuses_is_said_before_an_engine_starts(
+    verify: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
+    monkeypatch.setenv("FAKE_RUNNER", "ValueError: no such model")
+    told = verify({}, *OWN)
+    assert told.status == 2
+    assert "the engine configuration: ValueError: no such model" in told.json["error"]
+
+
+@pytest.mark.usefixtures("on_v2")
+def test_a_vllm_that_nothing_patches_is_refused_at_once(verify: Any, python: Path) -> None:
+    (python.parents[1] / "lib/python3.11/site-packages/vllm_overlay-9.dist-info").rmdir()
+    told = verify({}, *OWN)
+    assert told.status == 2
+    assert "expected a vLLM that is patched, on disk or in memory" in told.json["error"]
+    assert "started" not in told.err
+
+
+@pytest.mark.usefixtures("on_v2")
+def test_stock_runs_without_the_plugin_and_the_overlay_as_the_user_has_it(
+    verify: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FAKE_SAID", str(tmp_path / "said"))
+    verify({}, *OWN)
+    overlay = [line.split() for line in (tmp_path / "said").read_text().splitlines()]
+    assert [words[1] for words in overlay] == ["OVERLAY=off", "OVERLAY=off", "OVERLAY="]
+
+
+def test_on_v1_the_overlay_is_compared_with_stock_where_that_is_asked(verify: Any) -> None:
+    told = verify({}, *OWN, "--mode", "overlay")
+    assert told.status == 0
+    assert [each["mode"] for each in told.json["verify"]["modes"]] == ["stock", "overlay"]
+    told = verify({}, *OWN, "--mode", "overlay", "--mode", "step")
+    assert "omit it, or --mode step" in told.json["error"]
+
+
+@pytest.mark.parametrize("runner", ["0", "1"])
+def test_tiny_models_show_all_features_where_that_is_asked(
+    verify: Any, monkeypatch: pytest.MonkeyPatch, runner: str
+) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", runner)
+    options = ("--mode", "overlay") if runner == "0" else ()
+    told = verify({}, *TINY, *options)
+    assert told.status == 0
+    modes = told.json["verify"]["modes"]
+    assert [(each["mode"], each["against"]) for each in modes] == [
+        ("stock", "the known answer"),
+        ("overlay", "the known answer"),
+    ]
+    for word in ("token", "accepted"):
+        told = verify({"overlay": word}, *TINY, *options)
+        assert (told.status, told.json["code"]) == (1, "drafts-differ")
 
 
 def test_prompts_of_a_file_are_served(verify: Any, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.proof.support.fake_serving import write_fake_serving
+from tests.support import fake_vllm
 
 _PROGRAM = """#!{python}
 import json, os, signal, subprocess, sys, time
@@ -46,8 +47,14 @@ if not sys.stdin.readline():
 if "FAKE_SAID" in os.environ:
     with open(os.environ["FAKE_SAID"], "a") as said:
         name = "VLLM_USE_V2_MODEL_RUNNER"
-        print(f"{{name}}={{os.environ.get(name, '')}}", file=said)
+        party = os.environ.get("OVERLAY", "")
+        print(f"{{name}}={{os.environ.get(name, '')}} OVERLAY={{party}}", file=said)
 spec_file, out = map(Path, sys.argv[3:5])
+if spec_file.parent.name == "configuration":
+    runner = os.environ.get("FAKE_RUNNER", "v1")
+    refused = {{"problem": "raised", "text": runner}}
+    out.write_text(json.dumps({{"runner": runner}} if runner in ("v1", "v2") else refused))
+    sys.exit(0)
 word = json.loads(os.environ["FAKE_ENGINE"])[spec_file.parent.name.split("-")[-1]]
 if word == "hangs":
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -87,12 +94,17 @@ if word == "token":
     served[2]["tokens"][4] += 1
 if word == "accepted":
     served[1]["steps"][2][2] += 1
+if word == "never accepts":
+    for each in served:
+        each["steps"] = [[known, drafted, 0] for known, drafted, _ in each["steps"]]
 if word == "random":
     served[0]["tokens"][0] = time.time_ns() % 1_000_000
-mode = os.environ["OVERLAY_DRAFT_GRAPHS"]
+mode = os.environ.get("OVERLAY_DRAFT_GRAPHS", spec.mode.value)
 off, later = mode == "off", {{"auto": "whole"}}.get(mode, mode)
 if word == "no loop":
     later = "step"
+gaps = json.loads(os.environ.get("FAKE_GAPS", "[]"))
+used = {{"state": "idle" if word == "idle" else "active", "text": "why", "counts": {{"steps": 3}}}}
 rank = {{"rank": 0, "state": "idle" if off or word == "idle" else "active",
         "left": {{"1 batch": 1}},
         "text": "attention backend X is not known" if word == "idle" else "8 graphs",
@@ -100,9 +112,24 @@ rank = {{"rank": 0, "state": "idle" if off or word == "idle" else "active",
         "replayed": {{}} if off or word == "idle" else {{"first": 9, later: 9}}}}
 result = {{"vllm": "0.99.0", "root": "/site", "device": "FAKE", "k": 5,
           "one_pass": word == "one pass", "served": served, "ranks": [rank],
-          "start_s": 1.0, "serve_s": 2.0}}
+          "start_s": 1.0, "serve_s": 2.0, "runner": os.environ.get("FAKE_RUNNER", "v1"),
+          "features": {{"steady-scheduler": used}} if mode == "overlay" else {{}},
+          "opinions": [[-1.0, -1.0 - gap] for gap in gaps] if spec.beside else []}}
 out.write_text(json.dumps(result))
 """
+
+
+def write_fake_environment(folder: Path) -> Path:
+    """Write an environment whose vLLM is pristine; the path of its interpreter."""
+    (folder / "bin").mkdir(parents=True)
+    (folder / "pyvenv.cfg").write_text("home = /usr/bin\nversion = 3.11.7\n")
+    fake_vllm.site_packages(folder / "lib/python3.11/site-packages")
+    return write_fake_python(folder / "bin")
+
+
+def install_plugin(python: Path) -> None:
+    """Have an environment look as if the overlay's plugin were installed there."""
+    (python.parents[1] / "lib/python3.11/site-packages/vllm_overlay-9.dist-info").mkdir()
 
 
 def write_fake_python(folder: Path) -> Path:
