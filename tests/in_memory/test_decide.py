@@ -176,8 +176,8 @@ def test_disk_hooks_nothing_and_asks_for_a_plan_only_of_what_is_required(
         decided(OVERLAY="disk", OVERLAY_REQUIRED="all")
     assert hooked() == []
     monkeypatch.setattr("overlay.in_memory.preparation.prepare", None)
-    for required in ({}, {"OVERLAY_REQUIRED": "first"}):
-        activation = decided(OVERLAY="disk", **required)
+    for required in ("", "first"):
+        activation = decided(OVERLAY="disk", OVERLAY_REQUIRED=required)
         assert list(activation.features) == features
         assert (activation.way, activation.required) == (Way.DISK, bool(required))
 
