@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from overlay.in_memory.activation import Activation, FeatureDecision
 from overlay.in_memory.decision import RequiredMissing, decide
 from overlay.in_memory.module_cache import StoredModule
 from overlay.on_disk.ledger import load
+from overlay.package import VLLM, Package, package_named
 from overlay.results import State, Way
 from tests.support import fake_vllm
 from tests.support.cli import ADDED, CAPTURE, PROPOSE, PROPOSER
@@ -62,10 +64,10 @@ def site(shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     import_hook.uninstall(sys.meta_path)
 
 
-def applied(site: Path, *ids: str) -> list[FeatureDecision]:
+def applied(site: Path, *ids: str, package: Package = VLLM) -> list[FeatureDecision]:
     """Features that are applied, as a process tells of them."""
     assert overlay.apply(site, only=ids).exit == 0
-    ledger = load(site)
+    ledger = load(site, package)
     assert ledger is not None
     return [
         FeatureDecision(
@@ -155,6 +157,16 @@ def test_another_form_on_disk_runs_and_is_told(site: Path, shipped: Path) -> Non
     (warning,) = decided().warnings
     assert warning.startswith("first runs as it was applied on disk; ")
     assert "feature.toml" in warning
+    assert hooked() == ["vllm.v1.worker.gpu_model_runner"]
+
+
+def test_what_does_not_fit_says_why(site: Path, shipped: Path) -> None:
+    files = {"10-capture/0.20.0..0.33.0.patch": CAPTURE.replace("(1, 2, 4)", "(1, 2)")}
+    write_feature(shipped, files, id="second")
+    first, second = decided().features
+    assert (first.active, second.active, second.state) == (True, False, State.DRIFTED)
+    assert second.why is not None
+    assert "gpu_model_runner.py" in second.why
 
 
 def test_an_edited_file_leaves_everything_out(site: Path) -> None:
@@ -296,9 +308,12 @@ def test_without_a_vllm_nothing_is_patched(site: Path, monkeypatch: pytest.Monke
     assert activation.impossible == "in an archive"
 
 
-def test_what_no_feature_accepts_stops_the_process(site: Path) -> None:
+def test_what_no_feature_accepts_stops_the_process(site: Path, shipped: Path) -> None:
+    write_feature(shipped, SECOND, id="second", toml=SWITCH.format("SECOND"))
     with pytest.raises(UsageError, match=r"^vllm-overlay: .*OVERLAY_FIRST"):
         decided(OVERLAY_FIRST="loud")
+    with pytest.raises(UsageError, match=r"OVERLAY_FIRST.*\nOVERLAY_SECOND"):
+        decided(OVERLAY_FIRST="loud", OVERLAY_SECOND="loud")
     with pytest.raises(UsageError, match="OVERLAY_FEATURES names third"):
         decided(OVERLAY_FEATURES="third")
     unknown, former = decided(OVERLAY_NOTHING="on", OVERLAY_UNTESTED="0").warnings[::-1]
@@ -309,17 +324,18 @@ def test_what_no_feature_accepts_stops_the_process(site: Path) -> None:
 # Beside vLLM
 
 
-def test_a_package_beside_vllm_is_patched_with_it(
-    site: Path, shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def beside(shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package that this Python would import, for which there is a feature ``third``."""
     other = tmp_path / "beside"
     fake_vllm.site_packages(other, "0.23.0", distribution="vllm-ascend", package="vllm_ascend")
-    text = PROPOSE.replace("vllm/", "vllm_ascend/")
-    files = {"10-propose/0.20.0..0.33.0.patch": text}
+    files = {"10-propose/0.20.0..0.33.0.patch": PROPOSE.replace("vllm/", "vllm_ascend/")}
     write_feature(shipped, files, id="third", toml='package = "vllm_ascend"')
-    assert decided().packages == ()
-    import_hook.uninstall(sys.meta_path)
     monkeypatch.syspath_prepend(str(other))
+    return other
+
+
+def test_a_package_beside_vllm_is_patched_with_it(site: Path, beside: Path) -> None:
     activation = decided()
     assert [each.id for each in activation.features] == ["first", "second", "third"]
     assert activation.features[2].active, activation.features[2].why
@@ -329,6 +345,40 @@ def test_a_package_beside_vllm_is_patched_with_it(
     assert list(activation.modules) == hooked()
     assert activation.scopes[module] == ("SpecDecodeBaseProposer.propose",)
     assert (activation.vllm, activation.root) == ("0.26.0", str(site))
+
+
+def test_a_package_beside_vllm_may_be_patched_on_disk(
+    site: Path, beside: Path, shipped: Path
+) -> None:
+    applied(beside, "third", package=package_named("vllm_ascend"))
+    assert decided().way is Way.BOTH
+    for feature in ("first", "second"):
+        shutil.rmtree(shipped / feature)
+    write_feature(shipped, SECOND, id="second")
+    patch = shipped / "third/10-propose/0.20.0..0.33.0.patch"
+    patch.write_text(patch.read_text().replace("# patched", "# patched anew"))
+    activation = decided()
+    assert (activation.way, activation.packages) == (Way.BOTH, (("vllm-ascend", "0.23.0"),))
+    (warning,) = activation.warnings
+    assert warning.startswith("third was applied on disk in another form than the present one")
+
+
+def test_a_package_that_is_not_there_is_passed_over(
+    site: Path, beside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each != str(beside)])
+    activation = decided()
+    assert [each.id for each in activation.features] == ["first", "second"]
+    assert activation.packages == ()
+
+
+def test_a_vllm_that_does_not_tell_its_version(site: Path, beside: Path) -> None:
+    for place, package in ((site, "vllm"), (beside, "vllm_ascend")):
+        (info,) = place.glob("*.dist-info")
+        shutil.rmtree(info)
+        (place / package / "_version.py").unlink()
+    activation = decided(OVERLAY_UNTESTED="on")
+    assert (activation.vllm, activation.packages) == ("unknown", (("vllm-ascend", "unknown"),))
 
 
 # Off
@@ -369,12 +419,23 @@ def test_off_says_which_half_there_is(site: Path, monkeypatch: pytest.MonkeyPatc
         "process: OVERLAY_FIRST=off. `overlay revert` takes the code away"
     )
     overlay.revert(site)
+    assert decided({}, OVERLAY="off").warnings == ()
     applied(site, "second")
     (warning,) = decided({}, OVERLAY="off").warnings
     assert warning == (
         "OVERLAY=off, but patched code is on disk: second. No switch turns off second: it stays in "
         "effect. `overlay revert` takes the code away"
     )
+
+
+def test_off_names_a_feature_whose_folder_is_gone(
+    site: Path, shipped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported(site, monkeypatch)
+    applied(site, "first")
+    shutil.rmtree(shipped / "first")
+    (warning,) = decided({}, OVERLAY="off").warnings
+    assert "No switch turns off first: it stays in effect" in warning
 
 
 def test_off_says_that_a_ledger_cannot_be_read(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
