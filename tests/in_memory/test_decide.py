@@ -153,6 +153,7 @@ def test_another_form_on_disk_runs_and_is_told(site: Path, shipped: Path) -> Non
         "first was applied on disk in another form than the present one, and runs in that; "
         "`overlay apply` writes the present one"
     )
+    import_hook.uninstall(sys.meta_path)
     (shipped / "first/feature.toml").write_text("nonsense")
     (warning,) = decided().warnings
     assert warning.startswith("first runs as it was applied on disk; ")
