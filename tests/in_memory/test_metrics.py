@@ -16,6 +16,7 @@ from overlay._processes.family import Member, Number, family
 from overlay._processes.records import Effect, EffectRecord, Meaning, ProcessRecord
 from overlay.in_memory import metrics
 from overlay.in_memory.metrics import METRICS, MetricSample, Statistics
+from overlay.results import Way
 from tests.support import process_records
 from tests.support.process_records import LOOP, counting
 
@@ -151,6 +152,16 @@ def test_workers_of_a_ray_cluster_belong_to_a_server_without_workers(tmp_path: P
     ):
         assert totals(server.pid) == (14, sorted([server.pid, ray.pid]))
         assert totals(offline.pid) == (7, [offline.pid])
+
+
+def test_a_process_that_is_off_beside_patched_ones_is_told() -> None:
+    with counting("worker", 0) as patched:
+        records.write(record(os.getpid(), role="engine core", way=Way.OFF, summary="off"))
+        problems = {each.record.pid: each.problem for each in family(patched.pid)}
+    assert problems == {
+        os.getpid(): "is off (OVERLAY=off), its peers patched",
+        patched.pid: None,
+    }
 
 
 def test_a_record_of_an_older_overlay_has_names_alone() -> None:

@@ -29,3 +29,12 @@ def test_the_ancestors_of_a_process_that_has_ended_are_not_known(tmp_path: Path)
     for pid in (9, 8):
         assert list(parents._line(pid)) == ([9] if pid == 9 else [8, 9])
         assert not parents.under(pid, "raylet")
+
+
+def test_whatever_a_process_calls_itself_its_parent_is_known(tmp_path: Path) -> None:
+    process(tmp_path, 7, "x", 5)
+    stat = tmp_path / "7/stat"
+    stat.write_bytes(stat.read_bytes().replace(b"x", b"\xff) S 9 (\xfe"))
+    parents = _Parents(tmp_path)
+    assert parents._stat(7) == ("\ufffd) S 9 (\ufffd", 5)
+    assert parents._stat(8) == ("", 0)
