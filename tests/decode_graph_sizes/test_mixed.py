@@ -76,6 +76,13 @@ def test_releases_whose_graphs_hold_prompts_get_them(release: str, tmp_path: Pat
         assert compilation.max_cudagraph_capture_size == 1024
 
 
+def test_an_engine_without_drafts_gets_them_too(tmp_path: Path) -> None:
+    config = configuration(cudagraph_mode=None, speculative_config=None, num_speculative_tokens=0)
+    compilation, reason = made("0.33.0", tmp_path, config)
+    assert (reason, compilation.cudagraph_mode) == (None, Mode.FULL)
+    assert compilation.max_cudagraph_capture_size == 2048
+
+
 #: What is set, and a word of the reason.
 SET: list[tuple[dict[str, Any], str]] = [
     ({"cudagraph_mode": Mode.PIECEWISE}, "mode is set already"),
@@ -89,7 +96,6 @@ SET: list[tuple[dict[str, Any], str]] = [
             ({"world_size_across_dp": 2}, "with several ranks"),
             ({"lora_config": SimpleNamespace()}, "with adapters"),
             ({"is_multimodal_model": True}, "that takes images"),
-            ({"speculative_config": None, "num_speculative_tokens": 0}, "without drafts they"),
         ]
     ),
 ]
@@ -160,19 +166,23 @@ def fitted_beside(
     requests: int = 256,
     others: Sequence[int] = (),
     weights: Sequence[int] = (),
+    **changed: Any,
 ) -> tuple[Any, str]:
     """The compilation configuration of a worker with these layers, and the feature's effect.
 
     :param weights: bytes of each of its parameters.
     """
-    config = configuration(cudagraph_mode=None, requests=requests)
+    config = configuration(cudagraph_mode=None, requests=requests, **changed)
     write_utils("0.33.0", folder)
     one = worker(config)
     parameters = [SimpleNamespace(nbytes=each) for each in weights]
     one.get_model = lambda: SimpleNamespace(parameters=lambda: iter(parameters))
     config.compilation_config.static_forward_context = dict(enumerate(layers))
+    compilation = config.compilation_config
     with fitted(one, others, choose=choose, folder=folder) as world:
-        return config.compilation_config, world.effect["text"]
+        changes = compilation.cudagraph_mode is Mode.FULL or world.sizes != world.own
+        assert world.effect["state"] == ("active" if changes else "idle")
+        return compilation, world.effect["text"]
 
 
 @pytest.mark.parametrize("support", ["NEVER", "UNIFORM_BATCH", "UNIFORM_SINGLE_TOKEN_DECODE"])
@@ -203,6 +213,23 @@ def test_other_backends_get_them(tmp_path: Path) -> None:
     assert effect.endswith("cudagraph mode FULL, for mixed batches, too")
 
 
+@pytest.mark.parametrize("support", ["ALWAYS", "UNIFORM_BATCH"])
+def test_where_no_size_is_added_the_mode_is_looked_after_all_the_same(
+    support: str, tmp_path: Path
+) -> None:
+    """A step that is no wider than vLLM's own sizes: mode FULL is all that was chosen."""
+    compilation, effect = fitted_beside([layer(support)], tmp_path, max_num_batched_tokens=512)
+    held = "vLLM's own sizes, up to 512 tokens, hold every batch of decodes"
+    assert compilation.max_cudagraph_capture_size == 512
+    if support == "ALWAYS":
+        assert compilation.cudagraph_mode is Mode.FULL
+        assert effect == f"{held}; cudagraph mode FULL, for mixed batches, too"
+    else:
+        assert compilation.cudagraph_mode is Mode.FULL_AND_PIECEWISE
+        reason = "no graphs of mixed batches: SOME_ATTENTION holds no prefill in a graph"
+        assert effect == f"{held}; {reason}"
+
+
 def test_ranks_agree_on_them(tmp_path: Path) -> None:
     """Another rank votes 0: its attention holds no prefill, or it has more weights."""
     compilation, effect = fitted_beside([layer("ALWAYS")], tmp_path, 64, others=[0])
@@ -229,12 +256,19 @@ def test_few_weights_leave_graphs_of_mixed_batches(tmp_path: Path) -> None:
     assert compilation.cudagraph_mode is Mode.FULL
 
 
-def planned(folder: Path, mode: Mode, longest: int, padded: int, whole: Mode = Mode.FULL) -> Any:
+def planned(
+    folder: Path,
+    mode: Mode,
+    longest: int,
+    padded: int,
+    whole: Mode = Mode.FULL,
+    **changed: Any,
+) -> Any:
     """The longest request that attention is planned for; None: it is to ask the batch.
 
     :param mode: of the step; :param whole: of the engine; :param padded: tokens of the graph.
     """
-    config = configuration(cudagraph_mode=None)
+    config = configuration(cudagraph_mode=None, **changed)
     write_utils("0.33.0", folder)
     one = worker(config)
     one.get_model = lambda: SimpleNamespace(parameters=lambda: iter(()))
@@ -251,6 +285,7 @@ def planned(folder: Path, mode: Mode, longest: int, padded: int, whole: Mode = M
 
 def test_decodes_of_a_token_each_are_planned_as_the_graph_was_captured(tmp_path: Path) -> None:
     assert planned(tmp_path, Mode.FULL, 1, 2) == 2
+    assert planned(tmp_path, Mode.FULL, 1, 2, max_num_batched_tokens=512) == 2
     for mode, longest, padded, whole in (
         (Mode.NONE, 1, 2, Mode.FULL),  # no graph
         (Mode.FULL, 2, 2, Mode.FULL),

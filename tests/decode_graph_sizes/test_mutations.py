@@ -83,18 +83,19 @@ MEMORY: list[Mistake] = [
     ("fitting", "shape.bytes_of(kept, own, graphs) > room", "False"),
     ("fitting", "kept.pop()", "kept.pop(0)"),
     ("fit_sizes", "choice is None", "False"),
-    ("fit_sizes", "reason is not None", "False"),
     ("fit_sizes", "compilation.cudagraph_capture_sizes = kept", "pass"),
     ("fit_sizes", "compilation.max_cudagraph_capture_size = kept[-1]", "pass"),
     ("fit_sizes", "_agreed(len(fitting(sizes, own, shape, graphs, room)))", "len(sizes)"),
-    ("fit_sizes", "_agreed(int(reason is None))", "reason is None"),
+    ("_choose_mixed", "_agreed(int(reason is None))", "reason is None"),
     ("_against_mixed", "weights <= MOST_WEIGHTS", "True"),
     ("_against_mixed", "weights <= MOST_WEIGHTS", "weights < MOST_WEIGHTS"),
     ("_against_mixed", "os.environ.get(VARIABLE) == MIXED", "False"),
     ("_without_prefills", "support.name != 'ALWAYS'", "False"),
     ("_without_prefills", "hasattr(layer, 'get_attn_backend')", "True"),
     ("_choose_decodes_alone", "setattr(compilation, MODE, reason)", "pass"),
-    ("fit_sizes", "plan_as_captured(worker.model_runner)", "pass"),
+    ("fit_sizes", "chosen := mixed is None", "chosen := mixed is None and reason is None"),
+    ("fit_sizes", "active if mixed is None else idle", "idle"),
+    ("_choose_mixed", "plan_as_captured(worker.model_runner)", "pass"),
     ("plan_as_captured.prepare_attn", "batch.max_query_len = 2", "pass"),
     ("plan_as_captured.prepare_attn", "batch.max_query_len = None", "pass"),
     ("_single_tokens", "mode.name == 'FULL'", "True"),
@@ -185,6 +186,9 @@ def memory_is_right(edits: list[Mistake], monkeypatch: pytest.MonkeyPatch, folde
         patched.setattr(test_mixed, "fitted", lambda *a, **k: fitted(*a, memory_edits=edits, **k))
         test_mixed.test_a_backend_that_holds_no_prefill_gets_decodes_alone("NEVER", 64, folder)
         test_mixed.test_other_backends_get_them(folder)
+        test_mixed.test_where_no_size_is_added_the_mode_is_looked_after_all_the_same(
+            "ALWAYS", folder
+        )
         test_mixed.test_ranks_agree_on_them(folder)
         test_mixed.test_decodes_of_a_token_each_are_planned_as_the_graph_was_captured(folder)
         test_mixed.test_few_weights_leave_graphs_of_mixed_batches(folder)

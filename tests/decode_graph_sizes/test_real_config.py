@@ -82,8 +82,8 @@ def test_what_a_user_set_stays(given: dict[str, Any]) -> None:
 
 #: What a user sets, and what becomes of mode, largest size and graphs of mixed batches.
 MADE: list[tuple[dict[str, Any], str, int, str | None]] = [
-    ({}, "FULL_AND_PIECEWISE", 512, "without drafts"),
-    ({"switch": "mixed"}, "FULL", 2048, None),
+    ({}, "FULL", 2048, None),
+    ({"switch": "mixed", "enable_lora": True}, "FULL", 2048, None),
     ({"optimization_level": 0}, "NONE", 0, "vLLM chose cudagraph mode NONE"),
     ({"optimization_level": 1}, "PIECEWISE", 512, "vLLM chose cudagraph mode PIECEWISE"),
     ({"enforce_eager": True}, "NONE", 0, "set already"),

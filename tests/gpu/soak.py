@@ -58,7 +58,6 @@ WIDE = EngineSpec(
 CELLS = {
     "drafts": WIDE,
     "no-drafts": replace(WIDE, draft=None),
-    "no-drafts-mixed": replace(WIDE, draft=None, env={"OVERLAY_DECODE_GRAPH_SIZES": "mixed"}),
     "preempted": replace(
         WIDE, max_num_seqs=64, kv_blocks=320, block_size=16, prefix_caching=True, k=5
     ),

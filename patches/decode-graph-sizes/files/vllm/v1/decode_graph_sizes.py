@@ -153,8 +153,6 @@ def _untried(config: Any) -> str | None:
     for name, has_it in cases.items():
         if has_it:
             return f"nobody tried them with {name}; {VARIABLE}={MIXED} does"
-    if config.speculative_config is None:
-        return f"without drafts they computed decodes wrongly; {VARIABLE}={MIXED} asks for them"
     return None
 
 

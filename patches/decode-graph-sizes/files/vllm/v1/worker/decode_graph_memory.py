@@ -98,18 +98,16 @@ def fit_sizes(worker: Any) -> None:
         idle(FEATURE, "the configuration was made where the feature is not")
         return
     own, reason = choice
-    if reason is not None:
-        idle(FEATURE, reason)
-        return
     mixed: str | None = getattr(compilation, MODE, "")
-    if mixed is None:
-        reason = _against_mixed(worker)
-        if not _agreed(int(reason is None)):
-            mixed = reason or "another rank has a reason against them"
-            _choose_decodes_alone(worker.vllm_config, own, mixed)
+    if chosen := mixed is None:
+        mixed = _choose_mixed(worker, own)
+    note = _note(mixed)
     sizes = list(compilation.cudagraph_capture_sizes)
     if len(sizes) == len(own):
-        idle(FEATURE, f"{HELD.format(own[-1])}; no graphs of mixed batches: {mixed}")
+        text = f"{reason or HELD.format(own[-1])}{note if chosen else ''}"
+        (active if mixed is None else idle)(FEATURE, text)
+        if mixed is None:
+            logger.info("Decode graph sizes: %s", text)
         return
     shape, room = _shape(worker.vllm_config), _room(worker)
     mode = compilation.cudagraph_mode
@@ -117,14 +115,30 @@ def fit_sizes(worker: Any) -> None:
     kept = sizes[: _agreed(len(fitting(sizes, own, shape, graphs, room)))]
     compilation.cudagraph_capture_sizes = kept
     compilation.max_cudagraph_capture_size = kept[-1]
-    if mixed is None:
-        plan_as_captured(worker.model_runner)
-        note = "; cudagraph mode FULL, for mixed batches, too"
-    else:
-        note = f"; no graphs of mixed batches: {mixed}" if mixed else ""
     _report(kept, sizes, own, shape.bytes_of(kept, own, graphs), room, note)
     if len(kept) > len(own):
         guard_capture(worker, own)
+
+
+def _choose_mixed(worker: Any, own: tuple[int, ...]) -> str | None:
+    """Have a worker use the graphs of mixed batches that its configuration chose, or give them up.
+
+    own: vLLM's own sizes. Returns why they are given up, None where they are used.
+    """
+    reason = _against_mixed(worker)
+    if _agreed(int(reason is None)):
+        plan_as_captured(worker.model_runner)
+        return None
+    reason = reason or "another rank has a reason against them"
+    _choose_decodes_alone(worker.vllm_config, own, reason)
+    return reason
+
+
+def _note(mixed: str | None) -> str:
+    """What is said of graphs of mixed batches, behind what is said of the sizes."""
+    if mixed is None:
+        return "; cudagraph mode FULL, for mixed batches, too"
+    return f"; no graphs of mixed batches: {mixed}" if mixed else ""
 
 
 def plan_as_captured(runner: Any) -> None:
