@@ -192,11 +192,12 @@ def _active(party: Mapping[str, Any], shape: str) -> str:
     variables = {
         name: value for name, value in party["variables"].items() if name.startswith("OVERLAY")
     }
-    text = active.get("decode-graph-sizes")
-    if text and _version(party["engine"]["vllm"]) >= MIXED_FROM:
+    text = effects.get("decode-graph-sizes", "")
+    chosen = text and variables.get(SIZES) != "off"
+    if chosen and _version(party["engine"]["vllm"]) >= MIXED_FROM:
         value = "mixed" if "FULL, for mixed batches" in text else "decodes"
         variables.pop(SIZES, None)
-        if value != ("decodes" if shape in HEAVY else "mixed"):
+        if value != ("decodes" if shape.partition(" ")[0] in HEAVY else "mixed"):
             variables[SIZES] = value
     names = [*active, *(f"`{name}={value}`" for name, value in variables.items())]
     return ", ".join([*names, *filter(None, [party.get("experiment")])])

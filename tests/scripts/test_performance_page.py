@@ -124,10 +124,21 @@ def test_pages_of_features_have_the_figures_of_the_json() -> None:
     assert f"three sittings instead of {without} ({short} with short answers), and" in sizes
     heavy = ratios("h200-default-engine-0.33.0-8b-2026-11-26", "64 uniform")["overlay"]
     experts = ratios("h200-default-engine-0.33.0-moe-2026-11-26", "256 uniform")["overlay"]
+    alone = {load: ratios(NO_DRAFTS, load) for load in ("256 mixed", "64 uniform")}
+    flight, narrow = (alone[load] for load in ("256 mixed", "64 uniform"))
+    assert (
+        f"flight gave {flight['overlay mixed']} times stock's tokens instead of "
+        f"{flight['overlay']}; in decodes alone fewer than 256 requests gain less (64: "
+        f"{narrow['overlay mixed']} instead of {narrow['overlay']})."
+    ) in sizes
+    soaks = [read(f"h200-soak-0.33.0-no-drafts-2026-11-27-{part}") for part in "cd"]
+    assert f"[{sum(soak['taken'] for soak in soaks):,} steps]" in sizes
+    assert all(engine["ok"] for soak in soaks for engine in soak["engines"])
+    assert f"{sum(len(soak['engines']) for soak in soaks)} engines then took" in sizes
     assert f"64 decodes of 8B had {heavy} of stock vLLM's tokens" in sizes
     file = "h200-default-engine-0.33.0-8b-2026-11-27"
-    alone = sorted(ratios(file, load)["overlay"] for load in read(file)["loads"])
-    has = f"a mixture of experts {experts}; without them 8B has {alone[0]} to {alone[-1]}."
+    decodes = sorted(ratios(file, load)["overlay"] for load in read(file)["loads"])
+    has = f"a mixture of experts {experts}; without them 8B has {decodes[0]} to {decodes[-1]}."
     assert has in sizes
     soak = read("h200-soak-0.33.0-2026-11-26")
     on_v2 = [engine for engine in soak["engines"] if "V2" in str(engine["spec"]["runner"]).upper()]
@@ -163,18 +174,24 @@ def test_what_verifying_greedily_gives_and_how_a_peer_compares() -> None:
     assert f"a soak that verified {verified:,} batches" in page.replace("[", "").replace(
         "](../bench/results/h200-soak-0.33.0-2026-11-27.json)", ""
     )
-    loads = read("h200-default-engine-0.33.0-own-process-2026-11-27")["loads"]
+    loads = read("h200-default-engine-0.33.0-own-process-2026-11-27-b")["loads"]
 
-    def over(load: str) -> str:
-        pairs = zip(
-            *(loads[load][name]["tokens_per_s"] for name in ("overlay", "SGLang")), strict=True
-        )
-        return f"{statistics.median(ours / theirs for ours, theirs in pairs):.2f}"
+    def over(load: str, ours: str = "overlay", theirs: str = "SGLang") -> str:
+        pairs = zip(*(loads[load][name]["tokens_per_s"] for name in (ours, theirs)), strict=True)
+        return f"{statistics.median(one / another for one, another in pairs):.2f}"
 
     page = prose("performance.md")
     flight, fewer, one = over("256 mixed"), over("64 mixed"), over("1 uniform")
     assert f"has {flight} of its tokens with 256 in flight, {fewer} with 64, {one} with one" in page
-    assert f"and {over('256 uniform')} (1 of 8 above 1) with 256 at once" in page
+    assert f"and {over('256 uniform')} (0 of 7 above 1) with 256 at once" in page
+    splits = [over(load, "overlay, one split", "overlay") for load in loads if "256" in load]
+    alone = over("1 uniform", "overlay, one split", "overlay")
+    assert (
+        f"in a graph give {splits[0]} and {splits[1]} there, and {alone} with one request" in page
+    )
+
+
+NO_DRAFTS = "h200-default-engine-0.33.0-no-drafts-2026-11-27-c"
 
 
 def read(file: str) -> Any:
