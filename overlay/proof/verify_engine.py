@@ -15,8 +15,8 @@ import sys
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,6 +51,7 @@ class VerifySpec:
     :ivar mode: what it is compared as; ``None``: nothing is served, only the runner is told.
     :ivar beside: the answers of an engine, to each request, and of one that is compared with it:
         where these part, and where this engine's part from the first, it says what it thinks.
+    :ivar features: of each that may be there, by id: modules that it adds, and whether it mends.
     """
 
     arguments: tuple[str, ...]
@@ -59,6 +60,7 @@ class VerifySpec:
     tokens: int = 64
     mode: GraphMode | None = None
     beside: tuple[Sequence[Sequence[int]], ...] = ()
+    features: Mapping[str, tuple[Sequence[str], bool]] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """The spec as one JSON object."""
@@ -75,7 +77,8 @@ class VerifySpec:
         arguments, prompts = tuple(data["arguments"]), tuple(data["prompts"])
         mode = None if data["mode"] is None else GraphMode(data["mode"])
         beside = tuple(data["beside"])
-        return cls(arguments, requests, prompts, int(data["tokens"]), mode, beside)
+        tokens, features = int(data["tokens"]), dict(data["features"])
+        return cls(arguments, requests, prompts, tokens, mode, beside, features)
 
 
 class CannotServe(Exception):
@@ -272,7 +275,7 @@ def run(spec: VerifySpec) -> dict[str, Any]:
         ],
         "ranks": [_since(*pair) for pair in zip(before, after, strict=True)],
         "runner": after[0]["runner"],
-        "features": merged(reported, _features(engine)),
+        "features": with_silent(merged(reported, _features(engine)), spec.features),
         "opinions": [],
         "start_s": round(started - began, 1),
         "serve_s": round(served - started, 1),
@@ -338,6 +341,32 @@ def merged(
                 if more > own["counts"].get(text, 0):
                     own["counts"][text] = more
     return features
+
+
+def with_silent(
+    features: Mapping[str, dict[str, Any]], known: Mapping[str, tuple[Sequence[str], bool]]
+) -> dict[str, dict[str, Any]]:
+    """The reports with those of features that are in this vLLM and say nothing.
+
+    :param known: as ``VerifySpec`` has them.
+    """
+    silent: dict[str, dict[str, Any]] = {
+        name: {"state": None, "text": "", "counts": {}}
+        for name, (modules, _) in known.items()
+        if any(_is_there(module) for module in modules)
+    }
+    everything = {**silent, **features}
+    return {
+        name: {**report, "mends": name in known and known[name][1]}
+        for name, report in sorted(everything.items())
+    }
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False  # nor is the package that it would be in
 
 
 def _facts(engine: Any) -> list[dict[str, Any]]:

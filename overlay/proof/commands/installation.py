@@ -90,6 +90,21 @@ def known_runner(python: str | None, environment: Mapping[str, str]) -> ModelRun
     return diagnosis.known_runner(target, environment)
 
 
+def features_at_hand() -> dict[str, tuple[tuple[str, ...], bool]]:
+    """Of each feature that vLLM may have: the modules that are its own, and whether it mends."""
+    return {
+        feature.id: (
+            tuple(
+                file.path.removesuffix(".py").replace("/", ".")
+                for file in feature.added
+                if file.path.endswith(".py") and file.path not in feature.shared
+            ),
+            feature.group is not None and feature.group.value == "mended",
+        )
+        for feature in Request().at_hand()
+    }
+
+
 def make_stock(python: str | None, folder: Path) -> None:
     """Make what an engine of the release's own files needs in ``folder``.
 

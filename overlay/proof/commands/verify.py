@@ -17,6 +17,7 @@ from overlay.errors import OverlayError, UsageError
 from overlay.proof.commands.device import Device, DevicePlace, device_of, expect_device
 from overlay.proof.commands.installation import (
     expect_feature,
+    features_at_hand,
     interpreter,
     known_runner,
     make_stock,
@@ -91,6 +92,9 @@ def verify(
         if question.tiny:
             for_tiny = (question.arguments, question.modes, question.draft)
             sets = tiny_sets(python, work / "models", *for_tiny, on_cpu=on_cpu, whole=whole)
+        if whole:
+            features = features_at_hand()
+            sets = [each._replace(spec=replace(each.spec, features=features)) for each in sets]
         parts = against_stock(stage, sets) if whole else _in_order(stage, sets, on_cpu=on_cpu)
         results = [result for models in parts for result in models]
     if on_cpu and not whole:

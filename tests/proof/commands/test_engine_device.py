@@ -114,7 +114,7 @@ def test_without_a_gpu_nothing_is_started(
 
     for command in ("verify", "bench"):
         monkeypatch.setattr(f"overlay.proof.commands.{command}.device_of", lambda *_: device)
-    monkeypatch.setattr("overlay.proof.commands.verify.run_jobs", started)
+    monkeypatch.setattr("overlay.proof.commands.verify_stage.run_jobs", started)
     monkeypatch.setattr("overlay.proof.commands.verify_tiny.write_models", started)
     if device is ON_CPU and "--tiny" in words:
         words = (*words, "--mode", "step")
@@ -139,8 +139,9 @@ def test_a_vllm_without_the_patches_is_refused_before_an_engine_starts(
         asked.append(words)
         raise UsageError("an engine was started")
 
-    monkeypatch.setattr("overlay.proof.commands.verify.run_jobs", started)
+    monkeypatch.setattr("overlay.proof.commands.verify_stage.run_jobs", started)
     monkeypatch.setattr("overlay.proof.commands.verify.device_of", lambda *_: WITH_GPU)
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
     python = environment(tmp_path, None)
     site = tmp_path / "env/lib/python3.11/site-packages"
     if of_plugin != "absent":
