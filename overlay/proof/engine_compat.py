@@ -65,6 +65,11 @@ def reports() -> dict[str, dict[str, Any]]:
     return effects
 
 
+def active_features() -> list[str]:
+    """The features that are active in this process."""
+    return sorted(name for name, report in reports().items() if report["state"] == "active")
+
+
 def reports_of(_worker: Any) -> dict[str, dict[str, Any]]:
     """The same on one rank.  Called in the worker's own process."""
     return reports()
@@ -127,3 +132,7 @@ class BenchExtension:
                 "withdrawn": graphs.withdrawn,
             }
         return description
+
+    def bench_features(self) -> list[str]:
+        """The features that are active in this process."""
+        return active_features()
