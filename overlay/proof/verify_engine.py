@@ -300,7 +300,8 @@ def opinions(
     first, *others = (
         [Answer(0, tuple(tokens), ()) for tokens in engine_answers] for engine_answers in answers
     )
-    most = min(_LIKELIEST, max(engine.vllm_config.model_config.max_logprobs, 1))
+    allowed = engine.vllm_config.model_config.max_logprobs
+    most = _LIKELIEST if allowed < 0 else min(_LIKELIEST, max(allowed, 1))
     asked = [place for each in others for place in partings(first, each)]
     for number, place in enumerate(asked):
         before = first[place.request].tokens[: place.position]
