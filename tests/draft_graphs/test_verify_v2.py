@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 ARGUMENTS = ("--block-size", "32", "--enforce-eager", "--max-model-len", "128")
 GREEDY = "vllm.v1.worker.gpu.spec_decode.greedy_verification"
-STEADY = "vllm.v1.core.held_slots"
+STEADY = "vllm.v1.core.steady_steps"
 KERNEL = "_verify_kernel"
 #: Of each bug: the module, and the edit.
 BUGS = {
@@ -44,12 +44,12 @@ BUGS = {
         GREEDY,
         (KERNEL, "draft == _argmax_of(...)", "(MATCH) & (step < 1)"),
     ),
-    "tokens are appended in another order": (
+    "a token is noted wrong": (
         STEADY,
         (
-            "_appending.append_together",
-            "request.append_output_token_ids(tokens)",
-            "request.append_output_token_ids(tokens[::-1])",
+            "_Steps._append",
+            "request._output_token_ids.extend(tokens)",
+            "tokens[0] += 1\nMATCH",
         ),
     ),
 }
