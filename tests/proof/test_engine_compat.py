@@ -50,25 +50,27 @@ def report(state: str | None, **counts: int) -> dict[str, Any]:
 
 def test_reports_of_several_processes_are_one() -> None:
     """Active anywhere is active, of each count the largest is taken, from before on."""
-    before = [{"a": report("idle", steps=2)}, {"a": report("idle")}]
+    before = [{"a": report("idle", steps=2)}, {"a": report("idle")}, {}]
     after = [
         {"a": report("idle", steps=5, others=0), "b": report("idle")},
-        {"a": report("active", steps=4)},
+        {"a": report("active", steps=4), "c": report("active")},
+        {"c": report("idle")},
     ]
     merged = verify_engine.merged(before, after)
     assert merged["a"] == {"state": "active", "text": "active", "counts": {"steps": 4}}
-    assert merged["b"]["state"] == "idle"
+    assert (merged["b"]["state"], merged["c"]["state"]) == ("idle", "active")
 
 
 def test_features_that_are_there_and_say_nothing_are_named() -> None:
     at_hand = {
         "silent": (("json.decoder",), False),
         "absent": (("json.nowhere", "nowhere.at.all"), False),
-        "mend": ((), True),
+        "mend": (("json.decoder",), True),
     }
     reports = verify_engine.with_silent({"mend": report("active")}, at_hand)
     assert list(reports) == ["mend", "silent"]
-    assert (reports["silent"]["state"], reports["mend"]["mends"]) == (None, True)
+    assert (reports["silent"]["state"], reports["mend"]["state"]) == (None, "active")
+    assert reports["mend"]["mends"]
 
 
 @pytest.mark.parametrize(("allowed", "most"), [(20, 20), (-1, 20), (5, 5), (0, 1)])

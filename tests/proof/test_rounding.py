@@ -39,12 +39,15 @@ def test_one_parting_that_is_no_near_tie_is_wrong_whatever_the_others_are(
         answer([], (*TOKENS[:place], TOKENS[place] + 100, *TOKENS[place + 1 :])) for place in places
     ]
     stock = [answer([])] * count
-    opinions: list[Opinion] = [(-1.0, -1.0 - gap) for gap in gaps]
+    # Either of the two may be the likelier one for stock, which is asked with other kernels.
+    signs = data.draw(st.lists(st.sampled_from((1, -1)), min_size=count, max_size=count))
+    opinions: list[Opinion] = [(-2.0, -2.0 - gap * s) for gap, s in zip(gaps, signs, strict=True)]
     rounding = rounding_of(stock, other, opinions)
     assert [each.position for each in rounding.partings] == places
     assert rounding.explains
     number = data.draw(st.integers(0, count - 1))
-    for wrong in ((-1.0, -1.1 - NEAR_TIE), (-1.0, None), (None, None)):
+    over = NEAR_TIE + 0.1
+    for wrong in ((-1.0, -1.0 - over), (-1.0 - over, -1.0), (-1.0, None), (None, None)):
         judged = rounding_of(stock, other, [*opinions[:number], wrong, *opinions[number + 1 :]])
         assert not judged.explains
         assert judged.worst == judged.partings[number]
@@ -80,6 +83,8 @@ def test_drafts_are_not_to_blame_for_another_token_of_the_target() -> None:
     rounding = rounding_of([stock], [other], [(-1.0, -1.0)])
     assert (rounding.compared, rounding.fewer) == (1, 0)
     assert rounding.explains
+    to_the_last_token = Answer(5, TOKENS[:3], (OracleStep(5, 3, 3),))
+    assert rounding_of([to_the_last_token], [to_the_last_token]).compared == 1
 
 
 def test_fewer_drafts_near_a_limit_are_compared_as_far_as_both_drafted() -> None:

@@ -19,6 +19,7 @@ from overlay.errors import OverlayError, TargetError
 from overlay.on_disk import ledger as ledgers
 from overlay.results import ModelRunner
 from overlay.results.invocation import command
+from overlay.untrusted import printable
 
 
 def interpreter(python: str | None) -> Path:
@@ -117,9 +118,11 @@ def make_stock(python: str | None, folder: Path) -> None:
     folder.mkdir()
     if make_stock_copy(root, folder) or plugin_may_add(None, _import_path(python, root)):
         return
+    mode = os.environ.get("OVERLAY")
+    switch = f" with OVERLAY={printable(mode)}" if mode else ""
     raise OverlayError(
         f"expected a vLLM that is patched, on disk or in memory, found the one in {root} as the "
-        f"release has it, and no plugin that would patch it; run {command('apply')}, then "
+        f"release has it, and no plugin that would patch it{switch}; run {command('apply')}, then "
         f"{command('status')}: the overlay is compared with the release's own files"
     )
 
