@@ -140,6 +140,7 @@ def test_a_bug_is_found(
     assert "engine again stock: started" in said
 
 
+@pytest.mark.thorough
 def test_where_every_feature_is_off_nothing_was_compared(
     patched_python: Path, own: tuple[str, ...], tmp_path: Path
 ) -> None:

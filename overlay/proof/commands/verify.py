@@ -52,6 +52,9 @@ from overlay.results import ModelRunner
 from overlay.untrusted import read_regular
 
 _ELSEWHERE = "run it where vLLM has a GPU"
+_ON_CPU = (
+    "; --tiny compares on a CPU what a CPU can show, and --mode overlay your models with stock"
+)
 _COMPARED = "on model runner{} the overlay, as an engine gets it by default, is compared with stock"
 
 
@@ -114,7 +117,7 @@ def _expect_device(question: VerifyQuestion, runner: ModelRunner | None) -> bool
     device: Device = device_of(question.python, question.arguments)
     whole = runner is ModelRunner.V2 or GraphMode.OVERLAY in question.modes
     if device.place is not DevicePlace.CPU or not (question.tiny or whole):
-        instead = "" if question.tiny else "; --tiny compares on a CPU what a CPU can show"
+        instead = "" if question.tiny else _ON_CPU
         expect_device(device, "verify", otherwise=f"{_ELSEWHERE}{instead}")
         return False
     if question.modes and not whole:

@@ -12,7 +12,12 @@ from overlay.cli.run import run
 from overlay.errors import UsageError
 from overlay.proof.commands.device import Device, DevicePlace, device_of
 from overlay.proof.commands.verify_tiny import tiny_sets
-from tests.proof.support.fake_engine import behaving, write_fake_python
+from tests.proof.support.fake_engine import (
+    behaving,
+    install_plugin,
+    write_fake_environment,
+    write_fake_python,
+)
 from tests.support import fake_vllm
 
 TORCH = {
@@ -167,6 +172,21 @@ def test_a_vllm_without_the_patches_is_refused_before_an_engine_starts(
     assert asked, "on disk they are"
 
 
+def test_on_a_cpu_models_of_ones_own_are_compared_with_stock_where_that_is_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("overlay.proof.commands.verify.device_of", lambda *_: ON_CPU)
+    for name, value in behaving({"stock": "right", "overlay": "right"}).items():
+        monkeypatch.setenv(name, value)
+    python = write_fake_environment(tmp_path / "environment")
+    install_plugin(python)
+    words = ("verify", "--model", "a/b", "--draft", "c/d", "--python", str(python))
+    assert run([*words, "--mode", "overlay"]) == 0
+    assert "in use the overlay gave the tokens" in capfd.readouterr().out
+    assert run([*words]) == 2
+    assert "--mode overlay your models with stock" in capfd.readouterr().err
+
+
 def served(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: dict[str, str], *options: str
 ) -> int:
@@ -206,6 +226,11 @@ def test_an_engine_that_does_not_start_ends_the_run_and_is_named(
     told = capfd.readouterr().err
     assert "the engine eagle3hid off: ValueError: No common block size for 16" in told
     assert "eagle3hid whole" not in told
+
+
+def test_a_draft_of_v1_alone_is_not_compared_with_stock(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="drafts eagle3hid, eagle3 to compare the overlay"):
+        tiny_sets(Path("python"), tmp_path, (), (), "p-eagle", on_cpu=True, whole=True)
 
 
 @pytest.mark.parametrize(
