@@ -194,8 +194,16 @@ def test_where_engines_may_run_on_other_machines_it_is_asked_for(
 ) -> None:
     """A stock vLLM there would leave both out without a word."""
     check, several = check_of("0.33.0"), speculative(**elsewhere)
-    with pytest.raises(ValueError, match=REFUSED):
-        lifted(check)(asks(min_p=0.1), several)
+    feature = world("0.33.0", True).module(FEATURE)
+    with mock.patch.object(feature, "logger") as logger:
+        lifted(check)(asks(), several)
+        assert not logger.mock_calls
+        with pytest.raises(ValueError, match=REFUSED):
+            lifted(check)(asks(min_p=0.1), several)
+        with pytest.raises(ValueError, match=REFUSED):
+            lifted(check)(asks(logit_bias={1: 2.0}), several)
+    assert logger.mock_calls == [mock.call.warning_once(mock.ANY, feature.ELSEWHERE)] * 2
+    assert "OVERLAY_DRAFT_SAMPLING=everywhere" in feature.ELSEWHERE
     lifted(check, environ={"OVERLAY_DRAFT_SAMPLING": "everywhere"})(asks(min_p=0.1), several)
 
 
