@@ -166,6 +166,13 @@ def test_the_rotary_cache_of_an_eagle_draft_is_too_short_until_it_is_widened() -
     assert short == releases_with("longer than an EAGLE draft's positions")
 
 
+def test_what_forces_the_end_of_thinking_is_the_same() -> None:
+    path = "vllm/v1/sample/thinking_budget_state.py"
+    texts = {release: resolve(release).read(path) for release in KNOWN_RELEASES}
+    same = [release for release, text in texts.items() if text == texts["0.32.0"]]
+    assert same == releases_with("end of the thinking of one request")
+
+
 def test_a_cpu_has_no_kernel_for_the_argument_of_rejection_sampling() -> None:
     missing = []
     for release in KNOWN_RELEASES:
