@@ -29,10 +29,10 @@ HEAD = """\
 
 What stock releases do wrong, by what you see: search this page for the words of your error.
 `overlay check` names those that a release has; `overlay show ID` tells all of one.
-In a step that does not need it, a mend takes at most 6.2 microseconds of the host in the median, 0.12 % of 64
-decodes of 1B on an H200, and all together 0.21 %
-([result](../bench/results/cpu-mend-costs-0.32.0-2026-11-27.json)); `draft-weights`, `eager-draft` and `dbo` are in
-no such step.
+In a step that does not need it, a mend takes at most 6.2 microseconds of the host in the median,
+0.12 % of 64 decodes of 1B on an H200, and all together 0.21 %
+([result](../bench/results/cpu-mend-costs-0.32.0-2026-11-27.json)); `draft-weights`, `eager-draft`
+and `dbo` are in no such step.
 This page is written by `scripts/render_faults.py`.
 """
 

@@ -6,8 +6,8 @@
 PYTHON is of an environment with a vLLM for CPU, of 0.20.1 to 0.26.0, which is copied and patched.
 Each request is served without drafts and beside them, synchronously and with the asynchronous
 double, by a stock engine and a mended one: a load with the end at each place, then loads drawn from
-the seed until the engine has taken N steps beside drafts, a stock one at most 300. Exit 0: the mended
-ones answer as without drafts.
+the seed until the engine has taken N steps beside drafts, a stock one at most 300. Exit 0: the
+mended ones answer as without drafts.
 """
 
 from __future__ import annotations
@@ -175,10 +175,7 @@ def judgement(outcome: dict[str, Any]) -> dict[str, Any]:
         "steps": outcome["steps"],
         "requests": sum(len(load["right"]["tokens"]) for load in loads),
         "accepted drafts": sum(
-            step[-1]
-            for load in loads
-            for each in load["beside"]["steps"].values()
-            for step in each
+            step[-1] for load in loads for each in load["beside"]["steps"].values() for step in each
         ),
         "answered otherwise": len(other),
         "of them": other[:40],
