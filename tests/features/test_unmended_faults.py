@@ -160,7 +160,7 @@ def test_the_rotary_cache_of_an_eagle_draft_is_too_short_until_it_is_widened() -
         # V2's speculators ask for the target's context alone.
         folder = "vllm/v1/worker/gpu/spec_decode"
         paths = [f"{folder}/{each}speculator.py" for each in ("", "eagle/", "autoregressive/")]
-        texts = [text.decode() for path in paths if (text := resolve(release).read(path))]
+        texts = [(resolve(release).read(path) or b"").decode() for path in paths]
         assert any("vllm_config.model_config.max_model_len" in each for each in texts)
         assert not any("draft_model_config.max_model_len" in each for each in texts)
     assert short == releases_with("longer than an EAGLE draft's positions")
