@@ -102,16 +102,12 @@ def revert(request: Request, keep_as: Keep | None = None) -> RevertReport:
         answers = [_report(target, Plan(())) for target in targets]
         verdict = not_kept(_report(edits.target, Plan(())), edits.report.verdict)
         return RevertReport(
-            verdict,
-            answers[0],
-            others=tuple(answers[1:]),
-            feature_report=edits.report,
-            beside=edits.beside,
+            verdict, answers[0], others=tuple(answers[1:]), kept=edits.report, beside=edits.beside
         )
     report = _everything(request, targets, recovery, explicit=explicit, edits=edits.edits)
     if not report.exit:
         report = replace(report, conclusion=also_kept(report, edits.folder))
-    return replace(_amend(report, edits), feature_report=edits.report)
+    return replace(_amend(report, edits), kept=edits.report)
 
 
 def _amend(report: RevertReport, edits: Kept) -> RevertReport:

@@ -99,26 +99,26 @@ class RevertReport(OneTarget):
     """What ``revert`` did.
 
     :ivar changed: the files of the package that were written or removed, sorted.
-    :ivar feature_report: of the feature that holds the edits, where any were to be kept.
+    :ivar kept: the feature that holds the edits, where there were any and they were to be kept.
     :ivar beside: path and change of each file that no feature carries; not kept, not put back.
     """
 
     _command: ClassVar[str] = "revert"
     changed: tuple[str, ...] = ()
-    feature_report: Report | None = None
+    kept: Report | None = None
     beside: tuple[tuple[str, str], ...] = ()
 
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:
         """The text of the feature that holds the edits, and what no feature holds."""
-        if self.feature_report is not None:
-            yield from self.feature_report.own_lines(verbose=verbose)
+        if self.kept is not None:
+            yield from self.kept.own_lines(verbose=verbose)
         if self.beside:
-            feature_beside = getattr(self.feature_report, "beside", ())
+            feature_beside = getattr(self.kept, "beside", ())
             yield from beside_lines([each for each in self.beside if each not in feature_beside])
 
     def own_data(self) -> dict[str, Any]:
         """The feature that holds the edits, under ``kept``."""
-        feature_data = {} if self.feature_report is None else self.feature_report.own_data()
+        feature_data = {} if self.kept is None else self.kept.own_data()
         data = {"kept": feature_data["new"]} if "new" in feature_data else {}
         if self.beside:
             data["beside"] = [{"path": path, "what": what} for path, what in self.beside]
