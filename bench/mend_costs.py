@@ -3,9 +3,9 @@
     ENGINE/bin/python bench/mend_costs.py [--out result.json]
 
 Runs where vLLM can be imported.  The function that a mend's hunk calls in each step is called with
-what a batch of requests has, in turns with an empty function; the figures are the differences of the
-thread's time, median and largest of all pairs, in microseconds a step, and the median's share of a
-step that a GPU took: 64 decodes of 1B on a stock vLLM.  No model runs, no GPU is used here.
+what a batch of requests has, in turns with an empty function.  The figures are the differences of
+the thread's time, median and largest of all pairs, in microseconds a step, and the median's share
+of a step that a GPU took: 64 decodes of 1B on a stock vLLM.  No model runs, no GPU is used here.
 `eager-draft` is asked once, at the start; `draft-weights` and `dbo` have no hunk in a step that
 does not need them.
 """

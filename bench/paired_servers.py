@@ -46,7 +46,7 @@ def serve(given: dict[str, Any]) -> None:
     from overlay.proof import step_time
     from overlay.proof.commands.launch import as_arguments
     from overlay.proof.serving import Client, Server, ServingSpec
-    from overlay.proof.shapes import write_tokenizer
+    from overlay.proof.shapes import SHAPES, write_tokenizer
 
     folder = Path(tempfile.mkdtemp(prefix="server-"))
     own = argparse.Namespace(model=None, mode="", speculative="{}", arguments="[]", engine="{}")
@@ -60,7 +60,7 @@ def serve(given: dict[str, Any]) -> None:
     options["enable_prefix_caching"] = False
     del options["disable_log_stats"]
     model = options.pop("model")
-    write_tokenizer(given["shape"], Path(model))
+    write_tokenizer(SHAPES[given["shape"]]["vocab_size"], Path(model))
     words = tuple(as_arguments(options))
     spec = ServingSpec(model, words, (), given["prompt"], given["answer"])
     server = Server(spec)

@@ -28,12 +28,11 @@ HEAD = """\
 # Known faults
 
 What stock releases do wrong, by what you see: search this page for the words of your error.
-`overlay check` names those that a release has and that can be mended; `overlay show ID` tells
-all of one.
-In a step that does not need it, a mend takes at most 6.2 microseconds of the host in the median, 0.12 % of 64
-decodes of 1B on an H200, and all together 0.21 %
-([result](../bench/results/cpu-mend-costs-0.32.0-2026-11-27.json)); `draft-weights`, `eager-draft` and `dbo` are in
-no such step.
+`overlay check` names those that a release has; `overlay show ID` tells all of one.
+In a step that does not need it, a mend takes at most 6.2 microseconds of the host in the median,
+0.12 % of 64 decodes of 1B on an H200, and all together 0.21 %
+([result](../bench/results/cpu-mend-costs-0.32.0-2026-11-27.json)); `draft-weights`, `eager-draft`
+and `dbo` are in no such step.
 This page is written by `scripts/render_faults.py`.
 """
 
@@ -73,7 +72,7 @@ def mended(feature: Feature) -> Iterator[str]:
         f"- **affects**: {fault.affects}",
         *([f"- **reports**: {numbers(fault.reports)}"] if fault.reports else []),
         f"- **switch**: {', '.join(f'`{each.name}`' for each in feature.switches)}",
-        f"- **how it was shown, and more**: [{page}]({page})",
+        f"- **shown**: [{page}]({page})",
     ):
         yield from indented(item)
 

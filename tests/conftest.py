@@ -65,6 +65,7 @@ LONGEST = {
             "draft_graphs/test_micro_batches.py",
             "in_memory/test_hazards.py",
             "draft_graphs/test_verify_engine.py",
+            "draft_graphs/test_verify_v2.py",
             "draft_graphs/test_unequal_ranks.py",
             "authoring/commands/test_port_killed.py",
             "draft_graphs/test_facts_releases.py",

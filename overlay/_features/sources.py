@@ -372,9 +372,9 @@ def fingerprint(folders: Iterable[str], visit: Callable[[str, bytes], object] | 
         for name, path in _walk(folder):
             if name.endswith("/"):
                 continue
+            problem = "vanished"
             try:
                 data = read_regular(path, follow=False)
-                problem = "" if data is not None else "vanished"
             except OSError as error:
                 data, problem = None, error.strerror or "unreadable"
             if data is None:

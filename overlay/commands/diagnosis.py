@@ -318,8 +318,8 @@ def _records() -> str:
 
 def known_runner(target: Target | None, environment: Mapping[str, str]) -> ModelRunner | None:
     """The model runner that every engine of a target has; ``None`` where that depends."""
-    if (asked := requested_runner(environment)) is not None or target is None:
-        return asked
+    if (choice := requested_runner(environment)) is not None or target is None:
+        return choice
     only_v1 = runs(ModelRunner.V1, target.release, environment) is Runs.YES
     return ModelRunner.V1 if only_v1 or has_ascend(target.root) else None
 

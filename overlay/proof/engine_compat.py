@@ -65,6 +65,11 @@ def reports() -> dict[str, dict[str, Any]]:
     return effects
 
 
+def active_features() -> list[str]:
+    """The features that are active in this process."""
+    return sorted(name for name, report in reports().items() if report["state"] == "active")
+
+
 def reports_of(_worker: Any) -> dict[str, dict[str, Any]]:
     """The same on one rank.  Called in the worker's own process."""
     return reports()
@@ -97,12 +102,22 @@ def draft_graph_facts(worker: Any) -> dict[str, Any]:
     }
 
 
+#: The modules of the model runners, from which those of other platforms are derived.
+_RUNNERS = {
+    "vllm.v1.worker.gpu.model_runner": ModelRunner.V2,
+    "vllm.v1.worker.gpu_model_runner": ModelRunner.V1,
+}
+
+
+def runner_module(runner: Any) -> str:
+    """The module of vLLM's that makes an object V1 or V2, or of the object's own class."""
+    modules = [cls.__module__ for cls in type(runner).__mro__]
+    return next((module for module in modules if module in _RUNNERS), modules[0])
+
+
 def runner_version(runner: Any) -> ModelRunner | None:
     """Which model runner an object is; ``None`` for any other."""
-    modules = {cls.__module__ for cls in type(runner).__mro__}
-    if "vllm.v1.worker.gpu.model_runner" in modules:
-        return ModelRunner.V2
-    return ModelRunner.V1 if "vllm.v1.worker.gpu_model_runner" in modules else None
+    return _RUNNERS.get(runner_module(runner))
 
 
 class BenchExtension:
@@ -117,7 +132,7 @@ class BenchExtension:
     def bench_describe(self) -> dict[str, Any]:
         """The runner's module; ``draft_graphs``, where the drafter has any: mode, keys by role."""
         drafter = drafter_of(self.model_runner)
-        description: dict[str, Any] = {"runner": type(self.model_runner).__module__}
+        description: dict[str, Any] = {"runner": runner_module(self.model_runner)}
         graphs = getattr(drafter, "draft_graphs", None)
         if graphs is not None:
             roles = [key.role for key in drafter.cudagraph_dispatcher.draft_keys]
@@ -127,3 +142,7 @@ class BenchExtension:
                 "withdrawn": graphs.withdrawn,
             }
         return description
+
+    def bench_features(self) -> list[str]:
+        """The features that are active in this process."""
+        return active_features()

@@ -48,6 +48,7 @@ class Timed(NamedTuple):
     :ivar graphs: its draft graphs by role; empty where it has none.
     :ivar starts: seconds until it could be measured, of each start.
     :ivar runner: the module of its model runner; empty where it is not known.
+    :ivar features: those that were active; ``None`` where it is not known.
     """
 
     engine: str
@@ -57,6 +58,7 @@ class Timed(NamedTuple):
     graphs: Mapping[str, int]
     starts: tuple[float, ...] = ()
     runner: str = ""
+    features: tuple[str, ...] | None = None
 
     @property
     def version(self) -> ModelRunner | None:
@@ -131,7 +133,8 @@ def read(engine: str, results: Sequence[Mapping[str, Any]]) -> Timed:
         sizes = dict(sorted(batches.items()))
         about = str(last["vllm"]), str(last["gpu"])
         runner = str(last.get("runner") or "")
-        return Timed(engine, *about, sizes, graphs, _starts(results), runner)
+        features = None if "features" not in last else tuple(map(str, last["features"]))
+        return Timed(engine, *about, sizes, graphs, _starts(results), runner, features)
 
 
 def read_served(engine: str, results: Sequence[Mapping[str, Any]]) -> Served:

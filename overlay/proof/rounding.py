@@ -26,7 +26,7 @@ class Parting(NamedTuple):
     """Where the answers to a request part.
 
     :ivar position: how many tokens of the answer come before it.
-    :ivar expected: stock's token there; :ivar found: the other one.
+    :ivar expected: stock's token there; :ivar actual: the other one.
     :ivar log_probabilities: what stock gives each of them; ``None`` for one that is not among its
         likeliest, or was not asked for.
     """
@@ -34,14 +34,14 @@ class Parting(NamedTuple):
     request: int
     position: int
     expected: int
-    found: int
+    actual: int
     log_probabilities: Opinion = (None, None)
 
     @property
     def apart(self) -> float | None:
         """The gap between both; ``None`` where it is not known."""
-        one, other = self.log_probabilities
-        return None if one is None or other is None else abs(one - other)
+        first, second = self.log_probabilities
+        return None if first is None or second is None else abs(first - second)
 
     @property
     def near_tie(self) -> bool:
@@ -51,10 +51,10 @@ class Parting(NamedTuple):
     @property
     def text(self) -> str:
         """The parting as a phrase."""
-        one, other = ("unlikely" if p is None else f"{p:.3f}" for p in self.log_probabilities)
+        first, second = ("unlikely" if p is None else f"{p:.3f}" for p in self.log_probabilities)
         return (
             f"request {self.request}, position {self.position}: stock's token {self.expected} "
-            f"({one}), found {self.found} ({other})"
+            f"({first}), found {self.actual} ({second})"
         )
 
 
@@ -113,17 +113,17 @@ def rounding_of(
         for pair in _beside(reference, served)
     ]
     return Rounding(
-        tuple(each._replace(log_probabilities=told or (None, None)) for each, told in apart),
+        tuple(each._replace(log_probabilities=opinion or (None, None)) for each, opinion in apart),
         len(pairs),
-        sum(other < one for one, other in pairs),
-        sum(other > one for one, other in pairs),
+        sum(accepted < stocks for stocks, accepted in pairs),
+        sum(accepted > stocks for stocks, accepted in pairs),
     )
 
 
 def _place(reference: Answer, served: Answer) -> int | None:
     """The first position at which two answers have different tokens."""
     pairs = zip(reference.tokens, served.tokens, strict=False)
-    return next((place for place, (one, other) in enumerate(pairs) if one != other), None)
+    return next((place for place, (first, second) in enumerate(pairs) if first != second), None)
 
 
 def _beside(reference: Answer, served: Answer) -> Iterator[tuple[int, int]]:

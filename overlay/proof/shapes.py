@@ -127,12 +127,14 @@ def write_configs(shape: str, folder: Path, drafter: Drafter = EAGLE3) -> tuple[
     return folder / "target", folder / drafter.folder
 
 
-def write_tokenizer(shape: str, folder: Path) -> None:
-    """Write a tokenizer beside a shape's configuration: each of its tokens is one word.
+def write_tokenizer(size: int, folder: Path) -> None:
+    """Write a tokenizer beside a model's configuration: each of its tokens is one word.
 
     Clients of a server send texts and count tokens; which words these are does not matter.
+
+    :param size: of the vocabulary.
     """
-    words = {f"w{token}": token for token in range(SHAPES[shape]["vocab_size"])}
+    words = {f"w{token}": token for token in range(size)}
     tokenizer: dict[str, Any] = {
         "version": "1.0",
         "added_tokens": [],

@@ -18,6 +18,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Protocol
 
+from overlay.proof.engine_compat import active_features
 from overlay.proof.engine_pool import write_result
 from overlay.proof.prompts import token_ids
 from overlay.proof.shapes import EAGLE3, SHAPES, Drafter, write_configs
@@ -233,6 +234,10 @@ def main() -> None:
         warm_up(engine, size, args.tokens)
         repeats = repeat(engine, size, args.tokens, args.repeats)
         result[f"batch{size}"] = {"repeats_ms_per_step": milliseconds(repeats)}
+        workers = engine.workers("bench_features")
+        result["features"] = sorted(
+            {*active_features(), *(id_ for each in workers for id_ in each)}
+        )
         write_result(args.out, result)  # what is measured counts, also if a later batch is killed
 
 

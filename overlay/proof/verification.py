@@ -91,19 +91,21 @@ Opinion = tuple[float | None, float | None]
 class FeatureFacts(NamedTuple):
     """What a feature reported in an engine's processes.
 
-    :ivar state: ``active`` where it is anywhere, or ``idle``; ``None`` where it only counted.
+    :ivar state: ``active`` where it is anywhere, or ``idle``; ``None`` where it did not say.
     :ivar text: what is active, or why it is idle.
     :ivar counts: what it counted while the requests were served, by text.
+    :ivar mends: whether it mends a fault, and stands by until that is met.
     """
 
     state: str | None
     text: str
     counts: Mapping[str, int]
+    mends: bool
 
     @property
-    def active(self) -> bool:
-        """Whether it is used."""
-        return self.state == "active"
+    def used(self) -> bool:
+        """Whether it had an effect while the requests were served."""
+        return self.state == "active" and (bool(self.counts) or not self.mends)
 
 
 class EngineRun(NamedTuple):
@@ -133,8 +135,8 @@ class EngineRun(NamedTuple):
 
     @property
     def effective(self) -> tuple[str, ...]:
-        """The features that are used."""
-        return tuple(sorted(name for name, facts in self.features.items() if facts.active))
+        """The features that had an effect."""
+        return tuple(sorted(name for name, facts in self.features.items() if facts.used))
 
     @property
     def replays(self) -> int:
@@ -210,7 +212,7 @@ def _rank(data: Mapping[str, Any]) -> RankFacts:
 
 
 def _feature(data: Mapping[str, Any]) -> FeatureFacts:
-    return FeatureFacts(*_report(data), _counts(data["counts"]))
+    return FeatureFacts(*_report(data), _counts(data["counts"]), bool(data["mends"]))
 
 
 def _report(data: Mapping[str, Any]) -> tuple[str | None, str]:

@@ -15,8 +15,8 @@ import sys
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,6 +51,7 @@ class VerifySpec:
     :ivar mode: what it is compared as; ``None``: nothing is served, only the runner is told.
     :ivar beside: the answers of an engine, to each request, and of one that is compared with it:
         where these part, and where this engine's part from the first, it says what it thinks.
+    :ivar features: of each that may be there, by id: modules that it adds, and whether it mends.
     """
 
     arguments: tuple[str, ...]
@@ -59,6 +60,7 @@ class VerifySpec:
     tokens: int = 64
     mode: GraphMode | None = None
     beside: tuple[Sequence[Sequence[int]], ...] = ()
+    features: Mapping[str, tuple[Sequence[str], bool]] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """The spec as one JSON object."""
@@ -75,7 +77,8 @@ class VerifySpec:
         arguments, prompts = tuple(data["arguments"]), tuple(data["prompts"])
         mode = None if data["mode"] is None else GraphMode(data["mode"])
         beside = tuple(data["beside"])
-        return cls(arguments, requests, prompts, int(data["tokens"]), mode, beside)
+        tokens, features = int(data["tokens"]), dict(data["features"])
+        return cls(arguments, requests, prompts, tokens, mode, beside, features)
 
 
 class CannotServe(Exception):
@@ -168,12 +171,8 @@ def runner_of(spec: VerifySpec) -> str | None:
     ``None`` where this release says nothing of it.
     """
     require_code(None)
-    from vllm import envs
-
     config = engine_arguments(spec.arguments).create_engine_config()
     uses_v2 = getattr(config, "use_v2_model_runner", None)
-    if uses_v2 is None:
-        uses_v2 = getattr(envs, "VLLM_USE_V2_MODEL_RUNNER", None)
     if uses_v2 is None:
         return None
     return "v2" if uses_v2 else "v1"
@@ -200,21 +199,17 @@ def serve(
     :param options_of: further arguments with which vLLM's engine is given a request.
     :returns: the finished outputs by request id, and the number of engine steps.
     """
-    from vllm import SamplingParams
-
     waiting = sorted(enumerate(requests), key=lambda pair: pair[1].arrival)
     outputs: dict[str, Any] = {}
     step = 0
     while waiting or llm.llm_engine.has_unfinished_requests():
         while waiting and waiting[0][1].arrival <= step:
             index, request = waiting.pop(0)
-            parameters = SamplingParams(
+            parameters = _sampling(
                 temperature=request.temperature,
                 max_tokens=request.tokens,
                 prompt_logprobs=request.prompt_logprobs,
                 ignore_eos=True,
-                # No seed of its own: on CPU vLLM cannot rewind a request's generator.
-                detokenize=False,
             )
             prompt = {"prompt_token_ids": list(request.prompt)}
             options = options_of(request)
@@ -224,6 +219,14 @@ def serve(
                 outputs[engine_compat.external_id(output.request_id)] = output
         step += 1
     return outputs, step
+
+
+def _sampling(**options: Any) -> Any:
+    """Sampling parameters."""
+    from vllm import SamplingParams
+
+    # No seed of a request's own: on CPU vLLM cannot rewind its generator.
+    return SamplingParams(detokenize=False, **options)
 
 
 def run(spec: VerifySpec) -> dict[str, Any]:
@@ -272,7 +275,7 @@ def run(spec: VerifySpec) -> dict[str, Any]:
         ],
         "ranks": [_since(*pair) for pair in zip(before, after, strict=True)],
         "runner": after[0]["runner"],
-        "features": merged(reported, _features(engine)),
+        "features": with_silent(merged(reported, _features(engine)), spec.features),
         "opinions": [],
         "start_s": round(started - began, 1),
         "serve_s": round(served - started, 1),
@@ -292,17 +295,16 @@ def opinions(
     :param answers: of several engines, to each request.
     :returns: the log probabilities of both; ``None`` for a token that is not among the likeliest.
     """
-    from vllm import SamplingParams
-
-    first, *others = (
+    first, *further = (
         [Answer(0, tuple(tokens), ()) for tokens in engine_answers] for engine_answers in answers
     )
-    most = min(_LIKELIEST, max(engine.vllm_config.model_config.max_logprobs, 1))
-    asked = [place for each in others for place in partings(first, each)]
-    for number, place in enumerate(asked):
+    allowed = engine.vllm_config.model_config.max_logprobs
+    most = _LIKELIEST if allowed < 0 else min(_LIKELIEST, max(allowed, 1))
+    places = [place for each in further for place in partings(first, each)]
+    for number, place in enumerate(places):
         before = first[place.request].tokens[: place.position]
         prompt = {"prompt_token_ids": [*requests[place.request].prompt, *before]}
-        parameters = SamplingParams(temperature=0.0, max_tokens=1, logprobs=most, detokenize=False)
+        parameters = _sampling(temperature=0.0, max_tokens=1, logprobs=most)
         engine.add_request(f"opinion{number}", prompt, parameters)
     likeliest: dict[str, Any] = {}
     while engine.has_unfinished_requests():
@@ -313,9 +315,9 @@ def opinions(
     return [
         [
             None if entry is None else round(float(entry.logprob), 5)
-            for entry in map(likeliest[f"opinion{number}"].get, (place.expected, place.found))
+            for entry in map(likeliest[f"opinion{number}"].get, (place.expected, place.actual))
         ]
-        for number, place in enumerate(asked)
+        for number, place in enumerate(places)
     ]
 
 
@@ -338,6 +340,32 @@ def merged(
                 if more > own["counts"].get(text, 0):
                     own["counts"][text] = more
     return features
+
+
+def with_silent(
+    features: Mapping[str, dict[str, Any]], at_hand: Mapping[str, tuple[Sequence[str], bool]]
+) -> dict[str, dict[str, Any]]:
+    """The reports with those of features that are in this vLLM and say nothing.
+
+    :param at_hand: as ``VerifySpec`` has them.
+    """
+    silent: dict[str, dict[str, Any]] = {
+        name: {"state": None, "text": "", "counts": {}}
+        for name, (modules, _) in at_hand.items()
+        if any(_is_there(module) for module in modules)
+    }
+    everything = {**silent, **features}
+    return {
+        name: {**report, "mends": name in at_hand and at_hand[name][1]}
+        for name, report in sorted(everything.items())
+    }
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False  # nor is the package that it would be in
 
 
 def _facts(engine: Any) -> list[dict[str, Any]]:

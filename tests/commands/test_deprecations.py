@@ -9,7 +9,7 @@ import pytest
 from packaging.version import Version
 
 from overlay import __version__
-from overlay.cli.deprecations import DEPRECATIONS, Deprecation, current_spelling
+from overlay.cli.deprecations import DEPRECATIONS, UNTIL, Deprecation, current_spelling
 from overlay.cli.group import cli as group
 from tests.support.cli import Cli
 
@@ -36,6 +36,11 @@ def test_each_leads_to_an_option_and_ends(
     assert current_spelling(entry.command, ["--", entry.former]) == ["--", entry.former]
     assert current_spelling("apply", [entry.former]) == [entry.former]
     assert capsys.readouterr().err == ""
+
+
+def test_no_warning_names_a_version_that_is_here() -> None:
+    """Then the former way is taken out."""
+    assert Version(UNTIL) > Version(__version__)
 
 
 def test_a_former_spelling_answers_as_the_one_of_today(cli: Cli, site: Path) -> None:

@@ -59,6 +59,13 @@ def test_one_screen_tells_the_fault_the_evidence_and_the_switch(cli: Cli, mend: 
     assert (shown["group"], shown["switches"][0]["name"]) == ("mended", "OVERLAY_TEAM_MEND")
 
 
+@pytest.mark.parametrize("name", sorted(each.id for each in load([shipped_folder()])))
+def test_each_shipped_feature_is_told_on_one_screen(cli: Cli, name: str) -> None:
+    """Of 40 lines, on a terminal of 100 columns."""
+    lines = cli("show", name).out.splitlines()
+    assert sum(max(1, -(-len(line) // 100)) for line in lines) <= 40
+
+
 def test_a_feature_that_is_not_there_is_named_with_what_is(cli: Cli, mend: Path) -> None:
     answer = cli("--patches", mend, "show", "team-mnd")
     assert answer.exit == 2

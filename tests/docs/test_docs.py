@@ -54,6 +54,17 @@ def test_prose_has_lines_that_a_diff_can_show(name: str) -> None:
     assert not wide, f"over {WIDEST} characters: {', '.join(wide)}"
 
 
+def test_the_pages_that_people_read_have_25000_words_at_most() -> None:
+    """Tables count, code does not; nor do evidence and lists that scripts fill."""
+    evidence = ("docs/appendix/", "docs/faults.md", "docs/performance.md", "CHANGELOG.md")
+    names = [name for name in PAGES if not name.startswith(evidence)]
+    counts = {
+        name: len(re.sub(r"```.*?```", "", (ROOT / name).read_text("utf-8"), flags=re.S).split())
+        for name in (*names, "SECURITY.md", "CODE_OF_CONDUCT.md")
+    }
+    assert sum(counts.values()) <= 25_000, counts
+
+
 @pytest.mark.parametrize("name", sorted(PAGES.keys() - {"CHANGELOG.md"}))
 def test_a_page_begins_with_what_it_is_for(name: str) -> None:
     text = re.sub(r"<!--.*?-->", "", PAGES[name].path.read_text(encoding="utf-8"), flags=re.DOTALL)

@@ -74,6 +74,25 @@ def test_the_schemas_are_those_of_the_code() -> None:
         assert words in page, words
 
 
+#: The modules that warn of a former way to say something, beside those of options -> the way, and
+#: what to write.
+OTHERWISE = {
+    "overlay/authoring/cli_port.py": ("`overlay port ID RELEASE`", "`--releases RELEASE`"),
+    "overlay/cli/options.py": ("`overlay port` or `prune` without `--write`", "`--dry-run`"),
+}
+
+
+def test_whatever_warns_of_a_former_way_is_in_the_table() -> None:
+    """The next test compares the table with these."""
+    warns = re.compile(r"^from overlay\.cli\.deprecations import .*\bwarn", re.MULTILINE)
+    modules = {
+        file.relative_to(ROOT).as_posix()
+        for file in (ROOT / "overlay").rglob("*.py")
+        if warns.search(file.read_text(encoding="utf-8"))
+    }
+    assert modules == OTHERWISE.keys()
+
+
 def test_what_is_deprecated_is_what_the_code_takes_with_a_warning() -> None:
     table = _rows(COMPATIBILITY.read_text(encoding="utf-8").partition(DEPRECATION)[2])
     expected = [[f"id `{former}`", f"`{name}`"] for former, name in FORMER_IDS.items()]
@@ -81,6 +100,7 @@ def test_what_is_deprecated_is_what_the_code_takes_with_a_warning() -> None:
     former = [(each.name, each.deprecated) for each in switches]
     for name, values in [("OVERLAY_UNTESTED", (("0", "off"), ("1", "on"))), *former]:
         expected += [[f"value `{old}` of `{name}`", f"`{new}`"] for old, new in values]
+    expected += [list(each) for each in OTHERWISE.values()]
     module = "overlay.cli.deprecations"
     if importlib.util.find_spec(module) is None:
         table = [row for row in table if not row[0].startswith("option ")]

@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packaging.version import Version
 
 from overlay.package import KNOWN_RELEASES
 from overlay.targets.resolution import resolve
@@ -31,7 +32,7 @@ from tests.draft_sampling.worlds import (
     world,
 )
 from tests.support.code_edits import Edit
-from tests.support.sampling_worlds import EFFECTS
+from tests.support.sampling_worlds import EFFECTS, REJECTION
 
 pytestmark = pytest.mark.network
 
@@ -194,8 +195,16 @@ def test_where_engines_may_run_on_other_machines_it_is_asked_for(
 ) -> None:
     """A stock vLLM there would leave both out without a word."""
     check, several = check_of("0.33.0"), speculative(**elsewhere)
-    with pytest.raises(ValueError, match=REFUSED):
-        lifted(check)(asks(min_p=0.1), several)
+    feature = world("0.33.0", True).module(FEATURE)
+    with mock.patch.object(feature, "logger") as logger:
+        lifted(check)(asks(), several)
+        assert not logger.mock_calls
+        with pytest.raises(ValueError, match=REFUSED):
+            lifted(check)(asks(min_p=0.1), several)
+        with pytest.raises(ValueError, match=REFUSED):
+            lifted(check)(asks(logit_bias={1: 2.0}), several)
+    assert logger.mock_calls == [mock.call.warning_once(mock.ANY, feature.ELSEWHERE)] * 2
+    assert "OVERLAY_DRAFT_SAMPLING=everywhere" in feature.ELSEWHERE
     lifted(check, environ={"OVERLAY_DRAFT_SAMPLING": "everywhere"})(asks(min_p=0.1), several)
 
 
@@ -214,6 +223,38 @@ def test_what_is_served_is_reported() -> None:
     assert seen() == ("active", before[1])
     check(asks(min_p=0.1), SPECULATIVE)
     assert seen() == ("active", before[1] + 1)
+
+
+@pytest.mark.parametrize("release", EVERY)
+def test_a_draft_that_is_none_is_rejected_from_0_25_on(release: str) -> None:
+    """Before, its chance is read from before its row: of another draft, or from outside."""
+    kernel = world(release, False).module(REJECTION).rejection_random_sample_kernel
+    faulty = Version(release) < Version("0.25.0")
+    for none, ended in ((1, False), (0, True)):
+        said, drafts = torch.full((2, 2), 9, dtype=torch.int32), torch.tensor([2, 2])
+        drafts[none] = -1
+        chances = torch.zeros(2, VOCABULARY)
+        chances[:, [2, VOCABULARY - 1]] = 0.5
+        given = {
+            "output_token_ids_ptr": said,
+            "cu_num_draft_tokens_ptr": torch.tensor([1, 2]),
+            "draft_token_ids_ptr": drafts,
+            "draft_probs_ptr": None,
+            "target_probs_ptr": chances,
+            "bonus_token_ids_ptr": torch.tensor([3, 3]),
+            "recovered_token_ids_ptr": torch.tensor([4, 4]),
+            "uniform_probs_ptr": torch.tensor([0.4, 0.4]),
+            "is_greedy_ptr": torch.tensor([False, False]),
+            "max_spec_len": 1,
+            "vocab_size": VOCABULARY,
+            "synthetic_conditional_rates_ptr": None,
+            "NO_DRAFT_PROBS": True,
+            "SYNTHETIC_MODE": False,
+        }
+        with pytest.raises(IndexError) if faulty and ended else contextlib.nullcontext():
+            kernel[(2,)](**given)
+            assert said[1 - none].tolist() == [2, 3]
+            assert said[none].tolist() == ([-1, 3] if faulty else [4, 9])
 
 
 #: An edit of the feature's module, which the comparison notices.

@@ -122,11 +122,12 @@ def test_a_checkpoint_that_cannot_be_loaded_leaves_the_draft_as_it_was(lines: li
     engine = Engine("0.33.0")
     for error in (OSError("cut off"), FileNotFoundError("no such file")):
         engine.loaded = error
-        engine.call("reload_weights")
-        assert engine.draft.values() == RIGHT
-        engine.step()
+        for _ in range(2):
+            engine.call("reload_weights")
+            assert engine.draft.values() == RIGHT
+            engine.step()
         assert f"{type(error).__name__}: {error}" in lines[-1]
-    assert len(lines) == 2
+    assert len(lines) == 2  # each reason once
 
 
 def test_a_target_that_is_loaded_without_the_draft_is_told_once(lines: list[str]) -> None:
@@ -299,6 +300,12 @@ BUGS: list[tuple[str, str, str, Callable[..., None]]] = [
     (
         "DraftWeights.reload",
         "_put_back(before)",
+        "pass",
+        test_a_checkpoint_that_cannot_be_loaded_leaves_the_draft_as_it_was,
+    ),
+    (
+        "DraftWeights.reload",
+        "self._reasons.add(reason)",
         "pass",
         test_a_checkpoint_that_cannot_be_loaded_leaves_the_draft_as_it_was,
     ),

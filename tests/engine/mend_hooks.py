@@ -7,6 +7,8 @@ They run on a CPU, where the tests' doubles schedule asynchronously and replay g
 from __future__ import annotations
 
 import importlib.util
+import itertools
+import logging
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,10 @@ SHORT_DRAFT = {"max_model_len": LENGTH // 2}
 
 def long_request(llm: Any) -> dict[str, Any]:
     """Requests without and with one beyond the drafter's context, and one that grows beyond it."""
+    from tests.engine.weight_hooks import Warnings
+
+    warnings = Warnings()
+    logging.getLogger("vllm.v1.worker.draft_gate").addHandler(warnings)
 
     def asked(name: str, length: int, tokens: int) -> tuple[int, str, list[int], dict[str, Any]]:
         prompt = [FIRST_TOKEN + (7 * length + number) % 180 for number in range(length)]
@@ -109,7 +115,7 @@ def long_request(llm: Any) -> dict[str, Any]:
     short = [asked(name, *each) for name, each in SHORT.items()]
     alone = serve(llm, short)
     beside = [asked("long", LENGTH - 20, 18), *short, asked("grows", 30, 40)]
-    return {"alone": alone, "beside": serve(llm, beside)}
+    return {"alone": alone, "beside": serve(llm, beside), "warnings": warnings.lines}
 
 
 def eager_draft(llm: Any) -> dict[str, Any]:
@@ -224,6 +230,51 @@ def piecewise_prompts(llm: Any) -> dict[str, Any]:
         for row in range(12)
     ]
     return serve(llm, added)
+
+
+#: Requests that vLLM refuses, with drafts or without: length of the prompt, parameters.
+BAD: dict[str, tuple[int, dict[str, Any]]] = {
+    "min_p above 1": (9, {"min_p": 2.0}),
+    "min_p below 0": (9, {"min_p": -0.1}),
+    "a bias of no token": (9, {"logit_bias": {10**6: 1.0}}),
+    "more min_tokens than max_tokens": (9, {"max_tokens": 4, "min_tokens": 5}),
+    "more log probabilities than allowed": (9, {"prompt_logprobs": 1000}),
+    "no token allowed": (9, {"allowed_token_ids": []}),
+    "a token that is none allowed": (9, {"allowed_token_ids": [10**6]}),
+    "a prompt that is too long": (LENGTH + 1, {}),
+    "no prompt": (0, {}),
+}
+
+
+def bad_input(llm: Any) -> dict[str, Any]:
+    """What requests are refused for while others are served, and these."""
+    from vllm import SamplingParams
+
+    refusals: dict[str, str] = {}
+
+    def refuse() -> None:
+        for name, (length, given) in BAD.items():
+            try:
+                asked = SamplingParams(detokenize=False, **given)
+                engine_facts.add_request(llm, name, [FIRST_TOKEN] * length, asked)
+            except Exception as error:  # noqa: BLE001 - the words are the outcome
+                refusals[name] = f"{type(error).__name__}: {error}"
+
+    engine, steps = llm.llm_engine, itertools.count()
+    step = engine.step
+
+    def stepping() -> Any:
+        if next(steps) == 2:
+            refuse()
+        return step()
+
+    engine.step = stepping
+    asked = {"temperature": 0.0, "max_tokens": 20}
+    company: Added = [(0, f"{row}", [FIRST_TOKEN + row] * (4 + row), asked) for row in range(4)]
+    try:
+        return {**serve(llm, company), "refusals": refusals}
+    finally:
+        engine.step = step
 
 
 #: Greedy requests, each with a bias of its own; what is biased so much is all that comes.

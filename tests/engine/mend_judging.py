@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tests.engine.mend_hooks import BIASED, LENGTH, SHORT
+from tests.engine.mend_hooks import BAD, BIASED, LENGTH, SHORT
 from tests.engine.weight_hooks import WARNED
 
 FULL = "Sampled token IDs exceed the max model length"
@@ -118,6 +118,8 @@ def long_request(stock: Outcome, mended: Outcome) -> list[str]:
         problems.append("what grows beyond the drafter's context has no drafts before")
     if mended["beside"]["tokens"] != stock["beside"]["tokens"]:
         problems.append("other tokens than stock's")
+    if len(mended["warnings"]) != 1 or "gets no drafts" not in mended["warnings"][0]:
+        problems.append(f"expected one line about it: {mended['warnings']}")
     if not mended["beside"]["counts"].get("steps that did not draft for all of their requests"):
         problems.append("the gate was never needed")
     return problems
@@ -127,6 +129,22 @@ def long_request_in_graphs(stock: Outcome, mended: Outcome) -> list[str]:
     """The same, and graphs were replayed."""
     problems = long_request(stock, mended)
     return problems if mended.get("replays") else [*problems, "no graph was replayed"]
+
+
+def bad_input(stock: Outcome, mended: Outcome) -> list[str]:
+    """Both refuse with the same words, and serve who was there as if nobody had asked."""
+    problems = []
+    for name in BAD:
+        words = stock["refusals"].get(name)
+        if words is None or mended["refusals"].get(name) != words:
+            problems.append(f"{name}: {words}, and mended {mended['refusals'].get(name)}")
+    for which, outcome in (("stock", stock), ("mended", mended)):
+        if outcome["error"] or len(outcome["tokens"]) < 4:
+            problems.append(f"{which}: {outcome['error']}, answered: {[*outcome['tokens']]}")
+    return [
+        *problems,
+        *(f"{what} are not stock's" for what in ("tokens", "steps") if mended[what] != stock[what]),
+    ]
 
 
 def eager_draft(stock: Outcome, mended: Outcome) -> list[str]:
@@ -174,6 +192,7 @@ def least_tokens(stock: Outcome, mended: Outcome) -> list[str]:
 
 
 JUDGES = {
+    "bad_input": bad_input,
     "eager_draft": eager_draft,
     "least_tokens": least_tokens,
     "long_request": long_request,

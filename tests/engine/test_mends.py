@@ -40,7 +40,7 @@ ENGINES = (
         tuple(
             f"mend_hooks:{load}"
             for load in (
-                *("overwritten_states", "refused_parameters"),
+                *("bad_input", "overwritten_states", "refused_parameters"),
                 *("least_tokens", "context_limit"),
             )
         ),

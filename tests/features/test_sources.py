@@ -104,6 +104,8 @@ def test_a_feature_names_the_modules_that_it_shares(tmp_path: Path) -> None:
     assert shared_by(place) == ["vllm/a.py", "vllm/b.py"]
     for toml in ("", 'shared = "vllm/a.py"', "shared = {a = 1}", "shared = ["):
         assert shared_by(write_feature(tmp_path, {}, toml=toml)) == []
+    place = write_feature(tmp_path, {}, toml='shared = ["vllm/a.py"]')
+    assert shared_by(place) == ["vllm/a.py"]
     (place / "feature.toml").rename(tmp_path / "elsewhere")
     assert shared_by(place) == []
     (place / "feature.toml").symlink_to(tmp_path / "elsewhere")

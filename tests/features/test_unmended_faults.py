@@ -135,6 +135,44 @@ def test_a_prefix_is_found_one_block_short_until_hashes_look_ahead() -> None:
     assert optional[0] == "0.30.0"
 
 
+def test_drafts_that_are_none_reach_the_model_until_they_are_clamped() -> None:
+    """That the kernel takes one, too: `tests/draft_sampling`."""
+    reaching = []
+    for release in KNOWN_RELEASES:
+        runner, scheduler = (
+            (resolve(release).read(f"vllm/v1/{path}.py") or b"").decode()
+            for path in ("worker/gpu_model_runner", "core/sched/async_scheduler")
+        )
+        # Who is in no step keeps its places, and the next step leaves them as they are.
+        assert re.search(r"request\.spec_token_ids = .*placeholder", scheduler)
+        assert "prev_req_id_to_index.get(req_id, -1)" in runner
+        if "self.input_ids.gpu[:num_input_tokens].clamp_(min=0)" not in runner:
+            reaching.append(release)
+    assert reaching == releases_with("sampled from a draft that is none")
+
+
+def test_the_rotary_cache_of_an_eagle_draft_is_too_short_until_it_is_widened() -> None:
+    short = []
+    for release in KNOWN_RELEASES:
+        text = (resolve(release).read("vllm/config/speculative.py") or b"").decode()
+        if "draft_hf_config.max_position_embeddings = target_max_model_len" not in text:
+            short.append(release)
+        # V2's speculators ask for the target's context alone.
+        folder = "vllm/v1/worker/gpu/spec_decode"
+        paths = [f"{folder}/{each}speculator.py" for each in ("", "eagle/", "autoregressive/")]
+        texts = [(resolve(release).read(path) or b"").decode() for path in paths]
+        assert any("vllm_config.model_config.max_model_len" in each for each in texts)
+        assert not any("draft_model_config.max_model_len" in each for each in texts)
+    assert short == releases_with("longer than an EAGLE draft's positions")
+
+
+def test_what_forces_the_end_of_thinking_is_the_same() -> None:
+    path = "vllm/v1/sample/thinking_budget_state.py"
+    texts = {release: resolve(release).read(path) for release in KNOWN_RELEASES}
+    same = [release for release, text in texts.items() if text == texts["0.32.0"]]
+    assert same == releases_with("end of the thinking of one request")
+
+
 def test_a_cpu_has_no_kernel_for_the_argument_of_rejection_sampling() -> None:
     missing = []
     for release in KNOWN_RELEASES:

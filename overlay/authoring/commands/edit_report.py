@@ -208,8 +208,8 @@ def made_new(
 def _left_out(beside: Sequence[Beside], removing: Command) -> str:
     """Why files that differ are in no feature, in a sentence; those that are missing come last."""
     missing = [f"{path} ({what})" for path, what in beside if what.startswith(MISSING)]
-    others = [f"{path} ({what})" for path, what in beside if not what.startswith(MISSING)]
-    reasons = [f"since no feature carries it: {enumeration(others)}"] if others else []
+    uncarried = [f"{path} ({what})" for path, what in beside if not what.startswith(MISSING)]
+    reasons = [f"since no feature carries it: {enumeration(uncarried)}"] if uncarried else []
     if missing:
         reasons.append(
             f"since it may be lost: {enumeration(missing)}; a reinstall brings that back, and "

@@ -239,8 +239,8 @@ def survey(request: Request, target: Target, root: Path, *, removals: bool = Fal
     if request.patches and not os.path.lexists(request.folders[-1]):
         request = request._replace(patches=request.patches[:-1])
     features = request.authored(package)
-    meant = _removed_by(features, release)
-    lost = {edit for edit in edits if not (removals or edit.now is not None or edit.path in meant)}
+    paths = _removed_by(features, release)
+    lost = {edit for edit in edits if not (removals or edit.now is not None or edit.path in paths)}
     workshop = Workshop(
         target,
         release,

@@ -57,7 +57,6 @@ def bench(
     remark = expect_pair(pair)
     if remark is not None:
         on_remark(remark)
-    texts = _texts(question)
 
     def on_end(engine: str, seconds: float | None) -> None:
         on_engine(engine, seconds)
@@ -69,6 +68,7 @@ def bench(
     with tempfile.TemporaryDirectory(prefix="overlay-bench-") as folder:
         work = Path(folder)
         make_stock(None if question.python is None else str(python), work / "stock")
+        texts = _texts(question)
         on_plan(question.schedule)
         with _logs(question.logs) as logs:
             code = link_packages(work / "code")
@@ -96,6 +96,8 @@ def check_question(question: BenchQuestion) -> None:
         refuse_unknown_models(question.model, question.draft, question.arguments)
     if question.model is None and question.prompts is not None:
         raise UsageError("--prompts: expected --model as well; a --shape is asked random tokens")
+    if question.prompts is not None:
+        prompt_lines(question.prompts)
     if question.v1 and question.against != "default":
         raise UsageError(
             f"--v1 and --against {question.against} both choose engines: give one of them"

@@ -19,6 +19,7 @@ from overlay.errors import OverlayError, TargetError
 from overlay.on_disk import ledger as ledgers
 from overlay.results import ModelRunner
 from overlay.results.invocation import command
+from overlay.untrusted import printable
 
 
 def interpreter(python: str | None) -> Path:
@@ -90,6 +91,21 @@ def known_runner(python: str | None, environment: Mapping[str, str]) -> ModelRun
     return diagnosis.known_runner(target, environment)
 
 
+def features_at_hand() -> dict[str, tuple[tuple[str, ...], bool]]:
+    """Of each feature that vLLM may have: the modules that are its own, and whether it mends."""
+    return {
+        feature.id: (
+            tuple(
+                file.path.removesuffix(".py").replace("/", ".")
+                for file in feature.added
+                if file.path.endswith(".py") and file.path not in feature.shared
+            ),
+            feature.group is not None and feature.group.value == "mended",
+        )
+        for feature in Request().at_hand()
+    }
+
+
 def make_stock(python: str | None, folder: Path) -> None:
     """Make what an engine of the release's own files needs in ``folder``.
 
@@ -102,9 +118,11 @@ def make_stock(python: str | None, folder: Path) -> None:
     folder.mkdir()
     if make_stock_copy(root, folder) or plugin_may_add(None, _import_path(python, root)):
         return
+    mode = os.environ.get("OVERLAY")
+    switch = f" with OVERLAY={printable(mode)}" if mode else ""
     raise OverlayError(
         f"expected a vLLM that is patched, on disk or in memory, found the one in {root} as the "
-        f"release has it, and no plugin that would patch it; run {command('apply')}, then "
+        f"release has it, and no plugin that would patch it{switch}; run {command('apply')}, then "
         f"{command('status')}: the overlay is compared with the release's own files"
     )
 

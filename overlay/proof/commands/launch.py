@@ -16,7 +16,7 @@ from overlay.proof.engine_launch import append_path, as_stock
 from overlay.proof.engine_pool import Job
 from overlay.proof.reports.benched import OVERLAY, OVERLAY_V1, PLAIN
 from overlay.proof.serving import ServingSpec
-from overlay.proof.shapes import write_configs, write_tokenizer
+from overlay.proof.shapes import SHAPES, write_configs, write_tokenizer
 
 _RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 #: Tokens of the longest request that a shape's server takes.
@@ -103,7 +103,7 @@ class Launch:
         model = question.model
         if model is None:
             target, draft = write_configs(question.shape, self.work / "configs" / question.shape)
-            write_tokenizer(question.shape, target)
+            write_tokenizer(SHAPES[question.shape]["vocab_size"], target)
             model, speculative = str(target), {**(speculative or {}), "model": str(draft)}
             most = max(_MOST_SERVED, *question.concurrency)
             arguments += ["--load-format", "dummy", "--max-model-len", str(_MAX_MODEL_LEN)]

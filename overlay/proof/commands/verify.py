@@ -17,6 +17,7 @@ from overlay.errors import OverlayError, UsageError
 from overlay.proof.commands.device import Device, DevicePlace, device_of, expect_device
 from overlay.proof.commands.installation import (
     expect_feature,
+    features_at_hand,
     interpreter,
     known_runner,
     make_stock,
@@ -51,6 +52,9 @@ from overlay.results import ModelRunner
 from overlay.untrusted import read_regular
 
 _ELSEWHERE = "run it where vLLM has a GPU"
+_ON_CPU = (
+    "; --tiny compares on a CPU what a CPU can show, and --mode overlay your models with stock"
+)
 _COMPARED = "on model runner{} the overlay, as an engine gets it by default, is compared with stock"
 
 
@@ -91,6 +95,9 @@ def verify(
         if question.tiny:
             for_tiny = (question.arguments, question.modes, question.draft)
             sets = tiny_sets(python, work / "models", *for_tiny, on_cpu=on_cpu, whole=whole)
+        if whole:
+            features = features_at_hand()
+            sets = [each._replace(spec=replace(each.spec, features=features)) for each in sets]
         parts = against_stock(stage, sets) if whole else _in_order(stage, sets, on_cpu=on_cpu)
         results = [result for models in parts for result in models]
     if on_cpu and not whole:
@@ -110,7 +117,7 @@ def _expect_device(question: VerifyQuestion, runner: ModelRunner | None) -> bool
     device: Device = device_of(question.python, question.arguments)
     whole = runner is ModelRunner.V2 or GraphMode.OVERLAY in question.modes
     if device.place is not DevicePlace.CPU or not (question.tiny or whole):
-        instead = "" if question.tiny else "; --tiny compares on a CPU what a CPU can show"
+        instead = "" if question.tiny else _ON_CPU
         expect_device(device, "verify", otherwise=f"{_ELSEWHERE}{instead}")
         return False
     if question.modes and not whole:

@@ -83,13 +83,13 @@ def _looked_into(
     again = models._replace(
         name=f"{models.name} again".strip(), spec=replace(models.spec, beside=beside)
     )
-    asked = usable(stage.run([(again, GraphMode.STOCK)])[title(again, GraphMode.STOCK)])
+    itself = usable(stage.run([(again, GraphMode.STOCK)])[title(again, GraphMode.STOCK)])
     number = len(partings(stock, other))
-    rounding = rounding_of(stock, other, asked.opinions[:number])
-    itself = rounding_of(stock, asked.served, asked.opinions[number:])
+    rounding = rounding_of(stock, other, itself.opinions[:number])
+    own = rounding_of(stock, itself.served, itself.opinions[number:])
     if rounding.explains:
         return replace(result, outcome=ModeOutcome.ROUNDS, rounding=rounding)
-    if itself.explains:
+    if own.explains:
         return replace(result, rounding=rounding)
-    unsteady = first_difference(stock, asked.served)
+    unsteady = first_difference(stock, itself.served)
     return replace(result, outcome=ModeOutcome.UNSTEADY, rounding=rounding, difference=unsteady)

@@ -143,7 +143,10 @@ def tiny_sets(
         sets.append(ModelSet(name, spec, (rule, requests), own_modes))
     if not sets:
         served = f"on a CPU one of the drafts {', '.join(_ON_CPU)}"
-        if not on_cpu:
+        if whole:
+            names = ", ".join(name for name, draft in DRAFTS.items() if not draft.one_pass)
+            served = f"one of the drafts {names} to compare the overlay with stock"
+        elif not on_cpu:
             served = f"one of the drafts {', '.join(DRAFTS)}, and a mode that it has"
         mode = f" and {', '.join(mode.shown for mode in modes)}" if modes else ""
         raise UsageError(f"expected with --tiny {served}, found --draft {only}{mode}")

@@ -233,7 +233,7 @@ class BenchReport(Report):
             if each.unsteady
         )
         rounds = f"engines started in each of {count(self.rounds, 'round')}"
-        about = (*self._runners, *self._accepted)
+        about = (*self._runners, *self._features, *self._accepted)
         return (*self._not_measured, rounds, *self.notes, *about, *self._starts, *unsteady)
 
     @property
@@ -245,6 +245,13 @@ class BenchReport(Report):
                 f"{engine} {'unknown' if version is None else version.name}"
                 for engine, version in versions
             )
+
+    @property
+    def _features(self) -> Iterator[str]:
+        """Which features of the overlay were active."""
+        for each in self.timed:
+            if is_overlay(each.engine) and each.features is not None:
+                yield f"features in use, {each.engine}: {', '.join(each.features) or 'none'}"
 
     @property
     def _accepted(self) -> Iterator[str]:
@@ -337,6 +344,7 @@ def _timed_data(timed: Timed) -> dict[str, Any]:
         "graphs": dict(timed.graphs),
         "start_s": list(timed.starts),
         "runner": None if timed.version is None else timed.version.value,
+        "features": None if timed.features is None else list(timed.features),
         "batches": [
             {
                 "requests": batch,
@@ -375,9 +383,12 @@ def benched(
 ) -> Verdict:
     """The verdict of ``bench``: the overlay beside stock, or beside V2 alone."""
     verdict = _concluded(timed, served)
-    if not gaps:
-        return verdict
-    return Verdict(verdict.code, f"{verdict.text[:-1]}; the budget did not allow all figures.")
+    notes = []
+    if any(is_overlay(each.engine) and each.features == () for each in timed):
+        notes.append("no feature of the overlay was in use: `overlay verify` says why")
+    if gaps:
+        notes.append("the budget did not allow all figures")
+    return Verdict(verdict.code, f"{'; '.join((verdict.text[:-1], *notes))}.")
 
 
 def _concluded(timed: Sequence[Timed], served: Sequence[Served]) -> Verdict:

@@ -217,12 +217,15 @@ def _explained(result: ModeResult, *, verbose: bool) -> Iterator[Line]:
 
 def _feature_lines(result: ModeResult, run: EngineRun) -> Iterator[Line]:
     """What each feature did: those in use first."""
-    for name, facts in sorted(run.features.items(), key=lambda pair: not pair[1].active):
-        state = facts.state or "reported nothing"
-        text = f"{state}{': ' if facts.text else ''}{facts.text}"
-        yield labelled(0, f"{result.models} {name}: ".lstrip(), text)
+    silent = [name for name, facts in run.features.items() if facts.state is None]
+    for name, facts in sorted(run.features.items(), key=lambda pair: not pair[1].used):
+        if name not in silent:
+            state = "stands by" if facts.state == "active" and not facts.used else facts.state
+            yield labelled(0, f"{result.models} {name}: ".lstrip(), f"{state}: {facts.text}")
         for what, number in facts.counts.items():
             yield labelled(2, f"{number} ", what)
+    if silent:
+        yield labelled(0, f"{result.models} without effect: ".lstrip(), ", ".join(silent))
 
 
 def _rank_lines(result: ModeResult, rank: RankFacts, *, verbose: bool) -> Iterator[Line]:

@@ -4,12 +4,14 @@ On the path of an engine's Python (``tests.draft_graphs.double_environment`` put
 until vLLM's engine is imported, and then makes the machine one that has graphs: the CPU platform
 keeps the cudagraph mode, the draft graphs are recordings, and the worker captures at the end of its
 start.  ``TEST_MUTATED`` names a folder whose files take the place of modules of vLLM: each is named
-as the module that it replaces.
+as the module that it replaces.  ``TEST_DOUBLE=interpreted`` has no graphs: Triton's interpreter
+runs the kernels of model runner V2, and steps are scheduled asynchronously.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import os
 import sys
@@ -21,6 +23,9 @@ from typing import Any
 
 #: What an engine in Python imports; what each process of a server does before it is configured.
 ENGINE, SERVER = "vllm.v1.engine.llm_engine", "vllm.engine.arg_utils"
+#: What looks for a device on which Triton compiles.
+TRITON = "vllm.triton_utils.importing"
+WANTED = {"1": (ENGINE,), "server": (SERVER,), "interpreted": (TRITON, SERVER)}
 
 
 class Finder:
@@ -34,8 +39,8 @@ class Finder:
     ) -> ModuleSpec | None:
         if self._mutated is not None and (file := self._mutated / f"{name}.py").is_file():
             return importlib.util.spec_from_file_location(name, file)
-        wanted = {"1": ENGINE, "server": SERVER}.get(os.environ.get("TEST_DOUBLE", ""))
-        if name != wanted:
+        double = os.environ.get("TEST_DOUBLE", "")
+        if name not in WANTED.get(double, ()):
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
@@ -43,7 +48,12 @@ class Finder:
 
             def exec_module(module: ModuleType) -> None:
                 inner(module)
-                give_graphs()
+                if name == TRITON:
+                    setattr(module, "HAS_TRITON", True)  # noqa: B010 - mypy forbids the other way
+                elif double == "interpreted":
+                    importlib.import_module("tests.engine.steady_hooks").schedule_asynchronously()
+                else:
+                    give_graphs()
 
             setattr(spec.loader, "exec_module", exec_module)  # noqa: B010 - mypy forbids the other way
         return spec

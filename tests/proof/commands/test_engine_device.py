@@ -12,7 +12,12 @@ from overlay.cli.run import run
 from overlay.errors import UsageError
 from overlay.proof.commands.device import Device, DevicePlace, device_of
 from overlay.proof.commands.verify_tiny import tiny_sets
-from tests.proof.support.fake_engine import behaving, write_fake_python
+from tests.proof.support.fake_engine import (
+    behaving,
+    install_plugin,
+    write_fake_environment,
+    write_fake_python,
+)
 from tests.support import fake_vllm
 
 TORCH = {
@@ -114,7 +119,7 @@ def test_without_a_gpu_nothing_is_started(
 
     for command in ("verify", "bench"):
         monkeypatch.setattr(f"overlay.proof.commands.{command}.device_of", lambda *_: device)
-    monkeypatch.setattr("overlay.proof.commands.verify.run_jobs", started)
+    monkeypatch.setattr("overlay.proof.commands.verify_stage.run_jobs", started)
     monkeypatch.setattr("overlay.proof.commands.verify_tiny.write_models", started)
     if device is ON_CPU and "--tiny" in words:
         words = (*words, "--mode", "step")
@@ -139,8 +144,9 @@ def test_a_vllm_without_the_patches_is_refused_before_an_engine_starts(
         asked.append(words)
         raise UsageError("an engine was started")
 
-    monkeypatch.setattr("overlay.proof.commands.verify.run_jobs", started)
+    monkeypatch.setattr("overlay.proof.commands.verify_stage.run_jobs", started)
     monkeypatch.setattr("overlay.proof.commands.verify.device_of", lambda *_: WITH_GPU)
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
     python = environment(tmp_path, None)
     site = tmp_path / "env/lib/python3.11/site-packages"
     if of_plugin != "absent":
@@ -164,6 +170,21 @@ def test_a_vllm_without_the_patches_is_refused_before_an_engine_starts(
     (site / "vllm/v1/spec_decode/draft_graphs").mkdir()
     assert run([*words]) == 2
     assert asked, "on disk they are"
+
+
+def test_on_a_cpu_models_of_ones_own_are_compared_with_stock_where_that_is_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("overlay.proof.commands.verify.device_of", lambda *_: ON_CPU)
+    for name, value in behaving({"stock": "right", "overlay": "right"}).items():
+        monkeypatch.setenv(name, value)
+    python = write_fake_environment(tmp_path / "environment")
+    install_plugin(python)
+    words = ("verify", "--model", "a/b", "--draft", "c/d", "--python", str(python))
+    assert run([*words, "--mode", "overlay"]) == 0
+    assert "in use the overlay gave the tokens" in capfd.readouterr().out
+    assert run([*words]) == 2
+    assert "--mode overlay your models with stock" in capfd.readouterr().err
 
 
 def served(
@@ -205,6 +226,11 @@ def test_an_engine_that_does_not_start_ends_the_run_and_is_named(
     told = capfd.readouterr().err
     assert "the engine eagle3hid off: ValueError: No common block size for 16" in told
     assert "eagle3hid whole" not in told
+
+
+def test_a_draft_of_v1_alone_is_not_compared_with_stock(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="drafts eagle3hid, eagle3 to compare the overlay"):
+        tiny_sets(Path("python"), tmp_path, (), (), "p-eagle", on_cpu=True, whole=True)
 
 
 @pytest.mark.parametrize(

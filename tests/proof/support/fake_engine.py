@@ -104,7 +104,10 @@ off, later = mode == "off", {{"auto": "whole"}}.get(mode, mode)
 if word == "no loop":
     later = "step"
 gaps = json.loads(os.environ.get("FAKE_GAPS", "[]"))
-used = {{"state": "idle" if word == "idle" else "active", "text": "why", "counts": {{"steps": 3}}}}
+used = {{"state": "idle" if word == "idle" else "active", "text": "why", "counts": {{"steps": 3}},
+        "mends": word == "mends"}}
+if word == "mends":
+    used["counts"] = {{}}
 rank = {{"rank": 0, "state": "idle" if off or word == "idle" else "active",
         "left": {{"1 batch": 1}},
         "text": "attention backend X is not known" if word == "idle" else "8 graphs",

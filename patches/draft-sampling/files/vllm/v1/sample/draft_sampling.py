@@ -16,8 +16,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from vllm.logger import init_logger
 from vllm.v1.overlay_effects import active, count, idle
 from vllm.v1.overlay_switches import is_on
+
+logger = init_logger(__name__)
 
 #: The feature's name in `vllm.v1.overlay_effects`.
 FEATURE = "draft-sampling"
@@ -25,6 +28,7 @@ VARIABLE = "OVERLAY_DRAFT_SAMPLING"
 #: The value that serves such requests where engines may run on other machines, too.
 EVERYWHERE = "everywhere"
 REQUESTS = "requests with min_p or logit_bias beside drafts"
+ELSEWHERE = f"engines may run on other machines; {VARIABLE}={EVERYWHERE} serves them"
 _ACTIVE = "requests with min_p or logit_bias are served beside drafts"
 
 
@@ -55,7 +59,9 @@ def without_refusal(check: Callable[[Any, Any], None]) -> Callable[[Any, Any], N
             check(parameters, speculative)
             return
         if is_elsewhere(speculative.target_parallel_config) and not _is_everywhere():
-            idle(FEATURE, f"engines may run on other machines; {VARIABLE}={EVERYWHERE} serves them")
+            idle(FEATURE, ELSEWHERE)
+            if parameters.min_p or parameters.logit_bias:
+                logger.warning_once("Requests with min_p or logit_bias are refused: %s", ELSEWHERE)
             check(parameters, speculative)
             return
         active(FEATURE, _ACTIVE)

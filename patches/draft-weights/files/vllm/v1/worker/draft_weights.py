@@ -123,6 +123,8 @@ class DraftWeights:
         self._of_target = draft is not None and draft.model == worker.model_config.model
         self._held: list[Held] = []
         self._target_loaded = self._draft_loaded = self._warned = False
+        #: Why its checkpoint could not be loaded, each of which is said once.
+        self._reasons: set[str] = set()
 
     # ---- whose weights
 
@@ -254,12 +256,16 @@ class DraftWeights:
             _put_links_back(modules, links)
             _put_back(before)
             self._target_loaded = self._draft_loaded = False
-            logger.warning(
-                "The target's weights were loaded again, those of the draft were not, and are as "
-                "before (%s: %s). Load them by load_weights of the draft's model.",
-                type(error).__name__,
-                str(error).partition("\n")[0] or "no reason given",
-            )
+            text = str(error).partition("\n")[0] or "no reason given"
+            reason = f"{type(error).__name__}: {text}"
+            if reason not in self._reasons:
+                self._reasons.add(reason)
+                logger.warning(
+                    "The target's weights were loaded again, those of the draft were not, and are "
+                    "as before (%s). Load them by load_weights of the draft's model. This line is "
+                    "logged once.",
+                    reason,
+                )
             return
         self._note_draft()
         count(FEATURE, RELOADED)
