@@ -33,18 +33,21 @@ from overlay.proof.commands.verify_stage import (
     runner_variable,
     title,
 )
-from overlay.proof.commands.verify_stock import against_stock, chosen_runner, refuse_modes
+from overlay.proof.commands.verify_stock import (
+    against_stock,
+    chosen_runner,
+    looked_into,
+    refuse_modes,
+)
 from overlay.proof.commands.verify_tiny import ModelSet, tiny_sets
 from overlay.proof.engine_compat import DRAFT_GRAPHS, DRAFT_GRAPHS_PACKAGE
 from overlay.proof.engine_launch import link_packages
 from overlay.proof.prompts import TEXTS
 from overlay.proof.reports.verified import VerifyReport, verified
 from overlay.proof.verification import (
-    EngineRun,
     GraphMode,
     ModeOutcome,
     ModeResult,
-    first_difference,
     without_graphs,
 )
 from overlay.proof.verify_engine import VerifySpec
@@ -270,23 +273,4 @@ def _after_reference(stage: VerifyStage, models: ModelSet) -> list[ModeResult]:
     ended = stage.run([(models, mode) for mode in modes], stage.question.jobs or 1)
     results = [result_of(models, GraphMode.OFF, first, reference)]
     results += [result_of(models, mode, ended[title(models, mode)], reference) for mode in modes]
-    if any(result.outcome is ModeOutcome.DIFFERS for result in results):
-        return _with_second_reference(stage, models, reference, results)
-    return results
-
-
-def _with_second_reference(
-    stage: VerifyStage, models: ModelSet, reference: EngineRun, results: list[ModeResult]
-) -> list[ModeResult]:
-    """The results after a second run without graphs, which may differ from the first."""
-    again = models._replace(name=f"{models.name} again".strip())
-    ended = stage.run([(again, GraphMode.OFF)], 1)[title(again, GraphMode.OFF)]
-    unsteady = first_difference(reference.served, usable(ended).served)
-    if unsteady is None:
-        return results
-    return [
-        replace(result, outcome=ModeOutcome.UNSTEADY, difference=unsteady)
-        if result.outcome is ModeOutcome.DIFFERS
-        else result
-        for result in results
-    ]
+    return looked_into(stage, models, GraphMode.OFF, reference, results)

@@ -33,6 +33,11 @@ _PORT_HELP = (
     "a port that the engine was told to use is taken: end what holds it, or unset VLLM_PORT and "
     "MASTER_PORT so that the engine takes a free one"
 )
+#: What vLLM says where another process gave memory back while it measured what it needs itself.
+_UNSTEADY = "release GPU memory while vLLM is profiling"
+_UNSTEADY_HELP = (
+    "another process of this GPU ended or gave memory back meanwhile: run it again alone"
+)
 _LINES = 15
 
 
@@ -54,9 +59,10 @@ def raised_by(ended: EngineEnd, *, with_graphs: bool) -> str | None:
     if ended.result is not None and "problem" not in ended.result:
         return None
     kind = None if ended.result is None else str(ended.result["problem"])
-    if with_graphs and (kind is None or kind == verify_engine.RAISED):
-        return failure_text(ended)
-    raise OverlayError(failure_text(ended))
+    text = failure_text(ended)
+    if with_graphs and (kind is None or kind == verify_engine.RAISED) and _UNSTEADY not in text:
+        return text
+    raise OverlayError(text)
 
 
 def _fixed_help(kind: str) -> str:
@@ -111,4 +117,6 @@ def _help(output: str) -> str:
     """What the user can do; vLLM has no codes for these, so its sentences are looked for."""
     if any(part in output for part in _MEMORY):
         return _MEMORY_HELP
+    if _UNSTEADY in output:
+        return _UNSTEADY_HELP
     return _PORT_HELP if any(part in output for part in _PORT) else ""

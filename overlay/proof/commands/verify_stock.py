@@ -15,7 +15,13 @@ from overlay.proof.commands.verify_failures import failure_text, usable
 from overlay.proof.commands.verify_stage import VerifyStage, result_of, title
 from overlay.proof.commands.verify_tiny import ModelSet
 from overlay.proof.rounding import partings, rounding_of
-from overlay.proof.verification import GraphMode, ModeOutcome, ModeResult, first_difference
+from overlay.proof.verification import (
+    EngineRun,
+    GraphMode,
+    ModeOutcome,
+    ModeResult,
+    first_difference,
+)
 from overlay.results import ModelRunner
 
 PARTIES = (GraphMode.STOCK, GraphMode.OVERLAY)
@@ -64,32 +70,47 @@ def against_stock(stage: VerifyStage, sets: Sequence[ModelSet]) -> Iterator[list
             result_of(models, mode, ended, stock)
             for mode, ended in zip(PARTIES, (first, second), strict=True)
         ]
-        if results[1].outcome is ModeOutcome.DIFFERS and models.answer is None:
-            results[1] = _looked_into(stage, models, *results)
+        if models.answer is None:
+            results = looked_into(stage, models, GraphMode.STOCK, stock, results)
         yield results
 
 
-def _looked_into(
-    stage: VerifyStage, models: ModelSet, reference: ModeResult, result: ModeResult
-) -> ModeResult:
-    """A result that differs, with what stock thinks of it in another engine.
+def looked_into(
+    stage: VerifyStage,
+    models: ModelSet,
+    mode: GraphMode,
+    reference: EngineRun,
+    results: list[ModeResult],
+) -> list[ModeResult]:
+    """The results, those that differ with what the reference thinks of it in another engine.
 
-    Rounding may explain it; or stock differs from itself as much.
+    Rounding may explain it; or the reference differs from itself as much.
+
+    :param mode: of the reference.
     """
-    assert reference.run is not None, "stock has served"
-    assert result.run is not None, "what differs has served"
-    stock, other = reference.run.served, result.run.served
-    beside = tuple([list(each.tokens) for each in answers] for answers in (stock, other))
+    runs = [each.run for each in results if each.outcome is ModeOutcome.DIFFERS and each.run]
+    if not runs:
+        return results
+    beside = tuple([list(each.tokens) for each in run.served] for run in (reference, runs[0]))
     again = models._replace(
         name=f"{models.name} again".strip(), spec=replace(models.spec, beside=beside)
     )
-    itself = usable(stage.run([(again, GraphMode.STOCK)])[title(again, GraphMode.STOCK)])
-    number = len(partings(stock, other))
-    rounding = rounding_of(stock, other, itself.opinions[:number])
-    own = rounding_of(stock, itself.served, itself.opinions[number:])
-    if rounding.explains:
-        return replace(result, outcome=ModeOutcome.ROUNDS, rounding=rounding)
-    if own.explains:
-        return replace(result, rounding=rounding)
-    unsteady = first_difference(stock, itself.served)
-    return replace(result, outcome=ModeOutcome.UNSTEADY, rounding=rounding, difference=unsteady)
+    itself = usable(stage.run([(again, mode)])[title(again, mode)])
+    number = len(partings(reference.served, runs[0].served))
+    own = rounding_of(reference.served, itself.served, itself.opinions[number:])
+    unsteady = first_difference(reference.served, itself.served)
+
+    def judged_again(result: ModeResult) -> ModeResult:
+        if result.outcome is not ModeOutcome.DIFFERS or result.run is None:
+            return result
+        served = result.run.served
+        asked = partings(reference.served, served) == partings(reference.served, runs[0].served)
+        opinions = itself.opinions[:number] if asked else ()
+        rounding = rounding_of(reference.served, served, opinions)
+        if rounding.explains:
+            return replace(result, outcome=ModeOutcome.ROUNDS, rounding=rounding)
+        if own.explains:
+            return replace(result, rounding=rounding)
+        return replace(result, outcome=ModeOutcome.UNSTEADY, rounding=rounding, difference=unsteady)
+
+    return [judged_again(result) for result in results]

@@ -75,7 +75,8 @@ def verified(results: Sequence[ModeResult], asked: Collection[GraphMode] = ()) -
     whole = [result for result in results if result.mode is GraphMode.OVERLAY]
     if whole:
         return Verdict(Code.VERIFIED, _whole(whole))
-    modes = [_tried(result) for result in results if result.outcome is ModeOutcome.SAME]
+    alike = (ModeOutcome.SAME, ModeOutcome.ROUNDS)
+    modes = [_tried(result) for result in results if result.outcome in alike]
     if plain := [each.models for each in results if each.outcome is ModeOutcome.WITHOUT_GRAPHS]:
         text = (
             f"No draft graphs on a CPU: with the patches {enumeration(plain)} gave the tokens and "
@@ -86,19 +87,24 @@ def verified(results: Sequence[ModeResult], asked: Collection[GraphMode] = ()) -
         text = "No mode with draft graphs was run, so nothing was compared."
         return Verdict(Code.NOT_VERIFIED, text)
     same = "Draft graphs gave the tokens and the accepted drafts that they must"
-    return Verdict(Code.VERIFIED, f"{same}, in {enumeration(modes)}.")
+    rounds = f", but for how kernels round: {text}" if (text := _rounded(results)) else ""
+    return Verdict(Code.VERIFIED, f"{same}, in {enumeration(modes)}{rounds}.")
 
 
 def _whole(results: Sequence[ModeResult]) -> str:
     """What the overlay was found to be beside stock."""
     features = sorted({name for each in results if each.run for name in each.run.effective})
     which = f"With {enumeration(features)} in use the overlay"
-    rounds = [each for each in results if each.outcome is ModeOutcome.ROUNDS and each.rounding]
-    if not rounds:
-        against = enumeration(sorted({each.against or "stock" for each in results}))
-        return f"{which} gave the tokens and the accepted drafts of {against}."
-    text = "; ".join(_rounding(each.rounding) for each in rounds if each.rounding is not None)
-    return f"{which} differs from stock as kernels round: {text}."
+    if text := _rounded(results):
+        return f"{which} differs from stock as kernels round: {text}."
+    against = enumeration(sorted({each.against or "stock" for each in results}))
+    return f"{which} gave the tokens and the accepted drafts of {against}."
+
+
+def _rounded(results: Sequence[ModeResult]) -> str:
+    """How those differ that only round otherwise, each way once; empty where none does."""
+    rounds = (each for each in results if each.outcome is ModeOutcome.ROUNDS)
+    return "; ".join(dict.fromkeys(_rounding(each.rounding) for each in rounds if each.rounding))
 
 
 def _rounding(rounding: Rounding) -> str:

@@ -136,12 +136,13 @@ def test_a_mode_that_was_asked_for_and_fell_back_is_not_verified(verify: Any, mo
     assert verify({}, *OWN, "--mode", mode).status == 0
 
 
-@pytest.mark.parametrize("models", [TINY, OWN])
 @pytest.mark.parametrize(
-    ("word", "place"),
+    ("models", "word", "place"),
     [
-        ("token", {"request": 2, "position": 4, "kind": "token"}),
-        ("accepted", {"request": 1, "kind": "accepted drafts"}),
+        (TINY, "token", {"request": 2, "position": 4, "kind": "token"}),
+        (TINY, "accepted", {"request": 1, "kind": "accepted drafts"}),
+        (OWN, "token", {"request": 2, "position": 4, "kind": "token"}),
+        (OWN, "never accepts", {"request": 0, "kind": "accepted drafts"}),
     ],
 )
 def test_the_first_difference_is_named(
@@ -153,6 +154,28 @@ def test_the_first_difference_is_named(
     assert place.items() <= difference.items()
     assert f"loop differs from the {'known answer' if models is TINY else 'engine'}" in told.out
     assert f"request {difference['request']}, position {difference['position']}" in told.out
+
+
+def test_a_draft_more_is_how_kernels_round(verify: Any) -> None:
+    """With the user's own weights; a graph may have other kernels than upstream's drafter."""
+    told = verify({"step": "accepted", "loop": "accepted"}, *OWN)
+    assert (told.status, told.json["code"]) == (0, "verified")
+    modes = told.json["verify"]["modes"]
+    assert [mode["outcome"] for mode in modes] == ["reference", *["same but for rounding"] * 2]
+    assert [(mode["rounding"]["fewer"], mode["rounding"]["more"]) for mode in modes[1:]] == [
+        (0, 1)
+    ] * 2
+    assert told.json["verdict"].count("accepted fewer and 1 more") == 1
+    assert told.json["verdict"].startswith("Draft graphs gave the tokens and the accepted drafts")
+    assert " in step and loop, but for how kernels round: " in told.json["verdict"]
+    assert told.err.count("engine again off: started") == 1
+
+
+def test_where_a_gpu_is_not_alone_no_mode_is_to_blame(verify: Any) -> None:
+    word = "This happens when other processes sharing the same container release GPU memory while"
+    told = verify({"loop": f"says AssertionError: {word} vLLM is profiling."}, *OWN)
+    assert (told.status, told.json["code"]) == (2, "environment")
+    assert "run it again alone" in told.json["error"]
 
 
 def test_an_engine_that_differs_from_itself_proves_nothing(verify: Any) -> None:
