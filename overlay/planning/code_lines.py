@@ -97,6 +97,11 @@ def names_in(lines: Iterable[str]) -> set[str]:
     return {name for name in names if name}
 
 
+def is_definition(line: str) -> bool:
+    """Whether a line begins a function or class."""
+    return _DEFINITION.match(line.strip()) is not None
+
+
 def twins(lines: Sequence[str], added: Container[int]) -> Iterator[tuple[int, int]]:
     """Lines (0-based) that define a name which another line of their block defines as well.
 
@@ -135,7 +140,7 @@ def _defined(lines: Sequence[str], rows: Sequence[int], number: int) -> tuple[st
     """The name that a row defines, with the decorators that let it stand twice; else nothing."""
     text = lines[rows[number]].strip()
     name = _name_of(text)
-    if not name or _DEFINITION.match(text) is None:
+    if not name or not is_definition(text):
         return (name, "=") if name and _is_in_body(lines, rows, number) else ()
     marks = set()
     for at in reversed(rows[:number]):
