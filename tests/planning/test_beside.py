@@ -363,7 +363,7 @@ def test_a_method_that_a_neighbour_defines_is_not_defined_again() -> None:
         "     def f(self):",
     ]
     other = ["     z = 3", "+", "+    def new(self, value):", "+        return value"]
-    for name, state in (("new", State.DRIFTED), ("else", State.PRISTINE)):
+    for name, state in (("new", State.DRIFTED), ("other", State.PRISTINE)):
         own = [line.replace("new", name) for line in other]
         features = [
             feature((A, [hunk(lines, "A", base_has=())]), id=f"f{number}")
