@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from itertools import takewhile
 
 from overlay._features.model import FILE_SCOPE, MODULE_SCOPE, Hunk, WholeFile, blob_id
@@ -123,12 +124,20 @@ def _already_merged(hunk: Hunk) -> Reason:
     )
 
 
+@lru_cache(maxsize=4096)
+def new_names(hunk: Hunk) -> frozenset[str]:
+    """What a hunk defines or binds, and does not replace."""
+    new, old = (names_in(text for op, text in hunk.lines if op == sign) for sign in "+-")
+    return frozenset(new - old)
+
+
 def definitions_beside(hunk: Hunk, lines: Sequence[str], start: int) -> Iterator[tuple[str, int]]:
     """The lines of a text that define what a hunk defines in the same block, with where they are.
 
     :param start: where the pre-image begins, 0-based.
     """
-    if not names_in(text for op, text in hunk.lines if op == "+"):
+    names = new_names(hunk)
+    if not names:
         return
     origins: list[int] = []  # of each line of the post-image, in the text before
     added: set[int] = set()
@@ -139,17 +148,21 @@ def definitions_beside(hunk: Hunk, lines: Sequence[str], start: int) -> Iterator
         if op != "-":
             origins.append(at)
         at += op != "+"
+    if names.isdisjoint(names_in(line for line in lines if any(name in line for name in names))):
+        return  # as nearly always: to say in which block a line stands takes long
     after = [*lines[:start], *hunk.post, *lines[at:]]
     for _, row in twins(after, added):
+        if names.isdisjoint(names_in([after[row]])):
+            continue
         before = row - len(after) + len(lines) if row >= start + len(origins) else row
         yield after[row], origins[row - start] if 0 <= row - start < len(origins) else before
 
 
 def _standing(hunk: Hunk, lines: Sequence[str], start: int) -> Reason | None:
     """Why a hunk is not put in: the text, unlike its base, defines a name of its own there."""
-    known = names_in(hunk.base_has or ())
-    rows = definitions_beside(hunk, lines, start)
-    text, at = next((row for row in rows if known.isdisjoint(names_in(row[:1]))), ("", 0))
+    rows = list(definitions_beside(hunk, lines, start))
+    known = names_in(hunk.base_has or ()) if rows else ()
+    text, at = next((row for row in rows if names_in(row[:1]).isdisjoint(known)), ("", 0))
     if not text:
         return None
     return _numbered(
