@@ -124,6 +124,10 @@ def _already_merged(hunk: Hunk) -> Reason:
     )
 
 
+#: So many names are looked for in a line sooner than it is read.
+_FEW = 8
+
+
 @lru_cache(maxsize=4096)
 def new_names(hunk: Hunk) -> frozenset[str]:
     """What a hunk defines or binds, and does not replace."""
@@ -148,7 +152,9 @@ def definitions_beside(hunk: Hunk, lines: Sequence[str], start: int) -> Iterator
         if op != "-":
             origins.append(at)
         at += op != "+"
-    if names.isdisjoint(names_in(line for line in lines if any(name in line for name in names))):
+    few = len(names) <= _FEW
+    likely = (line for line in lines if any(name in line for name in names)) if few else lines
+    if names.isdisjoint(names_in(likely)):
         return  # as nearly always: to say in which block a line stands takes long
     after = [*lines[:start], *hunk.post, *lines[at:]]
     for _, row in twins(after, added):
