@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -189,12 +192,21 @@ def _show(lines: list[Line]) -> None:
     if len(lines) < shutil.get_terminal_size().lines - len(_KEYS) - 2:
         paint(lines, sys.stdout)
         return
-    unread = iter(lines)
     try:
-        click.echo_via_pager(f"{line}\n" for line in unread)
-        rest = sum(1 for _ in unread)
-        why = f"the pager ended before the last {rest} of {len(lines)} lines" if rest else ""
+        program = shlex.split(os.environ.get("PAGER", ""))
+        if not program:
+            click.echo_via_pager(f"{line}\n" for line in lines)
+            return
+        text = "".join(f"{line}\n" for line in lines)
+        settings = {"LESS": "-R", **os.environ}
+        pager = subprocess.Popen(program, stdin=subprocess.PIPE, env=settings)
+        pager.communicate(text.encode("utf-8", "replace"))
+        code = pager.returncode
+        why = f"the pager {program[0]} ended with {code}" if code else ""
     except OSError as error:
         why = f"the pager cannot be run: {described(error)}"
-    if why:  # whether somebody ended it or it died: what waits is not lost
-        click.echo(f"{why}; `overlay port --show` prints all of them", err=True)
+    except ValueError as error:  # a quote without its end
+        why = f"the pager cannot be run: {error}"
+    if why:  # whoever reads to the end, or leaves before it, has a pager that ends with 0
+        click.echo(f"{why}; without it:", err=True)
+        paint(lines, sys.stdout)

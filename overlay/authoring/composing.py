@@ -14,7 +14,13 @@ from functools import cached_property
 from overlay._features.model import FILE_SCOPE, MODULE_SCOPE, Hunk, WholeFile
 from overlay.authoring.merge import gaps, matches
 from overlay.package import is_module
-from overlay.planning.matching import holding_scopes, match, places_of
+from overlay.planning.matching import (
+    definitions_beside,
+    holding_scopes,
+    match,
+    new_names,
+    places_of,
+)
 from overlay.planning.scopes import Scopes, UnparsableError, find
 from overlay.planning.telling import Place
 from overlay.planning.text import SourceText, TextError
@@ -59,6 +65,15 @@ class ScopedText:
         """The state of a hunk in the text."""
         source, evidence = self.source, self.evidence(hunk.scope)
         return match(hunk, source.lines, self.scopes, source.final_newline, evidence)
+
+    def twins(self, hunk: Hunk) -> list[str]:
+        """The lines of the text that define what a hunk that lies in it defines anew."""
+        if not new_names(hunk):
+            return []
+        start, lines = (self.match(hunk).line or 0) - 1, self.source.lines
+        if start < 0 or lines[start : start + len(hunk.pre)] != hunk.pre:
+            return []
+        return [line.strip() for line, _ in definitions_beside(hunk, lines, start)]
 
     def home(self, hunk: Hunk) -> range | None:
         """The place of a hunk's scope that holds the hunk; ``None`` where that cannot be told."""

@@ -26,6 +26,7 @@ from overlay.authoring.incoming import IncomingFile
 from overlay.authoring.merge import matches, occurrences
 from overlay.errors import UsageError
 from overlay.package import Package, Tree, is_module, parse_version
+from overlay.planning.code_lines import names_in
 from overlay.planning.planner import Stack, lay, plan
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.telling import new_lines, share_of, stands_together
@@ -234,11 +235,17 @@ class _Fit(NamedTuple):
             if text.match(hunk).state is not State.PRISTINE:
                 return False
             if not new_lines(hunk) and (
-                stands_together(hunk, self.places(hunk.scope))
-                or any(stands_together(each, [text.lines]) for each in self.incoming)
+                stands_together(hunk, self.places(hunk.scope), self.hunks)
+                or any(self._has_by_lines(each, text) for each in self.incoming)
             ):
                 return False
         return True
+
+    def _has_by_lines(self, hunk: Hunk, text: ScopedText) -> bool:
+        """Whether a text has all of a hunk by lines that stand together."""
+        new = new_lines(hunk)
+        all_there = not new or share_of(new, text.lines) == 1.0
+        return all_there and stands_together(hunk, [text.lines], self.incoming)
 
     def _beyond_an_end(self) -> bool:
         """Whether a hunk of an end of the file fits elsewhere, where some of its lines are already.
@@ -314,14 +321,25 @@ def _new(hunks: Sequence[Hunk]) -> tuple[Hunk, ...]:
 
 
 def _with_common(fit: _Fit, fits: Sequence[_Fit]) -> _Fit:
-    """A fit whose hunks leave out the new lines that stand in their scopes in every fit."""
-    common: dict[str, None] = {}
+    """A fit whose hunks leave out the new lines that stand in their scopes in every fit.
+
+    So they do with what every fit defines: the change moves it, or gives it anew.
+    """
+    everywhere = set.intersection(*(names_in(_defined_anew(each)) for each in fits))
+    lines = _defined_anew(fit) if everywhere else ()
+    common = dict.fromkeys(line for line in lines if names_in([line]) <= everywhere)
     for hunk in fit.hunks or ():
         for line in new_lines(hunk):
             if all(any(share_of([line], p) for p in each.places(hunk.scope)) for each in fits):
                 common[line] = None
     hunks = fit.hunks and tuple(hunk._replace(base_has=tuple(common)) for hunk in fit.hunks)
     return fit._replace(hunks=hunks)
+
+
+def _defined_anew(fit: _Fit) -> list[str]:
+    """The lines of a fit's text that define what its hunks define."""
+    text = fit.text
+    return [] if text is None else [line for h in fit.hunks or () for line in text.twins(h)]
 
 
 def _guess(file: IncomingFile, fits: Sequence[_Fit], texts: ReleaseTexts) -> Base | None:

@@ -210,8 +210,9 @@ def _require_package(commits: Sequence[Commit], package: Package) -> None:
     """Refuse a change of another project, none of whose files the package could have."""
     files = [file for commit in commits for file in commit.files]
     folder = f"{package.name}/"
-    if all(_fate(file, package) is Fate.OUTSIDE and folder not in file.path for file in files):
-        file = files[0]
+    outside = [file for file in files if _fate(file, package) is Fate.OUTSIDE]
+    if outside and not any(folder in file.path for file in files):
+        file = next((file for file in outside if _whose(file.path)), outside[0])
         raise UsageError(
             f"{file.place}: expected a change of {package.title}, whose Python lies in {folder}, "
             f"found one of {file.path}{_whose(file.path)}"

@@ -154,6 +154,9 @@ def with_merged(toml: bytes, release: str) -> bytes:
 def base_has(hunks: Sequence[Hunk], base: bytes) -> list[str]:
     """The telling lines that hunks add although their scopes in the base have them already.
 
+    With them are those of the base that define what the hunks define anew.
+
+
     :raises TextError, UnparsableError: if the base is not Python that can be read.
     """
     if any(hunk.whole is not None for hunk in hunks):
@@ -167,6 +170,7 @@ def base_has(hunks: Sequence[Hunk], base: bytes) -> list[str]:
             there = source.lines[place.start : place.stop]
             new = new_lines(hunk._replace(base_has=None))  # whatever was known of another base
             lines.update(dict.fromkeys(line for line in new if share_of([line], there)))
+        lines.update(dict.fromkeys(text.twins(hunk)))
     return list(lines)
 
 

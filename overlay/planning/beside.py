@@ -7,13 +7,14 @@ of a text, its guards too, it says of the text that it was made on."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from overlay._features.model import Hunk
 from overlay.package import is_module
 from overlay.planning.attempt import Judged
-from overlay.planning.code_lines import blocks_of, key_of
+from overlay.planning.code_lines import blocks_of, is_definition, key_of, twins
 from overlay.planning.matching import edits, final_newline_after
 from overlay.planning.patched_tree import PatchedTree
 from overlay.planning.scopes import UnparsableError
@@ -54,7 +55,11 @@ def beside(hunk: Hunk, path: str, own: int, tree: PatchedTree) -> Neighbourhood:
         place = place_without(hunk, path, absent, tree)
         if place is None:
             continue
-        meets = place.carried.met or _twins(path, absent, place, tree)
+        meets = (
+            place.carried.met
+            or _twins(path, absent, place, tree)
+            or _redefined(path, absent, place, tree)
+        )
         met |= dict.fromkeys(meets)
         if not meets and (landing := _landing(hunk, path, absent, place, tree)) is not None:
             landings.setdefault(place.carried.edits, landing)
@@ -114,12 +119,32 @@ def _twins(
     return ()
 
 
+def _redefined(
+    path: str, absent: Collection[int], place: Placement, tree: PatchedTree
+) -> tuple[int, ...]:
+    """The left-out feature that defines the same function or class in the same block."""
+    now = tree.texts.source(tree.current(path) or b"")
+    after = now.splice(place.carried.edits).lines
+    own = set(chain.from_iterable(_rows_of(place.carried.edits)))
+    for line in (after[other] for row, other in twins(after, own) if is_definition(after[row])):
+        for layer in tree.layers[path]:
+            if layer.feature in absent and any(line in edit.lines for edit in layer.edits):
+                return (layer.feature,)
+    return ()
+
+
 def _code_of(after: Sequence[str], changes: Sequence[Edit]) -> set[tuple[tuple[str, ...], ...]]:
     """The code that edits brought to a text, each with the blocks that it stands in."""
-    code: set[tuple[tuple[str, ...], ...]] = set()
+    code = {
+        tuple(blocks_of(after, row) for row in rows if key_of(after[row]))
+        for rows in _rows_of(changes)
+    }
+    return code - {()}
+
+
+def _rows_of(changes: Sequence[Edit]) -> Iterator[range]:
+    """Where the lines of each edit stand in the text with all of them."""
     shift = 0
     for edit in changes:
-        rows = range(edit.start + shift, edit.start + shift + len(edit.lines))
-        code.add(tuple(blocks_of(after, row) for row in rows if key_of(after[row])))
+        yield range(edit.start + shift, edit.start + shift + len(edit.lines))
         shift += len(edit.lines) - (edit.stop - edit.start)
-    return code - {()}

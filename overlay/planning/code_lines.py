@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import lru_cache
+from keyword import iskeyword
 
 #: Brackets, commas and the ends of a text: where they stand says nothing of what is between them.
 _BARE = re.compile(r"[()\[\]{},:;\\]*(?:\"\"\"|''')?[()\[\]{},:;\\]*")
@@ -12,6 +13,9 @@ _TEXT = re.compile(r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')""")
 _QUOTES = re.compile(r"[rRuU]?(\"\"\"|''')")
 #: How a line begins that goes on with a statement whose first line is above, as far to the left.
 _GOES_ON = re.compile(r"[)\]}]|(?:else|elif|except|finally|case)\b")
+#: How a line begins that defines a function or class, or gives a name a value or a type.
+_DEFINITION = re.compile(r"(?:(?:async\s+)?def|class)\s+(\w+)")
+_BINDING = re.compile(r"(\w+)\s*(?::\s*[^\s=]|=(?!=))")
 _HEADER = re.compile(r"(?:(?:async\s+)?def|class)\b.*:$|\)\s*(?:->.*)?:$")
 
 
@@ -85,6 +89,80 @@ def blocks_of(lines: Sequence[str], row: int) -> tuple[str, ...]:
             chain.append(key_of(line))
             width = _indentation(line) + bool(_GOES_ON.match(text))
     return tuple(chain)
+
+
+def names_in(lines: Iterable[str]) -> set[str]:
+    """What lines define or bind, wherever they stand."""
+    names = (_name_of(line.strip()) for line in lines)
+    return {name for name in names if name}
+
+
+def is_definition(line: str) -> bool:
+    """Whether a line begins a function or class."""
+    return _DEFINITION.match(line.strip()) is not None
+
+
+def twins(lines: Sequence[str], added: Container[int]) -> Iterator[tuple[int, int]]:
+    """Lines (0-based) that define a name which another line of their block defines as well.
+
+    That is a function or class, or a name that the body of a module or class binds.  The branches
+    of a condition, overloads, and the functions of one property are made to stand side by side.
+
+    :param added: the lines that are asked about; :returns: each with its twin that is none of them.
+    """
+    rows = [at for at, _ in code_lines(lines)]
+    for number, row in enumerate(rows):
+        if row in added and (own := _defined(lines, rows, number)):
+            for other in _beside(lines, rows, number):
+                if rows[other] not in added and _defined(lines, rows, other) == own:
+                    yield row, rows[other]
+
+
+def _name_of(text: str) -> str:
+    """What a line defines or binds; empty of any other line."""
+    match = _DEFINITION.match(text) or _BINDING.match(text)
+    return "" if match is None or match[1] == "_" or iskeyword(match[1]) else match[1]
+
+
+def _beside(lines: Sequence[str], rows: Sequence[int], number: int) -> Iterator[int]:
+    """The numbers of the other rows of a block that stand as far in as one of them."""
+    width = _indentation(lines[rows[number]])
+    for numbers in (range(number - 1, -1, -1), range(number + 1, len(rows))):
+        for other in numbers:
+            inward = _indentation(lines[rows[other]])
+            if inward < width:
+                break
+            if inward == width:
+                yield other
+
+
+def _defined(lines: Sequence[str], rows: Sequence[int], number: int) -> tuple[str, ...]:
+    """The name that a row defines, with the decorators that let it stand twice; else nothing."""
+    text = lines[rows[number]].strip()
+    name = _name_of(text)
+    if not name or not is_definition(text):
+        return (name, "=") if name and _is_in_body(lines, rows, number) else ()
+    marks = set()
+    for at in reversed(rows[:number]):
+        mark = key_of(lines[at])
+        if mark[:1] != "@":
+            break
+        if "overload" in mark:
+            return ()
+        if mark.startswith(f"@{name}."):
+            marks.add(mark)
+    return name, *sorted(marks)
+
+
+def _is_in_body(lines: Sequence[str], rows: Sequence[int], number: int) -> bool:
+    """Whether a row is a statement of a module or of a class, and of no block in it."""
+    width = _indentation(lines[rows[number]])
+    for at in reversed(rows[:number]):
+        if _indentation(lines[at]) < width:
+            width = _indentation(lines[at]) + bool(_GOES_ON.match(lines[at].strip()))
+            if width == _indentation(lines[at]):
+                return lines[at].lstrip().startswith("class ")
+    return not width
 
 
 def _indentation(line: str) -> int:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from itertools import takewhile
 
 from overlay._features.model import FILE_SCOPE, MODULE_SCOPE, Hunk, WholeFile, blob_id
 from overlay.errors import close_names
+from overlay.planning.code_lines import names_in, twins
 from overlay.planning.scopes import Scopes
 from overlay.planning.telling import (
     MIN_DISTINCTIVE,
+    REVIEW,
     SHARE,
     Place,
     new_lines,
@@ -51,7 +54,8 @@ def match(
     line.  A pre-image that lies inside a post-image is the applied hunk's own context and does
     not count, otherwise an insertion at the edge of a hunk would be applied again and again.  Nor
     does it match where most lines that it adds to its base are in the scope already: upstream has
-    the change, or a part of it, with lines between, and it would be made twice.
+    the change, or a part of it, with lines between, and it would be made twice; nor where it would
+    define a name a second time in a block.
 
     :param lines: the lines of the text without their ends.
     :param scopes: the places of its scopes (``overlay.planning.scopes.find``).
@@ -83,6 +87,8 @@ def match(
         edge_line = _at_edge("+", hunk, pre, pres[0], lines, ranges) if there.share else None
         if there.share >= SHARE or (edge_line is not None and edge_line.strip() in new_lines(hunk)):
             return HunkResult(hunk.scope, State.DRIFTED, at, partly(hunk, there))
+        if hunk.base_has is not None and (reason := _standing(hunk, lines, pres[0])):
+            return HunkResult(hunk.scope, State.DRIFTED, at, reason)
         return HunkResult(hunk.scope, State.PRISTINE, line=at)
     if pres:
         candidates = tuple(start + 1 for start in pres)
@@ -115,6 +121,62 @@ def _already_merged(hunk: Hunk) -> Reason:
         f"such as {new_lines(hunk)[0]!r}: the change may be there already",
         "if upstream has the change, retire it there (`merged` or [[upstreamed]] in feature.toml); "
         "if its base had these lines too, name them in a Base-Has header",
+    )
+
+
+#: So many names are looked for in a line sooner than it is read.
+_FEW = 8
+
+
+@lru_cache(maxsize=4096)
+def new_names(hunk: Hunk) -> frozenset[str]:
+    """What a hunk defines or binds, and does not replace."""
+    new, old = (names_in(text for op, text in hunk.lines if op == sign) for sign in "+-")
+    return frozenset(new - old)
+
+
+def definitions_beside(hunk: Hunk, lines: Sequence[str], start: int) -> Iterator[tuple[str, int]]:
+    """The lines of a text that define what a hunk defines in the same block, with where they are.
+
+    :param start: where the pre-image begins, 0-based.
+    """
+    names = new_names(hunk)
+    if not names:
+        return
+    origins: list[int] = []  # of each line of the post-image, in the text before
+    added: set[int] = set()
+    at = start
+    for op, _ in hunk.lines:
+        if op == "+":
+            added.add(start + len(origins))
+        if op != "-":
+            origins.append(at)
+        at += op != "+"
+    few = len(names) <= _FEW
+    likely = (line for line in lines if any(name in line for name in names)) if few else lines
+    if names.isdisjoint(names_in(likely)):
+        return  # as nearly always: to say in which block a line stands takes long
+    after = [*lines[:start], *hunk.post, *lines[at:]]
+    for _, row in twins(after, added):
+        if names.isdisjoint(names_in([after[row]])):
+            continue
+        before = row - len(after) + len(lines) if row >= start + len(origins) else row
+        yield after[row], origins[row - start] if 0 <= row - start < len(origins) else before
+
+
+def _standing(hunk: Hunk, lines: Sequence[str], start: int) -> Reason | None:
+    """Why a hunk is not put in: the text, unlike its base, defines a name of its own there."""
+    rows = list(definitions_beside(hunk, lines, start))
+    known = names_in(hunk.base_has or ()) if rows else ()
+    text, at = next((row for row in rows if names_in(row[:1]).isdisjoint(known)), ("", 0))
+    if not text:
+        return None
+    return _numbered(
+        lambda line: (
+            f"it adds what {hunk.scope} has at line {line(at + 1)}, {text.strip()!r}: that would "
+            "be there twice"
+        ),
+        REVIEW,
     )
 
 

@@ -287,13 +287,18 @@ def present(hunk: Hunk, places: Iterable[Place], patch_hunks: Sequence[Hunk] = (
     return max(answers, key=lambda each: (each.whole, each.share, -len(each.missing)), default=none)
 
 
-def stands_together(hunk: Hunk, places: Iterable[Sequence[str]]) -> bool:
+def stands_together(
+    hunk: Hunk, places: Iterable[Sequence[str]], patch_hunks: Iterable[Hunk] = ()
+) -> bool:
     """Whether two or more lines of code that a hunk adds stand in a text as it puts them.
 
     That is what is left to tell where none of its lines tells by itself.
+
+    :param patch_hunks: the hunks of its patch: what they remove was there before, and moves.
     """
     traces = _traces(hunk)
-    before = set(map(key_of, hunk.pre))
+    before = {key_of(text) for each in patch_hunks for op, text in each.lines if op == "-"}
+    before.update(map(key_of, hunk.pre))
     added = [at for at in traces.added if traces.code[at] not in before]
     runs = [tuple(traces.code[at] for at in run) for run in _runs(added)]
     longest = max(runs, key=len, default=())

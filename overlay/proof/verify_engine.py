@@ -252,25 +252,19 @@ def run(spec: VerifySpec) -> dict[str, Any]:
         _require_v1(before)
     requests = tokenized(engine, spec)
     started = time.monotonic()
-    llm = SimpleNamespace(llm_engine=engine)
-    outputs, _ = serve(llm, requests)
+    outputs, _ = serve(SimpleNamespace(llm_engine=engine), requests)
     served = time.monotonic()
     after = _facts(engine)
     speculative = engine.vllm_config.speculative_config
-    on_gpu = torch.cuda.is_available()
     result = {
         "vllm": vllm.__version__,
         "root": str(Path(vllm.__file__).parent.parent),
-        "device": torch.cuda.get_device_name(0) if on_gpu else "CPU",
+        "device": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "CPU",
         "k": speculative.num_speculative_tokens,
         "one_pass": speculative.num_speculative_tokens == 1
         or bool(getattr(speculative, "parallel_drafting", False)),
         "served": [
-            {
-                "prompt": len(request.prompt),
-                "tokens": list(outputs[str(number)].outputs[0].token_ids),
-                "steps": [[s.known, s.drafted, s.accepted] for s in steps[str(number)]],
-            }
+            _answer(request, outputs[str(number)], steps[str(number)])
             for number, request in enumerate(requests)
         ],
         "ranks": [_since(*pair) for pair in zip(before, after, strict=True)],
@@ -285,6 +279,15 @@ def run(spec: VerifySpec) -> dict[str, Any]:
         result["opinions"] = opinions(engine, requests, [*spec.beside, answers])
     engine.engine_core.shutdown()
     return result
+
+
+def _answer(request: EngineRequest, output: Any, steps: list[oracle.OracleStep]) -> dict[str, Any]:
+    """What a request got."""
+    return {
+        "prompt": len(request.prompt),
+        "tokens": list(output.outputs[0].token_ids),
+        "steps": [[step.known, step.drafted, step.accepted] for step in steps],
+    }
 
 
 def opinions(

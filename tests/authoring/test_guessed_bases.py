@@ -252,3 +252,42 @@ def test_a_line_that_stands_once_more_is_not_put_in_a_third_time() -> None:
     made = imported(change.encode(), releases)
     assert made.summary.files[0].base == "0.21.0"
     assert states(feature_of(made), releases)[1] is not State.PRISTINE
+
+
+_NAMES = "".join(f"    Name{number},\n" for number in range(8))
+_FAR = "y = 1\n" * 9
+_METHOD = "    def f(\n        self,\n        a: int,\n        b: int,\n        c: int,\n    ):\n"
+_METHOD += "        work(self)\n"
+_LAST = f"class B:\n    z = 1\n\n{_METHOD}"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param(
+            f"from a import (\n    First,\n)\nfrom old import (\n{_NAMES})\nfrom z import y\n",
+            f"from new import (\n{_NAMES})\nfrom a import (\n    First,\n)\nfrom z import y\n",
+            id="imports in another order",
+        ),
+        pytest.param(
+            f"class A(Old):\n    x: int\n\n\nclass B:\n    pass\n\n\n{_FAR}",
+            f"class B:\n    pass\n\n\n{_FAR}\n\nclass A(B):\n    x: int\n",
+            id="a class that goes behind its new base",
+        ),
+        pytest.param(
+            f"class A:\n{_METHOD}        self.x = 1\n\n\n{_FAR}\n\n{_LAST}",
+            f"class A:\n{_METHOD}\n\n{_FAR}\n\n{_LAST}\n\n{_LAST.replace('B', 'C')}",
+            id="a class with another one's method",
+        ),
+    ],
+)
+def test_what_a_change_moves_was_there_before(before: str, after: str) -> None:
+    """Lines that it takes away elsewhere do not show that a release has the change."""
+    head, tail = "import os\n\nuse(os)\n", "\n\ndef end(x):\n    return x\n"
+    releases = {
+        name: (head + text + tail).encode()
+        for name, text in (("0.21.0", before), ("0.22.0", after))
+    }
+    made = imported(diff(releases["0.21.0"], releases["0.22.0"]), releases)
+    assert made.summary.files[0].base == "0.21.0"
+    assert states(feature_of(made), releases) == [State.PRISTINE, State.UPSTREAMED]

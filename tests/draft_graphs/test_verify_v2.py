@@ -144,8 +144,13 @@ def test_a_bug_is_found(
 def test_where_every_feature_is_off_nothing_was_compared(
     patched_python: Path, own: tuple[str, ...], tmp_path: Path
 ) -> None:
-    off = {"OVERLAY_GREEDY_VERIFICATION": "off", "OVERLAY_STEADY_SCHEDULER": "off"}
-    v2 = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
-    status, told, _ = verify(patched_python, tmp_path / "code", *own, **off, **v2)
+    status, told, _ = verify(
+        patched_python,
+        tmp_path / "code",
+        *own,
+        OVERLAY_GREEDY_VERIFICATION="off",
+        OVERLAY_STEADY_SCHEDULER="off",
+        VLLM_USE_V2_MODEL_RUNNER="1",
+    )
     assert (status, told["code"]) == (1, "not-verified"), told
     assert "greedy-verification: OVERLAY_GREEDY_VERIFICATION=off" in told["verdict"]

@@ -351,6 +351,30 @@ def known(given: Feature) -> Feature:
     return replace(given, topics=(topic._replace(variants=(variant._replace(patch=patch),)),))
 
 
+def test_a_method_that_a_neighbour_defines_is_not_defined_again() -> None:
+    """The one that stands last would be the only one that runs."""
+    text = "class A:\n    x = 1\n\n    def f(self):\n        return x\n\n    y = 2\n\n    z = 3\n"
+    first = [
+        "     x = 1",
+        " ",
+        "+    def new(self):",
+        "+        return 3",
+        "+",
+        "     def f(self):",
+    ]
+    other = ["     z = 3", "+", "+    def new(self, value):", "+        return value"]
+    for name, state in (("new", State.DRIFTED), ("other", State.PRISTINE)):
+        own = [line.replace("new", name) for line in other]
+        features = [
+            feature((A, [hunk(lines, "A", base_has=())]), id=f"f{number}")
+            for number, lines in enumerate((first, own))
+        ]
+        for order in permutations(features):
+            results = planned(*order, files={A: text.encode()}).features
+            assert {result.state for result in results} == {state}
+            assert state is State.PRISTINE or isinstance(results[1].files[0].hunks[0].reason, Clash)
+
+
 def test_a_hunk_with_two_places_is_not_guessed() -> None:
     """The first brings the second's lines to another place, and edits what lies around its own."""
     text = "def f(x):\n    y = 1\n    m = 0\n    z = 2\n    use(y)\n    use(z)\n    return x\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -115,3 +116,77 @@ def test_lines_that_the_base_had_tell_nothing() -> None:
     known = hunk._replace(base_has=("    count = 0",))
     assert match(known, lines[:3], find(lines[:3])).state is State.PRISTINE
     assert MODULE_SCOPE not in (hunk.scope, known.scope)
+
+
+#: A class as it was, and what a change adds behind its first method, with a line of one's own.
+CLASS = """\
+class A:
+    def first(self):
+        return 1
+
+    def last(self):
+        return 2
+""".splitlines()
+METHOD = ["    def new(self):", "        return", ""]
+OWN = [METHOD[0], "        own = measured(7)", *METHOD[1:]]
+
+
+def added(lines: list[str], base_has: tuple[str, ...] | None = ()) -> Hunk:
+    """A hunk that puts lines between the two methods."""
+    pairs = (("", CLASS[2]), ("", ""), *(("+", line) for line in lines), ("", CLASS[4]))
+    return Hunk("A", tuple((op or " ", line) for op, line in pairs), 3, 1, base_has=base_has)
+
+
+@given(st.permutations([CLASS[1:4], [*CLASS[4:], ""], METHOD]), st.sampled_from(["", "async "]))
+def test_a_method_with_a_line_of_ones_own_is_not_put_in_twice(
+    methods: list[list[str]], kind: str
+) -> None:
+    """Upstream has the method without that line, wherever in the class: most of it is new."""
+    lines = [CLASS[0], *(line for method in methods for line in method)]
+    assume(lines[lines.index(CLASS[2]) + 1 :][:2] == ["", CLASS[4]])  # where it lands
+    own = [OWN[0].replace("def", f"{kind}def"), *OWN[1:]]
+    result = match(added(own), lines, find(lines))
+    assert result.state is State.DRIFTED
+    assert result.reason is not None
+    assert "def new(self):" in result.reason.text
+    known = added(own, ("def new(self):",))  # its base had one: it is given anew
+    assert match(known, lines, find(lines)).state is State.PRISTINE
+    assert match(added(own, None), lines, find(lines)).state is State.PRISTINE
+    assert match(added(own), CLASS, find(CLASS)).state is State.PRISTINE
+
+
+@pytest.mark.parametrize(
+    ("own", "there"),
+    [
+        (["    limit: int = 2", "    own = measured(7)"], ["    limit: int = 1"]),
+        (["    limit = 2", "    own = measured(7)"], ["    limit: int"]),
+        (["    class New(A):", "        own = measured(7)"], ["    class New:", "        pass"]),
+        (["    @cached", "    def new(self, x):", "        own(7)"], METHOD),
+    ],
+)
+def test_a_name_is_not_defined_twice_in_a_block(own: list[str], there: list[str]) -> None:
+    lines = [*CLASS, "", *there]
+    assert match(added(own), lines, find(lines)).state is State.DRIFTED
+
+
+@pytest.mark.parametrize(
+    ("own", "there"),
+    [
+        (
+            ["    @new.setter", "    def new(self, x):", "        own(7)"],
+            ["    @property", *METHOD],
+        ),
+        (["    @overload", "    def new(self, x: A): ..."], METHOD),
+        (["    if OWN:", "", "        def new(self, x):", "            own(7)"], METHOD),
+        (["    def _(self, x: A):", "        own(7)"], ["    def _(self, x: B):", "        pass"]),
+        (
+            ["    def new(self):", "        own(7)"],
+            ["    def other(self):", "        def new(self):", "            pass"],
+        ),
+        (["    x = 2", "    own = measured(7)"], ["    def new(self):", "        x = 1"]),
+    ],
+)
+def test_what_may_stand_side_by_side(own: list[str], there: list[str]) -> None:
+    """The functions of one property, overloads, branches, and names of other blocks."""
+    lines = [*CLASS, "", *there]
+    assert match(added(own), lines, find(lines)).state is State.PRISTINE

@@ -212,6 +212,13 @@ CASES = {
         1,
         "of vLLM.*name its releases: --releases vllm-omni==VERSION",
     ),
+    "of a package that the overlay does not know, with its tests": (
+        diff("test/srt/test_ours.py", None, b"a = 1\n")
+        + diff("python/sglang/csrc/ours.cuh", None, b"// a\n")
+        + diff("python/sglang/srt/ours.py", None, b"a = 1\n"),
+        15,
+        "of vLLM.*found one of python/sglang/srt/ours.py.*--releases sglang==VERSION",
+    ),
     "many files of another kind": (
         CHANGE + b"".join(diff(f"csrc/{name}.cu", b"a\n", b"b\n") for name in "abcdefgh"),
         BEHIND,

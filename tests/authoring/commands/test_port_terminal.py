@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -117,17 +116,24 @@ def test_leaving_at_the_question_loses_nothing(ours: Path, key: str) -> None:
     assert state(ours) is State.DRIFTED
 
 
+@pytest.mark.parametrize(
+    ("pager", "words"),
+    [
+        ("sh -c 'head -n 1; exit 3'", "the pager sh ended with 3; without it:"),
+        ("sh -c 'kill -9 $$'", "the pager sh ended with -9; without it:"),
+        ("no-such-pager", "the pager cannot be run"),
+        ("sh -c '", "the pager cannot be run"),
+    ],
+)
 def test_a_pager_that_dies_is_said_and_nothing_is_lost(
-    ours: Path, monkeypatch: pytest.MonkeyPatch
+    ours: Path, pager: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What waits has some hundred letters: all of it is in the pipe before the pager ends."""
     monkeypatch.setattr("shutil.get_terminal_size", lambda *_, **__: os.terminal_size((80, 12)))
-
-    def die(lines: Iterator[str]) -> None:
-        next(lines)
-
-    monkeypatch.setattr("click.echo_via_pager", die)
+    monkeypatch.setenv("PAGER", pager)
     terminal = port(ours)
-    assert "the pager ended before the last" in terminal.screen
+    said = terminal.screen.index(words)
+    assert terminal.screen.index(">>>>>>>", said) > said  # the end of the last view
     terminal.type("q\r")
     assert terminal.end() == 1
     assert (SESSION / "replay/10-runner" / world.PATH).is_file()
