@@ -167,8 +167,8 @@ def definitions_beside(hunk: Hunk, lines: Sequence[str], start: int) -> Iterator
 def _standing(hunk: Hunk, lines: Sequence[str], start: int) -> Reason | None:
     """Why a hunk is not put in: the text, unlike its base, defines a name of its own there."""
     rows = list(definitions_beside(hunk, lines, start))
-    known = names_in(hunk.base_has or ()) if rows else ()
-    text, at = next((row for row in rows if names_in(row[:1]).isdisjoint(known)), ("", 0))
+    of_base = names_in(hunk.base_has or ()) if rows else ()
+    text, at = next((row for row in rows if names_in(row[:1]).isdisjoint(of_base)), ("", 0))
     if not text:
         return None
     return _numbered(
