@@ -104,8 +104,8 @@ def looked_into(
         if result.outcome is not ModeOutcome.DIFFERS or result.run is None:
             return result
         served = result.run.served
-        asked = partings(reference.served, served) == partings(reference.served, runs[0].served)
-        opinions = itself.opinions[:number] if asked else ()
+        same = partings(reference.served, served) == partings(reference.served, runs[0].served)
+        opinions = itself.opinions[:number] if same else ()
         rounding = rounding_of(reference.served, served, opinions)
         if rounding.explains:
             return replace(result, outcome=ModeOutcome.ROUNDS, rounding=rounding)
