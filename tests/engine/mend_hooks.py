@@ -350,10 +350,10 @@ def second_runner(llm: Any) -> dict[str, Any]:
         added.append((0, name, prompt_of(9), {**greedy, "logit_bias": bias}))
     for name, (length, tokens) in LENGTHS.items():
         added.append((1, name, prompt_of(length), {**greedy, "max_tokens": tokens}))
-    # Drafts that are all rejected up to the limit, beside such with a penalty.
+    # Drafts that are all rejected up to the limit, and later such with a penalty: V1's fault.
     held = {**greedy, "max_tokens": LENGTH, "allowed_token_ids": [FIRST_TOKEN]}
-    added += [(1, "held", prompt_of(LENGTH - 6), held)]
-    added += [(1, "penalised", prompt_of(LENGTH - 6), {**held, "frequency_penalty": 0.1})]
+    added.insert(0, (0, "held", prompt_of(LENGTH - 12), held))
+    added.append((4, "penalised", prompt_of(LENGTH - 12), {**held, "frequency_penalty": 0.1}))
     outcome = refusing(llm, added)
     texts = {
         name: prompt + continuation(rule, prompt, LENGTH)
@@ -368,7 +368,7 @@ def second_runner(llm: Any) -> dict[str, Any]:
     right = {name: texts[name][length:][:n] for name, (length, n) in LENGTHS.items()}
     right["least"] = continuation(rule, prompt_of(9), 6)
     right |= {name: [*bias] * 6 for name, bias in BIASED.items()}
-    right |= {name: [FIRST_TOKEN] * 6 for name in ("held", "penalised")}
+    right |= {name: [FIRST_TOKEN] * 12 for name in ("held", "penalised")}
     return {**outcome, "right": {"tokens": right, "steps": steps}}
 
 
