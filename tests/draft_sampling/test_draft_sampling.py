@@ -135,7 +135,7 @@ def lifted(check: Any, *, out_of_tree: bool = False, environ: dict[str, str] | N
     """What checks requests in a process of a mended vLLM whose check is this one."""
     here = world("0.33.0", True)
     feature = here.module(FEATURE)
-    kind = type("SamplingParams", (), {"_validate_spec_decode": check})
+    kind: Any = type("SamplingParams", (), {"_validate_spec_decode": check})
     platform = SimpleNamespace(is_out_of_tree=lambda: out_of_tree, is_tpu=lambda: False)
     modules = {
         "vllm.sampling_params": SimpleNamespace(SamplingParams=kind),

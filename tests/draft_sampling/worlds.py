@@ -151,7 +151,7 @@ def batch(here: Sampling, requests: list[Asked], drafting: bool = True) -> Any:
     """SamplingMetadata of these requests, beside drafts or without."""
     size = len(requests)
     built = processors(here, size, drafting)
-    added = [
+    added: list[tuple[int, Any, list[int], list[int]]] = [
         (
             row,
             SimpleNamespace(min_p=each.min_p, logit_bias=dict(each.bias), min_tokens=0),

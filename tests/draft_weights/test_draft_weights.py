@@ -145,9 +145,9 @@ def test_a_target_that_is_loaded_without_the_draft_is_told_once(lines: list[str]
 
 
 def test_a_step_of_somebody_else_is_put_back(lines: list[str]) -> None:
-    engine, steps = Engine("0.33.0"), []
+    engine, steps = Engine("0.33.0"), list[int]()
     other = functools.partial(steps.append, 1)
-    engine.runner.execute_model = other
+    vars(engine.runner)["execute_model"] = other
     engine.target.load_weights(Target.checkpoint(4.0))
     engine.step()
     assert engine.runner.execute_model is other

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from overlay.proof import engine_compat
-from overlay.proof.oracle import FIRST_TOKEN, continuation
+from overlay.proof.oracle import FIRST_TOKEN, accepted, continuation
 from tests.engine import engine_facts
 from tests.engine.tiny_eagle import read_rule
 
@@ -109,8 +109,7 @@ def long_request(llm: Any) -> dict[str, Any]:
     logging.getLogger("vllm.v1.worker.draft_gate").addHandler(warnings)
 
     def asked(name: str, length: int, tokens: int) -> tuple[int, str, list[int], dict[str, Any]]:
-        prompt = [FIRST_TOKEN + (7 * length + number) % 180 for number in range(length)]
-        return 0, name, prompt, {"temperature": 0.0, "max_tokens": tokens}
+        return 0, name, prompt_of(length), {"temperature": 0.0, "max_tokens": tokens}
 
     short = [asked(name, *each) for name, each in SHORT.items()]
     alone = serve(llm, short)
@@ -248,6 +247,14 @@ BAD: dict[str, tuple[int, dict[str, Any]]] = {
 
 def bad_input(llm: Any) -> dict[str, Any]:
     """What requests are refused for while others are served, and these."""
+    asked = {"temperature": 0.0, "max_tokens": 20}
+    return refusing(
+        llm, [(0, f"{row}", [FIRST_TOKEN + row] * (4 + row), asked) for row in range(4)]
+    )
+
+
+def refusing(llm: Any, company: Added) -> dict[str, Any]:
+    """Serve requests; between two steps those of ``BAD`` are asked for."""
     from vllm import SamplingParams
 
     refusals: dict[str, str] = {}
@@ -269,8 +276,6 @@ def bad_input(llm: Any) -> dict[str, Any]:
         return step()
 
     engine.step = stepping
-    asked = {"temperature": 0.0, "max_tokens": 20}
-    company: Added = [(0, f"{row}", [FIRST_TOKEN + row] * (4 + row), asked) for row in range(4)]
     try:
         return {**serve(llm, company), "refusals": refusals}
     finally:
@@ -324,3 +329,49 @@ def refused_parameters(llm: Any) -> dict[str, Any]:
         "biased": serve(llm, biased),
         "least": serve(llm, [(0, "least", prompt, least)]),
     }
+
+
+#: Requests by name: lengths of prompts and answers within the drafter's context and beyond it, and
+#: up to the end of the context.
+LENGTHS = {"a": (4, 12), "b": (7, 12), "long": (LENGTH - 20, 8), "grows": (45, 12)}
+LENGTHS["full"] = (LENGTH - 4, 4)
+
+
+def second_runner(llm: Any) -> dict[str, Any]:
+    """On model runner V2: what is refused beside requests within each limit, at it and beyond.
+
+    What each must get is in ``right``: its tokens, and of its steps how many drafts are accepted.
+    """
+    rule = read_rule(Path(llm.llm_engine.model_config.model).parent)
+    greedy = {"temperature": 0.0, "max_tokens": 6}
+    least = {**greedy, "temperature": 2.0, "min_p": 1.0}
+    added: Added = [(0, "least", prompt_of(9), least)]
+    for name, bias in BIASED.items():
+        added.append((0, name, prompt_of(9), {**greedy, "logit_bias": bias}))
+    for name, (length, tokens) in LENGTHS.items():
+        added.append((1, name, prompt_of(length), {**greedy, "max_tokens": tokens}))
+    # Drafts that are all rejected up to the limit, and later such with a penalty: V1's fault.
+    held = {**greedy, "max_tokens": LENGTH, "allowed_token_ids": [FIRST_TOKEN]}
+    added.insert(0, (0, "held", prompt_of(LENGTH - 12), held))
+    added.append((4, "penalised", prompt_of(LENGTH - 12), {**held, "frequency_penalty": 0.1}))
+    outcome = refusing(llm, added)
+    texts = {
+        name: prompt + continuation(rule, prompt, LENGTH)
+        for _, name, prompt, _ in added
+        if name in LENGTHS
+    }
+    steps = {
+        name: [[known, k, accepted(rule, texts[name][:known], k)] for known, k, _ in each]
+        for name, each in outcome["steps"].items()
+        if name in texts
+    }
+    right = {name: texts[name][length:][:n] for name, (length, n) in LENGTHS.items()}
+    right["least"] = continuation(rule, prompt_of(9), 6)
+    right |= {name: [*bias] * 6 for name, bias in BIASED.items()}
+    right |= {name: [FIRST_TOKEN] * 12 for name in ("held", "penalised")}
+    return {**outcome, "right": {"tokens": right, "steps": steps}}
+
+
+def prompt_of(length: int) -> list[int]:
+    """A prompt whose tokens depend on its length."""
+    return [FIRST_TOKEN + (7 * length + number) % 180 for number in range(length)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tests.engine.mend_hooks import BAD, BIASED, LENGTH, SHORT
+from tests.engine.mend_hooks import BAD, BIASED, LENGTH, LENGTHS, SHORT
 from tests.engine.weight_hooks import WARNED
 
 FULL = "Sampled token IDs exceed the max model length"
@@ -147,6 +147,27 @@ def bad_input(stock: Outcome, mended: Outcome) -> list[str]:
     ]
 
 
+def second_runner(stock: Outcome, mended: Outcome) -> list[str]:
+    """V2 refuses with V1's words, and serves the others as the models' rule says.
+
+    :param stock: V1's of ``bad_input``.
+    """
+    problems = [
+        f"{what} are {mended[what].get(name)} of {name}, not {right}"
+        for what in ("tokens", "steps")
+        for name, right in mended["right"][what].items()
+        if mended[what].get(name) != right
+    ]
+    if mended["refusals"] != stock["refusals"] or stock["refusals"].keys() != BAD.keys():
+        problems.append(f"refused with other words: {mended['refusals']}")
+    problems += [
+        f"nothing is accepted of {name}"
+        for name in LENGTHS
+        if not any(accepted for *_, accepted in mended["steps"].get(name, []))
+    ]
+    return problems if mended["error"] is None else [*problems, mended["error"]]
+
+
 def eager_draft(stock: Outcome, mended: Outcome) -> list[str]:
     """Stock's draft has graphs that nobody asked for; the mended engine's has none."""
     problems = []
@@ -194,6 +215,7 @@ def least_tokens(stock: Outcome, mended: Outcome) -> list[str]:
 JUDGES = {
     "bad_input": bad_input,
     "eager_draft": eager_draft,
+    "second_runner": second_runner,
     "least_tokens": least_tokens,
     "long_request": long_request,
     "long_request_in_graphs": long_request_in_graphs,

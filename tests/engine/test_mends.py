@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from overlay.results import ModelRunner
+from tests.draft_graphs.double_environment import SITE
 from tests.engine.engine_fixtures import overlay, private_vllm
+from tests.engine.engine_launch import launch
 from tests.engine.engine_spec import QUICKEST, EngineSpec
 from tests.engine.forked_engines import TESTS, launch_forked
 from tests.engine.mend_hooks import LENGTH, SHORT_DRAFT
@@ -49,15 +52,25 @@ ENGINES = (
     (SHORT, "mend_hooks:asynchronous", ("mend_hooks:long_request",)),
     (GRAPHED, "mend_hooks:graphs", ("mend_hooks:long_request_in_graphs",)),
 )
+#: On model runner V2, whose kernels Triton's interpreter runs.
+SECOND = replace(
+    PLAIN,
+    speculative=SHORT_DRAFT,
+    runner=ModelRunner.V2,
+    block_size=32,
+    post_load=(f"{HOOKS}mend_hooks:second_runner",),
+)
+INTERPRETED = {"TEST_DOUBLE": "interpreted", "TRITON_INTERPRET": "1", "PYTHONPATH": str(SITE)}
 LOADS = tuple(load for *_, loads in ENGINES for load in loads)
 
 
 @dataclass
 class Outcomes:
-    """What each load gave in the engines of a stock and of a patched vLLM."""
+    """What each load gave in the engines of a stock and of a patched vLLM; ``second``: on V2."""
 
     stock: dict[str, Any]
     mended: dict[str, Any]
+    second: dict[str, Any]
 
 
 def run(python: Path, models: Path) -> dict[str, Any]:
@@ -82,7 +95,8 @@ def outcomes(
     for copy in private_vllm(engine_python, tmp_path_factory.mktemp("mends")):
         stock = run(copy.python, tiny_models)
         overlay("apply", copy.site)
-        yield Outcomes(stock, run(copy.python, tiny_models))
+        second = launch(copy.python, replace(SECOND, models=str(tiny_models)), env=INTERPRETED)
+        yield Outcomes(stock, run(copy.python, tiny_models), second["hooks"])
 
 
 @pytest.mark.parametrize("load", LOADS, ids=lambda load: load.partition(":")[2])
@@ -91,3 +105,9 @@ def test_a_stock_engine_has_the_fault_and_a_mended_one_does_not(
 ) -> None:
     stock, mended = outcomes.stock[load], outcomes.mended[load]
     assert JUDGES[load.partition(":")[2]](stock, mended) == []
+
+
+def test_on_the_second_runner_what_is_refused_ends_alone(outcomes: Outcomes) -> None:
+    """V2 has neither the fault of the context limit nor that of the gate."""
+    (second,) = outcomes.second.values()
+    assert JUDGES["second_runner"](outcomes.stock["mend_hooks:bad_input"], second) == []

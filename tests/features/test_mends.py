@@ -14,11 +14,11 @@ from overlay.planning.planner import plan
 from overlay.results import Outcome, State
 from overlay.targets.resolution import resolve
 from tests.support.shipped_features import (
+    DBO,
     EAGER,
     GATE,
     LEAST,
     LIMIT,
-    MENDS,
     PROMPTS,
     RETIRED,
     SAMPLING,
@@ -73,6 +73,24 @@ MERGED = {
             "            # A placeholder is no token.\n",
         )
     },
+    DBO: {
+        "vllm/v1/spec_decode/llm_base_proposer.py": (
+            "        only_one_forward_pass = is_graph_capturing or self.parallel_drafting\n",
+            "        slot_mappings = slot_mappings if isinstance(slot_mappings, list) else 0\n",
+        ),
+        RUNNER: (
+            "            extra_attn_metadata_args = {}\n",
+            "            cache_key = (kv_cache_spec, type(builder), ubid)\n",
+        ),
+        "vllm/v1/worker/gpu_ubatch_wrapper.py": (
+            "    if sorted_results and isinstance(sorted_results[0], tuple):\n",
+            "    joined = isinstance(sorted_results[0], (list, tuple))\n",
+        ),
+        "vllm/v1/worker/ubatch_utils.py": (
+            "        # Make sure we don't modify the seq_lens tensors\n",
+            "        kept.seq_lens.copy_(seq_lens)\n",
+        ),
+    },
 }
 
 
@@ -91,17 +109,18 @@ class Release:
         return data
 
 
-@pytest.mark.parametrize("name", MENDS)
+@pytest.mark.parametrize("name", MERGED)
 def test_a_mend_retires_once_a_release_has_its_own(name: str) -> None:
     target = Release(MERGED[name])
     (result,) = plan([feature(name)], target, Version("0.33.0")).features
     assert result.state is State.UPSTREAMED
 
 
-@pytest.mark.parametrize("name", MENDS)
+@pytest.mark.parametrize("name", MERGED)
 def test_port_retires_it_there_without_a_hand(name: str) -> None:
     trees = {"0.33.0": Release({}), "0.34.0": Release(MERGED[name])}
-    port = Porter(ReleaseTexts(tuple(trees), trees.__getitem__)).port(feature(name), "0.34.0")
+    texts = ReleaseTexts(tuple(trees), lambda release: trees.get(release) or resolve(release))
+    port = Porter(texts).port(feature(name), "0.34.0")
     assert port.outcome is Outcome.UPSTREAM
     assert port.evidence
 
@@ -119,11 +138,11 @@ def test_port_retired_those_whose_release_is_there(name: str) -> None:
     assert untested.outcome is not Outcome.UPSTREAM
 
 
-@pytest.mark.parametrize("name", MENDS)
+@pytest.mark.parametrize("name", MERGED)
 def test_the_mends_of_others_do_not_retire_it(name: str) -> None:
-    for other in MENDS:
+    for other, merged in MERGED.items():
         if other != name:
-            target = Release(MERGED[other])
+            target = Release(merged)
             (result,) = plan([feature(name)], target, Version("0.33.0")).features
             assert result.state is State.PRISTINE
 

@@ -156,13 +156,18 @@ def _link(place: Path) -> None:
     place.symlink_to(place.parent / "elsewhere")
 
 
+def _in_place(place: Path, make: Callable[[Path], None]) -> None:
+    place.unlink()
+    make(place)
+
+
 HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (lambda files: (files / PATH).unlink(), "found none"),
     "a link": (lambda files: _link(files / PATH), "found a symbolic link"),
     "a link above": (lambda files: _link(files / "vllm"), "found a symbolic link"),
     "a link to files": (_link, "found a symbolic link"),
-    "a pipe": (lambda files: [(files / PATH).unlink(), os.mkfifo(files / PATH)], "a pipe"),
-    "a folder": (lambda files: [(files / PATH).unlink(), (files / PATH).mkdir()], "a folder"),
+    "a pipe": (lambda files: _in_place(files / PATH, os.mkfifo), "a pipe"),
+    "a folder": (lambda files: _in_place(files / PATH, Path.mkdir), "a folder"),
     "too large": (lambda files: os.truncate(files / PATH, 1 << 25), "at most"),
 }
 

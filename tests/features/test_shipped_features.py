@@ -214,7 +214,7 @@ def test_what_is_remembered_as_upstreams_is_there(release: str) -> None:
 @pytest.mark.parametrize("name", [STEADY, GREEDY])
 def test_the_lines_that_tell_of_a_feature_are_those_of_its_newest_hunks(name: str) -> None:
     newest = KNOWN_RELEASES[-1]
-    texts, now = Texts(SYNTAX), {}
+    texts, now = Texts(SYNTAX), dict[str, bytes | None]()
     parts = []
     for _, variant in serving(feature(name), Version(newest)):
         path, hunks = variant.patch.path, variant.patch.hunks
