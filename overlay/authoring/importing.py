@@ -146,7 +146,7 @@ def _topic(
                 "without -D",
                 last,
             )
-        release, by_id, words = base.release, base.by_id, _made_on(base, texts)
+        release, by_id, words = base.release, base.by_id, _made_on(base, texts, checkout)
         fate = FileFate(path, Fate.EDITED, release, by_id, 1, removes=True, made_on=words)
         return fate, EditedFile(base, (whole_file(base.before, None),))
     try:
@@ -157,13 +157,16 @@ def _topic(
         return refused(no_base())
     if (problem := uncompilable(path, after, syntax)) is not None:
         return refused(f"with the change, {problem}")
-    words = _made_on(base, texts)
+    words = _made_on(base, texts, checkout)
     fate = FileFate(path, Fate.EDITED, base.release, base.by_id, len(hunks), made_on=words)
     return fate, EditedFile(base, hunks)
 
 
-def _made_on(base: Base, texts: ReleaseTexts) -> str:
-    """The text that a change was made on, in words: every release in a row that has it."""
+def _made_on(base: Base, texts: ReleaseTexts, checkout: Origin | None) -> str:
+    """The text that a change was made on, in words: every release in a row that has it.
+
+    Where neither an id nor the user says which, other texts may have the same lines.
+    """
     if base.release not in texts.names:
         return base.words
     has = [texts.read(name, base.path) == base.before for name in texts.names]
@@ -173,4 +176,5 @@ def _made_on(base: Base, texts: ReleaseTexts) -> str:
     while last + 1 < len(has) and has[last + 1]:
         last += 1
     first_name, last_name = texts.names[first], texts.names[last]
-    return first_name if first == last else f"{first_name}..{last_name}"
+    guess = "" if base.by_id or checkout is not None else ", by its lines"
+    return (first_name if first == last else f"{first_name}..{last_name}") + guess

@@ -258,11 +258,14 @@ class Pruner:
         if not old or files is None:
             return
         if feature.releases.last < oldest:
-            if all(state.needs_attention for state in self._states(feature).values()):
-                step = command("port", feature.id, "--releases", self.names[0])
+            states = self._states(feature)
+            lands = [name for name, state in states.items() if state is State.PRISTINE]
+            if lands or all(state.needs_attention for state in states.values()):
+                step = command("port", feature.id, "--releases", (lands or self.names)[0])
+                where = f"it lands on {lands[0]} untested" if lands else "no later release takes it"
                 self.holds[feature.id] = (
-                    f"its range, {feature.releases}, ends before {oldest}, and no later release "
-                    f"takes it: {step} carries it there; or remove its folder"
+                    f"its range, {feature.releases}, ends before {oldest}, and {where}: "
+                    f"{step} carries it there; or remove its folder"
                 )
             return
         span = ReleaseRange(max(feature.releases.first, oldest), feature.releases.last)

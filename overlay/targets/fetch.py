@@ -17,7 +17,7 @@ from overlay.targets.archives import MAX_UNPACKED_BYTES, Wheel, read_sdist, read
 from overlay.targets.http import IndexSession, RemotePart
 from overlay.targets.http_errors import local_path, too_large
 from overlay.targets.index import Candidate, OfferedRelease, listing, unknown_release
-from overlay.targets.pip_config import read_config
+from overlay.targets.pip_config import configured
 from overlay.targets.target import Origin, Progress, Sources
 from overlay.untrusted import open_regular
 
@@ -41,7 +41,7 @@ def offered_releases(package: Package, *, pre: bool = False) -> tuple[OfferedRel
         candidate = package.has_candidates and version.pre is not None and version.pre[0] == "rc"
         return not version.is_prerelease or (candidate and not version.is_devrelease)
 
-    offered = listing(IndexSession(read_config()), package).releases()
+    offered = listing(IndexSession(configured()), package).releases()
     return tuple(entry for entry in offered if pre or counts(entry.version))
 
 
@@ -58,7 +58,7 @@ def fetch(
     :raises PackageIndexError: if no index has it, or it cannot be fetched whole.
     :raises ArchiveError: if what the index serves is dangerous or too large.
     """
-    session = IndexSession(read_config())
+    session = IndexSession(configured())
     offers = listing(session, release.package)
     candidates = offers.of(release.version)
     if not candidates:

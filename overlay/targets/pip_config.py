@@ -13,8 +13,10 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -43,6 +45,23 @@ class IndexConfig:
     proxy: str | None = None
     timeout: float = _DEFAULT_TIMEOUT_SECONDS
     trusted_hosts: frozenset[str] = frozenset()
+
+
+_lock = threading.Lock()
+
+
+def configured() -> IndexConfig:
+    """What is configured for this process: pip is asked once, not for each of many releases.
+
+    :raises PackageIndexError: as ``read_config``.
+    """
+    with _lock:
+        return _configured_by(frozenset(os.environ.items()))
+
+
+@lru_cache(maxsize=1)
+def _configured_by(variables: frozenset[tuple[str, str]]) -> IndexConfig:
+    return read_config(dict(variables))
 
 
 def read_config(environ: Mapping[str, str] | None = None) -> IndexConfig:

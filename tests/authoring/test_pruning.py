@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
@@ -250,13 +251,22 @@ def test_the_variant_is_named_that_keeps_what_no_release_needs(tmp_path: Path) -
     }
 
 
-def test_a_feature_that_no_served_release_takes_is_named(tmp_path: Path) -> None:
-    """Its range ends before them, and it lands by content on none."""
-    world = World(((0, 0, 1, 1, 1, 1),), (None,), ((((0, 1, True),), False),), 2)
+@pytest.mark.parametrize(
+    ("versions", "where", "port"),
+    [
+        ((0, 0, 1, 1, 1, 1), "no later release takes it", "0.22.0"),
+        ((0, 0, 1, 0, 1, 1), "it lands on 0.23.0 untested", "0.23.0"),
+    ],
+)
+def test_a_feature_whose_range_ends_before_what_is_served_is_named(
+    tmp_path: Path, versions: tuple[int, ...], where: str, port: str
+) -> None:
+    """Whether it lands by content on a served release or on none."""
+    world = World((versions,), (None,), ((((0, 1, True),), False),), 2)
     world.write(tmp_path)
     texts = ReleaseTexts(NAMES, lambda name: Tree(world, name))
     served = [ServedFeature(feature, files(tmp_path, feature)) for feature in load([tmp_path])]
     pruner = Pruner(texts, NAMES[2:])
     assert pruner.propose(served) == ()
-    assert "ends before 0.22.0, and no later release takes it" in pruner.holds["f0"]
-    assert "overlay port f0 --releases 0.22.0" in pruner.holds["f0"]
+    assert f"ends before 0.22.0, and {where}" in pruner.holds["f0"]
+    assert f"overlay port f0 --releases {port}" in pruner.holds["f0"]

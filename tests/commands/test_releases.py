@@ -25,7 +25,7 @@ VERSIONS = ("0.15.1", "0.32.0", "0.33.0", "0.33.1rc1", "0.33.1", "0.34.0", "0.35
 def index(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeIndex]:
     with serve() as running:
         config = IndexConfig((running.simple,), timeout=5.0)
-        monkeypatch.setattr(fetching, "read_config", lambda: config)
+        monkeypatch.setattr(fetching, "configured", lambda: config)
         monkeypatch.setattr(http, "RETRY_SECONDS", 0.001)
         monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
         for version in VERSIONS:
@@ -89,7 +89,7 @@ def test_no_network_is_said(
     cli: Cli, index: FakeIndex, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
     config = IndexConfig(("http://127.0.0.1:9/simple",), timeout=5.0)
-    monkeypatch.setattr(fetching, "read_config", lambda: config)
+    monkeypatch.setattr(fetching, "configured", lambda: config)
     result = cli(*words)
     assert result.exit == 2
     assert "http://127.0.0.1:9/simple/vllm/" in result.err
@@ -102,7 +102,7 @@ def test_one_cause_of_several_releases_is_told_once_and_names_them_all(
     cli: Cli, index: FakeIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = IndexConfig(("http://127.0.0.1:9/simple",), timeout=5.0)
-    monkeypatch.setattr(fetching, "read_config", lambda: config)
+    monkeypatch.setattr(fetching, "configured", lambda: config)
     result = cli("check", "--releases", "0.30.0..0.33.0")
     assert result.exit == 2
     assert "releases 0.30.0, 0.31.0, 0.32.0 and 0.33.0: expected files of vllm" in result.err

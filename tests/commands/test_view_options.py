@@ -57,7 +57,7 @@ def no_connections(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[obje
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     config = IndexConfig(("http://127.0.0.1:9/simple",))
-    monkeypatch.setattr(fetch, "read_config", lambda: config)
+    monkeypatch.setattr(fetch, "configured", lambda: config)
     monkeypatch.setenv("OVERLAY_CACHE", str(tmp_path / "cache"))
     return addresses
 

@@ -29,7 +29,7 @@ def configure(monkeypatch: pytest.MonkeyPatch):
 
     def set_config(*indexes: str, **settings: Any) -> None:
         config = IndexConfig(tuple(indexes), **{"timeout": 5.0, **settings})
-        monkeypatch.setattr(fetching, "read_config", lambda: config)
+        monkeypatch.setattr(fetching, "configured", lambda: config)
 
     return set_config
 
@@ -42,7 +42,7 @@ def offline(monkeypatch: pytest.MonkeyPatch):
         def fail() -> None:
             raise AssertionError("the network was asked for")
 
-        monkeypatch.setattr(fetching, "read_config", fail)
+        monkeypatch.setattr(fetching, "configured", fail)
 
     return cut
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import types
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -228,3 +229,20 @@ def test_a_line_that_pip_prints_in_another_form_is_shown_without_passwords(spoke
     with pytest.raises(PackageIndexError, match=r"found the line .global") as raised:
         read_config({})
     assert "s3cret" not in str(raised.value)
+
+
+def test_pip_is_asked_once_for_many_releases(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each time takes half a second; another variable may name another index."""
+    asked: list[str] = []
+
+    def read(environ: Mapping[str, str]) -> IndexConfig:
+        asked.append(environ["PIP_INDEX_URL"])
+        return IndexConfig((asked[-1],))
+
+    monkeypatch.setattr(pip_config, "read_config", read)
+    for url in ("https://a.example", "https://b.example"):
+        monkeypatch.setenv("PIP_INDEX_URL", url)
+        assert [pip_config.configured().indexes for _ in range(3)] == [(url,)] * 3
+    assert asked == ["https://a.example", "https://b.example"]

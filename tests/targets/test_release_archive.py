@@ -196,7 +196,7 @@ def test_processes_that_want_the_same_release_fetch_it_once(
         "import sys; from overlay.targets import fetch as fetching; "
         "from overlay.targets.resolution import resolve; "
         "from overlay.targets.pip_config import IndexConfig; "
-        "fetching.read_config = lambda: IndexConfig((sys.argv[1],)); "
+        "fetching.configured = lambda: IndexConfig((sys.argv[1],)); "
         "sys.stdout.buffer.write(resolve('0.26.0').read(sys.argv[2]))"
     )
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}

@@ -63,7 +63,7 @@ def test_a_killed_download_leaves_nothing_in_the_temporary_folder(
         "import os, signal, sys; from overlay.targets import fetch as fetching, http; "
         "from overlay.targets.resolution import resolve; "
         "from overlay.targets.pip_config import IndexConfig; "
-        "fetching.read_config = lambda: IndexConfig((sys.argv[1],)); "
+        "fetching.configured = lambda: IndexConfig((sys.argv[1],)); "
         "http.IndexSession._download = lambda self, url, file, *_: "
         "(file.write(b'half'), file.flush(), print(os.readlink(f'/proc/self/fd/{file.fileno()}'), "
         "flush=True), os.kill(os.getpid(), signal.SIGKILL)); "

@@ -19,6 +19,7 @@ from overlay.errors import OverlayError, TargetError
 from overlay.on_disk import ledger as ledgers
 from overlay.results import ModelRunner
 from overlay.results.invocation import command
+from overlay.targets.target import Absent
 from overlay.untrusted import printable
 
 
@@ -50,7 +51,13 @@ def root_of(python: str | None) -> Path:
     :param python: ``None`` for the one that runs this.
     :raises TargetError: if it has none.
     """
-    root = resolve(Request(python=python)).root
+    try:
+        root = resolve(Request(python=python)).root
+    except Absent as error:
+        place = sys.executable if python is None else python
+        raise TargetError(
+            f"{place}: expected a Python that has vLLM, found none there; name it with --python"
+        ) from error
     assert root is not None, "an environment's vLLM is in a folder"
     return root
 

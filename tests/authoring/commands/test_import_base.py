@@ -116,7 +116,9 @@ def test_a_release_is_a_base(cli: Cli, tmp_path: Path) -> None:
     words = ("import", tmp_path / "c.diff", "--id", "c", "--patches", tmp_path / "p")
     result = cli(*words, "--base", name)
     assert result.exit == 0, result.err
-    assert f"made on {name}" in result.out
+    assert f"made on {name}\n" in result.out, "whoever names it knows it"
+    result = cli("import", tmp_path / "c.diff", "--id", "d", "--patches", tmp_path / "p")
+    assert f"made on {world.NAMES[-1]}, by its lines\n" in result.out, "others have them too"
 
 
 @pytest.mark.parametrize("base", ["nowhere", "0.0.1..0.0.2", "./c.dif"])
