@@ -16,7 +16,6 @@ from typing import NamedTuple
 from packaging.version import Version
 
 from overlay._features import sources
-from overlay._features.documents import is_required
 from overlay._features.feature_folder import ignored, is_plain, read_feature
 from overlay._features.feature_toml import NO_RELEASES
 from overlay._features.model import SHIPPED, Feature
@@ -231,7 +230,7 @@ def _is_feature(path: Path, errors: sources.ErrorList) -> bool:
 def _is_required(path: Path) -> bool:
     """Whether a malformed feature says that vLLM must not start without it."""
     try:
-        return is_required(read_regular(path / "feature.toml", follow=False) or b"")
+        return sources.is_required(read_regular(path / "feature.toml", follow=False) or b"")
     except OSError:
         return False
 
