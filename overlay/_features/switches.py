@@ -224,9 +224,7 @@ def check_values(variables: Mapping[str, str], declared: Iterable[Declaration]) 
     for name in sorted(variables.keys() - KNOWN):
         if name not in switches:
             unknown.append(_unknown(name, switches.keys() | KNOWN))
-            continue
-        text = _value_problem(variables[name], switches[name])
-        if text is not None:
+        elif (text := _value_problem(variables[name], switches[name])) is not None:
             wrong.append(text)
         else:
             former += _former(variables[name], switches[name])

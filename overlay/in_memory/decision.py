@@ -60,10 +60,11 @@ def decide(
         return _turned_off(switches, environment)
     warnings = _checked(switches)
     required_ids = required_features(switches)
+    packages = further_packages(patches_folders(switches))
     vllm: Target | None = None
     try:
         vllm = running_target(VLLM)
-        targets = (vllm, *_beside(switches))
+        targets = (vllm, *_beside(packages))
         parts = [_activated_in(target, switches, required_ids, observer) for target in targets]
         activation = _together(parts, targets)
     except UsageError:
@@ -99,18 +100,19 @@ def _checked(switches: Switches) -> tuple[str, ...]:
         return switches.warnings
     from overlay._features.switches import check_values, declarations
 
-    checked = check_values(switches.all, declarations(patches_folders(switches)))
+    declared = declarations(patches_folders(switches))
+    checked = check_values(switches.all, declared)
     if checked.wrong:
         raise UsageError("vllm-overlay: " + "\n".join(checked.wrong))
     return (*switches.warnings, *checked.unknown, *checked.former)
 
 
-def _beside(switches: Switches) -> Iterator[Target]:
-    """The packages beside vLLM that features are for; one that is not there is passed over.
+def _beside(packages: Iterable[Package]) -> Iterator[Target]:
+    """Those of the packages beside vLLM that are there.
 
     :raises TargetError: if one is there and cannot be patched.
     """
-    for package in further_packages(patches_folders(switches)):
+    for package in packages:
         from overlay.targets.target import Absent
 
         with contextlib.suppress(Absent):
