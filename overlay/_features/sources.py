@@ -166,23 +166,21 @@ def required_features(switches: Switches) -> frozenset[str]:
 
     ``all`` among them is every one.
     """
-    ids = set(switches.present)
-    for name, path, _ in features_in(patches_folders(switches)):
-        if (document := _document(path, b"required")) and is_required(document):
-            ids.add(name)
-    return frozenset(ids)
+    features = features_in(patches_folders(switches))
+    return switches.present | {name for name, path, _ in features if is_required(path)}
 
 
-def is_required(data: bytes) -> bool:
-    """Whether a feature.toml says that vLLM must not start without the feature.
+def is_required(feature: Path) -> bool:
+    """Whether a feature's folder says that vLLM must not start without the feature.
 
-    One that cannot be parsed says so by a line.
+    A ``feature.toml`` that cannot be parsed says so by a line.
     """
+    document = _document(feature, b"required")
     try:
-        return parse_toml(data).get("required") is True
+        return bool(document) and parse_toml(document).get("required") is True
     except MalformedToml:
         line = rb"""(?m)^[ \t]*["']?required["']?[ \t]*=[ \t]*true\b"""
-        return re.search(line, data) is not None
+        return re.search(line, document) is not None
 
 
 def further_packages(folders: Iterable[Path]) -> tuple[Package, ...]:
@@ -196,10 +194,9 @@ def package_in(feature: Path) -> Package:
 
     What is malformed is vLLM's: loading the feature reports it.
     """
-    if not (document := _document(feature, b"package")):
-        return VLLM
+    document = _document(feature, b"package")
     try:
-        name = parse_toml(document).get("package")
+        name = parse_toml(document).get("package") if document else None
         return package_named(name) if isinstance(name, str) else VLLM
     except ValueError:
         return VLLM
