@@ -34,6 +34,7 @@ from overlay.settings import Mode, Switches
 
 if TYPE_CHECKING:
     from overlay.in_memory.import_hook import Observer
+    from overlay.in_memory.preparation import Plans, PreparedModules
     from overlay.on_disk.ledger import Ledger
     from overlay.package import Package
     from overlay.targets.target import Target
@@ -166,17 +167,21 @@ def _activated_in(
         return activation  # a plan on top of files that somebody edited proves nothing
     if features:
         activation = activation._replace(way=Way.DISK)
-    ids = {feature.id for feature in features}
-    if switches.mode is Mode.AUTO:
-        rest = None
-        if ledger is not None and features:
-            folders = patches_folders(switches)
-            rest = settled_without_plan(ledger, target.public, switches, folders)
-        if rest is None:
-            return _in_memory(target, switches, required_ids, observer, activation)
-    else:
-        rest = _not_on_disk(target, switches, ids) if required_ids - ids else []
-    return activation._replace(features=(*features, *rest))
+    rest: list[FeatureDecision] | None = None
+    if switches.mode is not Mode.AUTO:
+        rest = None if required_ids - {feature.id for feature in features} else []
+    elif ledger is not None and features:
+        folders = patches_folders(switches)
+        rest = settled_without_plan(ledger, target.public, switches, folders)
+    if rest is not None:
+        return activation._replace(features=(*features, *rest))
+    from overlay.in_memory.preparation import Plans, prepare
+
+    plans = Plans(target, switches)
+    prepared = prepare(plans, (feature.id for feature in features))
+    if switches.mode is not Mode.AUTO:
+        return activation._replace(features=(*features, *_not_on_disk(prepared, features)))
+    return _in_memory(plans, prepared, required_ids, observer, activation)
 
 
 def _ledger(root: Path, package: Package) -> Ledger | None:
@@ -263,8 +268,8 @@ def settled_without_plan(
 
 
 def _in_memory(
-    target: Target,
-    switches: Switches,
+    plans: Plans,
+    prepared: PreparedModules,
     required_ids: frozenset[str],
     observer: Observer,
     activation: Activation,
@@ -274,11 +279,9 @@ def _in_memory(
     :param activation: what the process runs from disk.
     """
     from overlay.in_memory import import_hook
-    from overlay.in_memory.preparation import Plans, prepare
+    from overlay.in_memory.preparation import prepare
 
     on_disk = {feature.id: feature.digest for feature in activation.features}
-    plans = Plans(target, switches)
-    prepared = prepare(plans, on_disk)
     imported = {
         feature.id: import_hook.imported(feature.modules)
         for feature in prepared.features
@@ -289,14 +292,15 @@ def _in_memory(
         # Each feature goes in as a whole or not at all, so what came too late is planned without.
         prepared = prepare(plans, on_disk.keys() | late.keys())
     if prepared.entry.modules:
-        assert target.root is not None  # an importable package lies in a folder
+        root = plans.target.root
+        assert root is not None  # an importable package lies in a folder
         required = {
             module
             for feature in prepared.features
             if feature.active and (feature.id in required_ids or "all" in required_ids)
             for module in feature.modules
         }
-        finder = import_hook.PatchFinder(target.root, prepared.entry.modules, observer, required)
+        finder = import_hook.PatchFinder(root, prepared.entry.modules, observer, required)
         import_hook.install(finder)
         activation = activation._replace(
             way=activation.way | Way.MEMORY,
@@ -335,15 +339,16 @@ def _other_form(feature: FeatureDecision) -> str:
     )
 
 
-def _not_on_disk(target: Target, switches: Switches, on_disk: set[str]) -> list[FeatureDecision]:
+def _not_on_disk(
+    prepared: PreparedModules, on_disk: Iterable[FeatureDecision]
+) -> list[FeatureDecision]:
     """The states of the features that ``OVERLAY=disk`` does not find applied; none is hooked."""
-    from overlay.in_memory.preparation import Plans, prepare
-
+    ids = {feature.id for feature in on_disk}
     why = "it is not applied on disk, and OVERLAY=disk allows no other way"
     return [
         FeatureDecision(feature.id, feature.digest, feature.state, False, feature.why or why)
-        for feature in prepare(Plans(target, switches), on_disk).features
-        if feature.id not in on_disk
+        for feature in prepared.features
+        if feature.id not in ids
     ]
 
 
