@@ -462,14 +462,3 @@ def _problem(path: str, read: Callable[[str], object]) -> str | None:
     except (TargetError, TransactionError) as error:
         return str(error)
     return None
-
-
-def read(path: Path) -> bytes | None:
-    """The bytes of a file, or ``None`` where there is none; see ``read_regular``."""
-    return read_regular(path)
-
-
-def digest(path: Path) -> str | None:
-    """The sha256 of a file, or ``None`` where there is none; see ``read_regular``."""
-    data = read_regular(path)
-    return None if data is None else sha256(data)
