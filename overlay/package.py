@@ -86,6 +86,11 @@ class Package(NamedTuple):
     has_candidates: bool = True
 
     @property
+    def key(self) -> str:
+        """The name of its distribution as installers compare names."""
+        return distribution_name(self.distribution)
+
+    @property
     def state_folder(self) -> str:
         """The folder beside the package in which the overlay keeps its own files."""
         return f".{self.name}-overlay"
@@ -225,7 +230,7 @@ def package_of_distribution(text: str) -> Package | None:
     """
     distribution = distribution_name(text)
     for package in KNOWN_PACKAGES:
-        if distribution_name(package.distribution) == distribution:
+        if package.key == distribution:
             return package
     names = (name for name, other in _DISTRIBUTIONS.items() if other == distribution)
     name = next(names, _import_name(text))

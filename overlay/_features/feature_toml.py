@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from packaging.version import Version
 
-from overlay._features.documents import MalformedToml, parse_toml
 from overlay._features.model import (
     MODULE_SCOPE,
     Build,
@@ -36,6 +35,7 @@ from overlay.package import (
 )
 from overlay.results import RUNNER_FILES, ModelRunner
 from overlay.settings import FORMER_IDS
+from overlay.untrusted import MalformedToml, parse_toml
 
 #: The keys that a feature.toml has to have; all are texts.
 _REQUIRED = ("id", "title", "why", "releases")

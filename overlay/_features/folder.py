@@ -16,7 +16,6 @@ from typing import NamedTuple
 from packaging.version import Version
 
 from overlay._features import sources
-from overlay._features.documents import is_required
 from overlay._features.feature_folder import ignored, is_plain, read_feature
 from overlay._features.feature_toml import NO_RELEASES
 from overlay._features.model import SHIPPED, Feature
@@ -30,7 +29,6 @@ from overlay.errors import (
 )
 from overlay.package import id_problem
 from overlay.results import Notice
-from overlay.untrusted import read_regular
 
 
 class Hole(NamedTuple):
@@ -193,7 +191,7 @@ def _read_folder(folder: Path, private: bool) -> Iterator[Feature | Malformed]:
         if _is_feature(path, errors):
             feature = read_feature(path, folder, origin, errors)
         if feature is None:
-            yield Malformed(path.name, tuple(errors), _is_required(path))
+            yield Malformed(path.name, tuple(errors), sources.is_required(path))
         else:
             yield replace(feature, notices=(*notices, *feature.notices))
             notices = []
@@ -226,14 +224,6 @@ def _is_feature(path: Path, errors: sources.ErrorList) -> bool:
         errors.add(path, "expected a feature.toml in it, found none")
         return False
     return True
-
-
-def _is_required(path: Path) -> bool:
-    """Whether a malformed feature says that vLLM must not start without it."""
-    try:
-        return is_required(read_regular(path / "feature.toml", follow=False) or b"")
-    except OSError:
-        return False
 
 
 def _defined_twice(feature: Feature, path: Path, first: Path) -> Malformed:

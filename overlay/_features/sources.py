@@ -11,12 +11,19 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import overlay
 from overlay.errors import OverlayError, PatchFormatError, UsageError
 from overlay.package import VLLM, Package, id_problem, inside, package_named
-from overlay.untrusted import is_folder, problem_of_owner, read_below, read_regular
+from overlay.untrusted import (
+    MalformedToml,
+    is_folder,
+    parse_toml,
+    problem_of_owner,
+    read_below,
+    read_regular,
+)
 
 if TYPE_CHECKING:
     from overlay.settings import Switches
@@ -159,13 +166,21 @@ def required_features(switches: Switches) -> frozenset[str]:
 
     ``all`` among them is every one.
     """
-    ids = set(switches.present)
-    for name, path, _ in features_in(patches_folders(switches)):
-        if document := _document(path, b"required"):
-            from overlay._features.documents import is_required
+    features = features_in(patches_folders(switches))
+    return switches.present | {name for name, path, _ in features if is_required(path)}
 
-            ids.update([name] if is_required(document) else ())
-    return frozenset(ids)
+
+def is_required(feature: Path) -> bool:
+    """Whether a feature's folder says that vLLM must not start without the feature.
+
+    A ``feature.toml`` that cannot be parsed says so by a line.
+    """
+    document = _document(feature, b"required")
+    try:
+        return bool(document) and parse_toml(document).get("required") is True
+    except MalformedToml:
+        line = rb"""(?m)^[ \t]*["']?required["']?[ \t]*=[ \t]*true\b"""
+        return re.search(line, document) is not None
 
 
 def further_packages(folders: Iterable[Path]) -> tuple[Package, ...]:
@@ -179,12 +194,9 @@ def package_in(feature: Path) -> Package:
 
     What is malformed is vLLM's: loading the feature reports it.
     """
-    if not (document := _document(feature, b"package")):
-        return VLLM
-    from overlay._features.documents import parse_toml
-
+    document = _document(feature, b"package")
     try:
-        name = parse_toml(document).get("package")
+        name = parse_toml(document).get("package") if document else None
         return package_named(name) if isinstance(name, str) else VLLM
     except ValueError:
         return VLLM
@@ -243,18 +255,20 @@ def shared_module(patches: Path, path: str) -> bytes | None:
     return read_below(patches, f"{SHARED}/files/{inside(path)}")
 
 
+def table_of(feature: Path) -> dict[str, Any] | None:
+    """A feature's ``feature.toml``; ``None`` where it is malformed, as loading it reports."""
+    try:
+        return parse_toml(read_regular(feature / "feature.toml", follow=False) or b"")
+    except (OSError, ValueError):
+        return None
+
+
 def shared_by(feature: Path) -> list[str]:
     """The shared modules that a feature names, as its ``feature.toml`` writes them.
 
     :param feature: its folder; where it is malformed, loading the feature reports it.
     """
-    from overlay._features.documents import parse_toml  # not where no modules are shared
-
-    try:
-        table = parse_toml(read_regular(feature / "feature.toml", follow=False) or b"")
-    except (OSError, ValueError):
-        return []
-    paths = table.get("shared")
+    paths = (table_of(feature) or {}).get("shared")
     return [path for path in paths if isinstance(path, str)] if isinstance(paths, list) else []
 
 

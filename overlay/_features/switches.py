@@ -20,11 +20,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from overlay._features.sources import EFFECTS_PATH, feature_documents
+from overlay._features.sources import EFFECTS_PATH, feature_documents, table_of
 from overlay.errors import close_names
 from overlay.results import ModelRunner
 from overlay.settings import KNOWN
-from overlay.untrusted import read_regular
 
 #: Reports a malformed place: the key, and what is wrong with it.
 ErrorAt = Callable[[str, str], None]
@@ -80,19 +79,15 @@ def declarations(folders: Iterable[Path]) -> tuple[Declaration, ...]:
     by_id: dict[str, Declaration] = {}
     for folder in folders:
         for document in feature_documents(folder):
-            declared = _declaration(document)
+            feature = document.parent
+            table = table_of(feature)
+            declared = None if table is None else _declaration(feature, table)
             if declared is not None:
                 by_id.setdefault(declared.id, declared)
     return tuple(by_id.values())
 
 
-def _declaration(document: Path) -> Declaration | None:
-    from overlay._features.documents import parse_toml
-
-    try:
-        table = parse_toml(read_regular(document, follow=False) or b"")
-    except (OSError, ValueError):
-        return None
+def _declaration(feature: Path, table: dict[str, Any]) -> Declaration | None:
     errors: list[str] = []
 
     def error(key: str, problem: str) -> None:
@@ -104,11 +99,11 @@ def _declaration(document: Path) -> Declaration | None:
     if errors:
         return None
     shared = table.get("shared")
-    reports = (document.parent / "files" / EFFECTS_PATH).is_file() or (
+    reports = (feature / "files" / EFFECTS_PATH).is_file() or (
         isinstance(shared, list) and EFFECTS_PATH in shared
     )
     return Declaration(
-        document.parent.name,
+        feature.name,
         str(table.get("title", "")),
         switches,
         model_runner,
@@ -229,9 +224,7 @@ def check_values(variables: Mapping[str, str], declared: Iterable[Declaration]) 
     for name in sorted(variables.keys() - KNOWN):
         if name not in switches:
             unknown.append(_unknown(name, switches.keys() | KNOWN))
-            continue
-        text = _value_problem(variables[name], switches[name])
-        if text is not None:
+        elif (text := _value_problem(variables[name], switches[name])) is not None:
             wrong.append(text)
         else:
             former += _former(variables[name], switches[name])

@@ -11,13 +11,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from overlay._features.documents import parse_toml
 from overlay._features.model import Feature
 from overlay.authoring.pruning import clip
 from overlay.authoring.variants import with_releases
 from overlay.authoring.writing import require_change, toml_string, with_tables
 from overlay.errors import UsageError
 from overlay.package import ReleaseRange
+from overlay.untrusted import parse_toml
 
 #: Path below a feature's folder -> bytes.
 Files = Mapping[str, bytes]

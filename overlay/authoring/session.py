@@ -21,7 +21,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from overlay._features.documents import parse_toml
 from overlay.authoring import disk
 from overlay.authoring.writing import toml_string
 from overlay.errors import UsageError, did_you_mean
@@ -34,7 +33,7 @@ from overlay.package import (
     require_id,
     require_text,
 )
-from overlay.untrusted import read_below, require_own_name, require_private, sha256
+from overlay.untrusted import parse_toml, read_below, require_own_name, require_private, sha256
 
 DOCUMENT = "session.toml"
 

@@ -21,7 +21,6 @@ from packaging.version import Version
 
 from overlay._features import sources
 from overlay._features.binary_patch import literal
-from overlay._features.documents import MalformedToml, parse_toml
 from overlay._features.feature_folder import read_feature
 from overlay._features.model import Feature, Hunk, UpstreamTest, WholeFile, blob_id
 from overlay._features.patch_headers import REPEATED
@@ -40,7 +39,7 @@ from overlay.package import VLLM, Package, ReleaseRange, id_problem
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax
-from overlay.untrusted import printable
+from overlay.untrusted import MalformedToml, parse_toml, printable
 
 #: A table of a derived test in ``feature.toml``.
 _DERIVED = re.compile(r"\[\[\s*upstreamed\s*\]\](?s:.*?)^lines\s*=", re.MULTILINE)

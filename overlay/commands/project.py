@@ -20,10 +20,15 @@ import stat
 from pathlib import Path
 from typing import NamedTuple
 
-from overlay._features.documents import MalformedToml, parse_toml
 from overlay.errors import PatchFormatError, UsageError, described
 from overlay.settings import in_home
-from overlay.untrusted import read_regular, require_own_name, require_private
+from overlay.untrusted import (
+    MalformedToml,
+    parse_toml,
+    read_regular,
+    require_own_name,
+    require_private,
+)
 
 #: Far above any file that a person writes.
 _MAX_BYTES = 1024 * 1024

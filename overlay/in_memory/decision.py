@@ -34,6 +34,7 @@ from overlay.settings import Mode, Switches
 
 if TYPE_CHECKING:
     from overlay.in_memory.import_hook import Observer
+    from overlay.in_memory.preparation import Plans, PreparedModules
     from overlay.on_disk.ledger import Ledger
     from overlay.package import Package
     from overlay.targets.target import Target
@@ -60,10 +61,11 @@ def decide(
         return _turned_off(switches, environment)
     warnings = _checked(switches)
     required_ids = required_features(switches)
+    packages = further_packages(patches_folders(switches))
     vllm: Target | None = None
     try:
         vllm = running_target(VLLM)
-        targets = (vllm, *_beside(switches))
+        targets = (vllm, *_beside(packages))
         parts = [_activated_in(target, switches, required_ids, observer) for target in targets]
         activation = _together(parts, targets)
     except UsageError:
@@ -99,18 +101,19 @@ def _checked(switches: Switches) -> tuple[str, ...]:
         return switches.warnings
     from overlay._features.switches import check_values, declarations
 
-    checked = check_values(switches.all, declarations(patches_folders(switches)))
+    declared = declarations(patches_folders(switches))
+    checked = check_values(switches.all, declared)
     if checked.wrong:
         raise UsageError("vllm-overlay: " + "\n".join(checked.wrong))
     return (*switches.warnings, *checked.unknown, *checked.former)
 
 
-def _beside(switches: Switches) -> Iterator[Target]:
-    """The packages beside vLLM that features are for; one that is not there is passed over.
+def _beside(packages: Iterable[Package]) -> Iterator[Target]:
+    """Those of the packages beside vLLM that are there.
 
     :raises TargetError: if one is there and cannot be patched.
     """
-    for package in further_packages(patches_folders(switches)):
+    for package in packages:
         from overlay.targets.target import Absent
 
         with contextlib.suppress(Absent):
@@ -164,17 +167,21 @@ def _activated_in(
         return activation  # a plan on top of files that somebody edited proves nothing
     if features:
         activation = activation._replace(way=Way.DISK)
-    ids = {feature.id for feature in features}
-    if switches.mode is Mode.AUTO:
-        rest = None
-        if ledger is not None and features:
-            folders = patches_folders(switches)
-            rest = settled_without_plan(ledger, target.public, switches, folders)
-        if rest is None:
-            return _in_memory(target, switches, required_ids, observer, activation)
-    else:
-        rest = _not_on_disk(target, switches, ids) if required_ids - ids else []
-    return activation._replace(features=(*features, *rest))
+    rest: list[FeatureDecision] | None = None
+    if switches.mode is not Mode.AUTO:
+        rest = None if required_ids - {feature.id for feature in features} else []
+    elif ledger is not None and features:
+        folders = patches_folders(switches)
+        rest = settled_without_plan(ledger, target.public, switches, folders)
+    if rest is not None:
+        return activation._replace(features=(*features, *rest))
+    from overlay.in_memory.preparation import Plans, prepare
+
+    plans = Plans(target, switches)
+    prepared = prepare(plans, (feature.id for feature in features))
+    if switches.mode is not Mode.AUTO:
+        return activation._replace(features=(*features, *_not_on_disk(prepared, features)))
+    return _in_memory(plans, prepared, required_ids, observer, activation)
 
 
 def _ledger(root: Path, package: Package) -> Ledger | None:
@@ -261,8 +268,8 @@ def settled_without_plan(
 
 
 def _in_memory(
-    target: Target,
-    switches: Switches,
+    plans: Plans,
+    prepared: PreparedModules,
     required_ids: frozenset[str],
     observer: Observer,
     activation: Activation,
@@ -272,11 +279,9 @@ def _in_memory(
     :param activation: what the process runs from disk.
     """
     from overlay.in_memory import import_hook
-    from overlay.in_memory.preparation import Plans, prepare
+    from overlay.in_memory.preparation import prepare
 
     on_disk = {feature.id: feature.digest for feature in activation.features}
-    plans = Plans(target, switches)
-    prepared = prepare(plans, on_disk)
     imported = {
         feature.id: import_hook.imported(feature.modules)
         for feature in prepared.features
@@ -287,14 +292,15 @@ def _in_memory(
         # Each feature goes in as a whole or not at all, so what came too late is planned without.
         prepared = prepare(plans, on_disk.keys() | late.keys())
     if prepared.entry.modules:
-        assert target.root is not None  # an importable package lies in a folder
+        root = plans.target.root
+        assert root is not None  # an importable package lies in a folder
         required = {
             module
             for feature in prepared.features
             if feature.active and (feature.id in required_ids or "all" in required_ids)
             for module in feature.modules
         }
-        finder = import_hook.PatchFinder(target.root, prepared.entry.modules, observer, required)
+        finder = import_hook.PatchFinder(root, prepared.entry.modules, observer, required)
         import_hook.install(finder)
         activation = activation._replace(
             way=activation.way | Way.MEMORY,
@@ -333,15 +339,16 @@ def _other_form(feature: FeatureDecision) -> str:
     )
 
 
-def _not_on_disk(target: Target, switches: Switches, on_disk: set[str]) -> list[FeatureDecision]:
+def _not_on_disk(
+    prepared: PreparedModules, on_disk: Iterable[FeatureDecision]
+) -> list[FeatureDecision]:
     """The states of the features that ``OVERLAY=disk`` does not find applied; none is hooked."""
-    from overlay.in_memory.preparation import Plans, prepare
-
+    ids = {feature.id for feature in on_disk}
     why = "it is not applied on disk, and OVERLAY=disk allows no other way"
     return [
         FeatureDecision(feature.id, feature.digest, feature.state, False, feature.why or why)
-        for feature in prepare(Plans(target, switches), on_disk).features
-        if feature.id not in on_disk
+        for feature in prepared.features
+        if feature.id not in ids
     ]
 
 

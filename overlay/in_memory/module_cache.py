@@ -29,6 +29,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
+from typing import Any
 
 from overlay.cache import ABANDONED_AFTER, PrivateFolder, make_folders
 from overlay.errors import OverlayError
@@ -76,6 +77,16 @@ class CacheEntry:
     folder: Path
     modules: tuple[StoredModule, ...]
     facts: Mapping[str, object]
+
+    def rows(self, name: str) -> list[Any]:
+        """The facts of one name, of which the maker wrote a list.
+
+        :raises StoreError: if there is none.
+        """
+        rows = self.facts.get(name)
+        if not isinstance(rows, list):
+            raise StoreError(f"the cache entry lacks {name}; remove it")
+        return rows
 
 
 def entry_key(*parts: str) -> str:

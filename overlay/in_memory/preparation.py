@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import overlay
 from overlay._features.sources import fingerprint, owner_problem, patches_folders
@@ -144,7 +144,6 @@ def prepare(plans: Plans, left_out: Iterable[str] = ()) -> PreparedModules:
     :raises UsageError: if ``OVERLAY_FEATURES`` names a feature that does not exist.
     """
     entry, warnings = _entry(plans, frozenset(left_out))
-    facts = entry.facts
     features = tuple(
         FeatureDecision(
             **{
@@ -154,18 +153,11 @@ def prepare(plans: Plans, left_out: Iterable[str] = ()) -> PreparedModules:
                 "places": tuple((path, scope) for path, scope in row["places"]),
             }
         )
-        for row in _rows(facts, "features")
+        for row in entry.rows("features")
     )
-    scopes = {str(row["module"]): tuple(row["scopes"]) for row in _rows(facts, "scopes")}
-    plan_warnings = tuple(str(warning) for warning in _rows(facts, "warnings"))
+    scopes = {str(row["module"]): tuple(row["scopes"]) for row in entry.rows("scopes")}
+    plan_warnings = tuple(str(warning) for warning in entry.rows("warnings"))
     return PreparedModules(entry, features, scopes, (*warnings, *plan_warnings))
-
-
-def _rows(facts: Mapping[str, object], name: str) -> list[Any]:
-    rows = facts.get(name)
-    if not isinstance(rows, list):
-        raise store.StoreError(f"the cache entry lacks {name}; remove it")
-    return rows
 
 
 def _entry(plans: Plans, without: frozenset[str]) -> tuple[store.CacheEntry, tuple[str, ...]]:

@@ -189,6 +189,7 @@ class RunningProcess:
 
     def say(self) -> None:
         """Say what this process runs, and what it leaves out."""
+        summary = (logging.INFO, self._line())
         activation = self.activation
         lines = [(logging.WARNING, f"vllm-overlay: {text}") for text in activation.warnings]
         retired: dict[str, list[str]] = {}
@@ -208,7 +209,7 @@ class RunningProcess:
             lines.append((logging.WARNING if feature.allowed else logging.DEBUG, text))
         for why, ids in retired.items():
             lines.append((logging.INFO, f"vllm-overlay: nothing to do for {', '.join(ids)}: {why}"))
-        log.say([*lines, (logging.INFO, self._line())])
+        log.say([*lines, summary])
 
     def say_after_fork(self) -> None:
         """Say once what a forked child runs: when it loads plugins, it has its name."""

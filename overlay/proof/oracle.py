@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 #: Token ids below this one (padding, begin and end of text) are never produced.
 FIRST_TOKEN = 3
@@ -55,6 +56,19 @@ class OracleStep:
     known: int
     drafted: int
     accepted: int
+
+
+class Answer(NamedTuple):
+    """What one request got.
+
+    :ivar prompt: the number of its prompt's tokens.
+    :ivar tokens: the ids that were generated.
+    :ivar steps: each verification of its drafts, in order.
+    """
+
+    prompt: int
+    tokens: tuple[int, ...]
+    steps: tuple[OracleStep, ...]
 
 
 @dataclass(frozen=True)

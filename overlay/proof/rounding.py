@@ -13,7 +13,10 @@ from itertools import zip_longest
 from math import comb
 from typing import NamedTuple
 
-from overlay.proof.verification import Answer, Opinion
+from overlay.proof.oracle import Answer
+
+#: The log probabilities of two tokens at one place; ``None`` for one that is unlikely there.
+Opinion = tuple[float | None, float | None]
 
 #: The largest gap in log probability between two tokens that rounding may exchange.  On GPUs with
 #: bfloat16 and trained weights 0.25 was the largest of 312 (``bench/real_text.py``).

@@ -11,17 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from overlay.errors import OverlayError
 from overlay.proof import oracle
-from overlay.proof.oracle import OracleStep, Rule
+from overlay.proof.oracle import Answer, OracleStep, Rule
 from overlay.proof.prompts import EngineRequest
+from overlay.proof.rounding import Opinion, Rounding
 from overlay.report.base import plain
 from overlay.results import ModelRunner
-
-if TYPE_CHECKING:
-    from overlay.proof.rounding import Rounding
 
 
 class GraphMode(str, Enum):
@@ -53,19 +51,6 @@ class GraphMode(str, Enum):
         return "whole" if self is GraphMode.WHOLE else self.value
 
 
-class Answer(NamedTuple):
-    """What one request got.
-
-    :ivar prompt: the number of its prompt's tokens.
-    :ivar tokens: the ids that were generated.
-    :ivar steps: each verification of its drafts, in order.
-    """
-
-    prompt: int
-    tokens: tuple[int, ...]
-    steps: tuple[OracleStep, ...]
-
-
 class RankFacts(NamedTuple):
     """What draft-graphs did on one rank.
 
@@ -82,10 +67,6 @@ class RankFacts(NamedTuple):
     captured: Mapping[str, int]
     replayed: Mapping[str, int]
     left: Mapping[str, int]
-
-
-#: The log probabilities of two tokens at one place; ``None`` for one that is unlikely there.
-Opinion = tuple[float | None, float | None]
 
 
 class FeatureFacts(NamedTuple):

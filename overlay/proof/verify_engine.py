@@ -25,7 +25,7 @@ from overlay.proof import engine_compat, oracle
 from overlay.proof.engine_pool import write_result
 from overlay.proof.prompts import EngineRequest
 from overlay.proof.rounding import partings
-from overlay.proof.verification import Answer, GraphMode
+from overlay.proof.verification import GraphMode
 from overlay.results import ModelRunner
 
 NOT_PATCHED = "not patched"
@@ -299,7 +299,8 @@ def opinions(
     :returns: the log probabilities of both; ``None`` for a token that is not among the likeliest.
     """
     first, *further = (
-        [Answer(0, tuple(tokens), ()) for tokens in engine_answers] for engine_answers in answers
+        [oracle.Answer(0, tuple(tokens), ()) for tokens in engine_answers]
+        for engine_answers in answers
     )
     allowed = engine.vllm_config.model_config.max_logprobs
     most = _LIKELIEST if allowed < 0 else min(_LIKELIEST, max(allowed, 1))

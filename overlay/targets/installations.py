@@ -40,6 +40,11 @@ class Distribution(NamedTuple):
     info: Path
     record: bytes
 
+    @property
+    def key(self) -> str:
+        """Its name as installers compare names."""
+        return distribution_name(self.name)
+
 
 def resolve_folder(folder: Path, name: str, package: Package) -> Target:
     """The target in ``folder``, which the user called ``name``.
@@ -74,7 +79,10 @@ def target_at(
             f"{package.name} itself, because the paths of a patch begin with {package.name}/. "
             "Rename the folder, and whatever leads there"
         )
-    infos = _infos(beside)
+    try:
+        infos = _infos(beside)
+    except OSError as error:
+        raise TargetError(unreadable(beside, error)) from error
     owner = _only_owner(beside, infos, package)
     if owner is None:
         version = _source_version(root, package) or _editable_version(root, path, package) or stated
@@ -156,7 +164,7 @@ def file_reader(root: Path, package: Package) -> Callable[[str], bytes | None]:
 
 
 def _doubts(
-    root: Path, beside: Path, infos: Sequence[str], owner: Distribution, package: Package
+    root: Path, beside: Path, infos: Mapping[str, str], owner: Distribution, package: Package
 ) -> Iterator[str]:
     """Tell where a package's files and its metadata, or the metadata of two, name two releases."""
     stated = version_in_source(read_bytes(root / package.name / "_version.py") or b"")
@@ -165,13 +173,7 @@ def _doubts(
             f"{owner.info.name} says {owner.name} {owner.version}, but {package.name}/_version.py "
             f"says {stated}: the installation is a mixture; reinstall {package.title}"
         )
-    name = distribution_name(owner.name)
-    rivals = [
-        info
-        for info in infos
-        if info != owner.info.name
-        and distribution_name(info[: -len(".dist-info")].rpartition("-")[0]) == name
-    ]
+    rivals = [name for name, key in infos.items() if key == owner.key and name != owner.info.name]
     if rivals:
         yield (
             f"{beside} holds {owner.info.name} and {' and '.join(rivals)}: {owner.info.name} was "
@@ -245,15 +247,20 @@ def unreadable(path: Path, error: OSError) -> str:
     return f"{path}: expected to read it, the system says: {what}{advice}"
 
 
-def _infos(folder: Path) -> list[str]:
-    """The names of the ``.dist-info`` folders in a folder, sorted."""
-    try:
-        return sorted(name for name in os.listdir(folder) if name.endswith(".dist-info"))
-    except OSError as error:
-        raise TargetError(unreadable(folder, error)) from error
+def _infos(folder: str | Path) -> dict[str, str]:
+    """The ``.dist-info`` folders in a folder, sorted: name -> its distribution's, normalized.
+
+    :raises OSError: if the folder cannot be listed.
+    """
+    stems = {name: name.removesuffix(".dist-info") for name in sorted(os.listdir(folder))}
+    return {
+        name: distribution_name(stem.rpartition("-")[0] or stem)
+        for name, stem in stems.items()
+        if name != stem
+    }
 
 
-def _only_owner(folder: Path, infos: Sequence[str], package: Package) -> Distribution | None:
+def _only_owner(folder: Path, infos: Mapping[str, str], package: Package) -> Distribution | None:
     """The one distribution in ``folder`` whose RECORD lists a package, ``None`` where none does.
 
     Distributions with its name in theirs are asked first and, where one of them owns it, no other:
@@ -261,7 +268,7 @@ def _only_owner(folder: Path, infos: Sequence[str], package: Package) -> Distrib
 
     :raises TargetError: if two do: which files are whose cannot be told.
     """
-    likely = [name for name in infos if _is_likely(name, package)]
+    likely = [name for name, key in infos.items() if package.key in key]
     unlikely = [name for name in infos if name not in likely]
     owning = _owning(folder, likely, package) or _owning(folder, unlikely, package)
     if len(owning) > 1:
@@ -272,11 +279,6 @@ def _only_owner(folder: Path, infos: Sequence[str], package: Package) -> Distrib
             "one that you want"
         )
     return owning[0] if owning else None
-
-
-def _is_likely(info: str, package: Package) -> bool:
-    """Whether a ``.dist-info`` folder is probably that of a package, by its name."""
-    return distribution_name(package.distribution) in distribution_name(info)
 
 
 def _owning(folder: Path, names: Sequence[str], package: Package) -> list[Distribution]:
@@ -305,11 +307,10 @@ def _keeps_rows(owner: Distribution, package: Package) -> bool:
     There is one block of them in a RECORD.  Of several packages that one distribution brings, it
     is that of the package with its name, else of the first.
     """
-    names = [distribution_name(name) for name in (owner.name, package.name)]
-    if names[0] == names[1] or may_list_packages(owner.record) == 1:
+    if owner.key == distribution_name(package.name) or may_list_packages(owner.record) == 1:
         return True
     packages = packages_in(owner.record)
-    called = [name for name in packages if distribution_name(name) == names[0]]
+    called = [name for name in packages if distribution_name(name) == owner.key]
     return [*called, *packages][0] == package.name
 
 
@@ -338,11 +339,11 @@ def _editable_version(root: Path, path: Sequence[str], package: Package) -> str 
     """The version of the distribution that ``pip install --editable`` left for a source tree."""
     for entry in path:
         try:
-            names = sorted(os.listdir(entry or "."))
+            infos = _infos(entry or ".")
         except OSError:
             continue  # sys.path holds archives and folders that do not exist: nothing to look at
-        for name in names:
-            if not name.endswith(".dist-info") or not _is_likely(name, package):
+        for name, key in infos.items():
+            if package.key not in key:
                 continue
             info = Path(entry) / name
             if (source := _editable_source(info)) and source in (root, *root.parents):

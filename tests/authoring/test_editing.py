@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from overlay._features.documents import parse_toml
 from overlay._features.model import Feature, UpstreamTest
 from overlay.authoring.composing import NotComposable, compose
 from overlay.authoring.editing import CommittedFolder, Edited, commit, lay_out
@@ -20,6 +19,7 @@ from overlay.errors import PatchFormatErrors, UsageError
 from overlay.package import ReleaseRange
 from overlay.planning.planner import plan
 from overlay.planning.scopes import UnparsableError
+from overlay.untrusted import parse_toml
 from tests.authoring.test_composing import changes
 from tests.support.patches import MemoryTree
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlay._features.documents import parse_toml
 from overlay.authoring import disk
 from overlay.authoring.session import (
     DOCUMENT,
@@ -26,6 +25,7 @@ from overlay.authoring.session import (
     revise,
 )
 from overlay.errors import UsageError
+from overlay.untrusted import parse_toml
 from tests.support.faults import FaultyOs, faulty, in_child, killing
 
 A, B, NEW = "vllm/a.py", "vllm/v1/b.py", "vllm/new.py"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from overlay._features.documents import parse_toml
+from overlay.untrusted import parse_toml
 
 PAGE = Path(__file__).parents[2] / "docs/appendix/backend-builders.md"
 READINGS = Path(__file__).with_name("backend_readings.toml")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from overlay._features.documents import parse_toml
+from overlay.untrusted import parse_toml
 from tests.ascend.mutations import ASCEND_MUTATIONS
 from tests.draft_graphs.capability_mutations import CAPABILITY_MUTATIONS
 from tests.draft_graphs.dp_mutations import DP_MUTATIONS

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from overlay._features.documents import parse_toml
+from overlay.untrusted import parse_toml
 from tests.draft_graphs.added_modules import FOLDER, require_fit
 from tests.draft_graphs.dp_mutations import DP_MUTATIONS, DpMutation
 from tests.draft_graphs.forked_modules import ForkedModules

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from overlay._features import folder as features
-from overlay._features.documents import MalformedToml, parse_toml
 from overlay._features.sources import further_packages
 from overlay._features.switches import declarations
 from overlay.errors import MAX_LINE, OverlayError
+from overlay.untrusted import MalformedToml, parse_toml
 from tests.support.patches import hunk, patch_text, write_feature
 
 PATCH = patch_text("vllm/a.py", hunk([" a", "+b"], "f"))

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
-from overlay._features.documents import parse_toml
 from overlay.package import KNOWN_RELEASES, VLLM, ReleaseRange
 from overlay.targets.resolution import resolve
+from overlay.untrusted import parse_toml
 from tests.engine.engine_launch import foreign_environment
 
 pytestmark = pytest.mark.network

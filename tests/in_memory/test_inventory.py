@@ -218,7 +218,7 @@ def test_the_word_alone_requires_nothing_and_is_not_parsed(
     def never(data: bytes) -> None:
         raise AssertionError(data)
 
-    monkeypatch.setattr("overlay._features.documents.parse_toml", never)
+    monkeypatch.setattr("overlay._features.sources.parse_toml", never)
     assert required_features(PLAIN) == frozenset()
     write_feature(shipped, {}, id="zz", toml="required = true")
     with pytest.raises(AssertionError, match="required = true"):

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlay.proof.oracle import OracleStep
-from overlay.proof.rounding import NEAR_TIE, partings, rounding_of
-from overlay.proof.verification import Answer, Opinion
+from overlay.proof.oracle import Answer, OracleStep
+from overlay.proof.rounding import NEAR_TIE, Opinion, partings, rounding_of
 
 TOKENS = tuple(range(40))
 

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from overlay.errors import OverlayError
 from overlay.proof import oracle
-from overlay.proof.oracle import OracleStep, make_rule
+from overlay.proof.oracle import Answer, OracleStep, make_rule
 from overlay.proof.prompts import tiny_requests
 from overlay.proof.verification import (
-    Answer,
     DifferenceKind,
     EngineRun,
     GraphMode,

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, NamedTuple
 from packaging.version import Version
 
 from overlay._features import sources
-from overlay._features.documents import parse_toml
 from overlay._features.model import Feature, packages_of
 from overlay.authoring import releases as package_releases
 from overlay.authoring.mailbox import KEYS, mail
@@ -29,7 +28,7 @@ from overlay.report.words import count, enumeration
 from overlay.results import Change, State
 from overlay.results.invocation import command
 from overlay.settings import in_home
-from overlay.untrusted import read_regular
+from overlay.untrusted import parse_toml, read_regular
 
 
 class ExportedMail(NamedTuple):
