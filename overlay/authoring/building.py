@@ -80,6 +80,8 @@ class StackedTexts(ReleaseTexts):
     def with_only(self, ids: Collection[str]) -> ReleaseTexts:
         """The same with some of the features alone."""
         fewer = [feature for feature in self.features if feature.id in ids]
+        if len(fewer) == len(self.features):
+            return self
         return StackedTexts(fewer, self.own, self._syntax) if fewer else self.own
 
     def stack(self, release: str) -> Stack:

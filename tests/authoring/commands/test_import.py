@@ -206,7 +206,7 @@ def test_a_series_on_top_of_a_feature_of_the_folder(cli: Cli, tmp_path: Path) ->
 def test_of_a_long_series_each_feature_is_laid_once(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that a mail of a hundred takes about as long as one alone; and it is said how far it is."""
+    """So a mail of a hundred takes about as long as one alone; it is said how far it is."""
     laid: Counter[str] = Counter()
     texts = [b"".join(b"a%d = %d\n" % (at, at < n) for at in range(12)) for n in range(12)]
     mail = b"From %040d Mon Sep 17 00:00:00 2001\nSubject: [PATCH] A %d\n\n---\n%s-- \n2.39\n\n"
