@@ -74,19 +74,28 @@ class StackedTexts(ReleaseTexts):
     def __init__(self, features: Sequence[Feature], texts: ReleaseTexts, syntax: Syntax) -> None:
         super().__init__(texts.names, lambda release: ReadBy(self.stack(release).tree.current))
         self.own = texts
-        self._features, self._syntax = features, syntax
+        self.features, self._syntax = tuple(features), syntax
         self._stacks: dict[str, Stack] = {}
 
     def with_only(self, ids: Collection[str]) -> ReleaseTexts:
         """The same with some of the features alone."""
-        fewer = [feature for feature in self._features if feature.id in ids]
+        fewer = [feature for feature in self.features if feature.id in ids]
+        if len(fewer) == len(self.features):
+            return self
         return StackedTexts(fewer, self.own, self._syntax) if fewer else self.own
 
     def stack(self, release: str) -> Stack:
         """The features on a release."""
         if release not in self._stacks:
-            self._stacks[release] = self.own.lay(self._features, release, self._syntax)
+            self._stacks[release] = self.own.lay(self.features, release, self._syntax)
         return self._stacks[release]
+
+    def add(self, features: Sequence[Feature]) -> None:
+        """Lay more features on these, which are not laid again: a series is as long as it is."""
+        self.features += tuple(features)
+        self._files.clear()
+        for stack in self._stacks.values():
+            stack.add(features)
 
 
 @dataclass(frozen=True)

@@ -28,14 +28,19 @@ def code_lines(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
     before, at, inside = "", 0, ""
     while at < len(lines):
         text = lines[at].strip()
-        if not inside and (end := _docstring_end(lines, at, text, before)) is not None:
+        is_quoted = '"""' in text or "'''" in text  # to ask more of every line takes long
+        if (
+            is_quoted
+            and not inside
+            and (end := _docstring_end(lines, at, text, before)) is not None
+        ):
             before, at = '"""', end
             continue
         key = key_of(text)
         if key:
             before = text
             yield at, key
-        for quotes in ('"""', "'''"):
+        for quotes in ('"""', "'''") if is_quoted else ():
             if (not inside or inside == quotes) and text.count(quotes) % 2:
                 inside = "" if inside else quotes
                 break
@@ -95,6 +100,11 @@ def names_in(lines: Iterable[str]) -> set[str]:
     """What lines define or bind, wherever they stand."""
     names = (_name_of(line.strip()) for line in lines)
     return {name for name in names if name}
+
+
+def places_in(lines: Iterable[str]) -> set[tuple[int, str]]:
+    """The same, with how far in it is defined or bound."""
+    return {(_indentation(line), name) for line in lines if (name := _name_of(line.strip()))}
 
 
 def is_definition(line: str) -> bool:

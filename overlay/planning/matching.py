@@ -8,7 +8,7 @@ from itertools import takewhile
 
 from overlay._features.model import FILE_SCOPE, MODULE_SCOPE, Hunk, WholeFile, blob_id
 from overlay.errors import close_names
-from overlay.planning.code_lines import names_in, twins
+from overlay.planning.code_lines import names_in, places_in, twins
 from overlay.planning.scopes import Scopes
 from overlay.planning.telling import (
     MIN_DISTINCTIVE,
@@ -153,8 +153,9 @@ def definitions_beside(hunk: Hunk, lines: Sequence[str], start: int) -> Iterator
             origins.append(at)
         at += op != "+"
     few = len(names) <= _FEW
-    likely = (line for line in lines if any(name in line for name in names)) if few else lines
-    if names.isdisjoint(names_in(likely)):
+    likely = (line for name in names for line in lines if name in line) if few else lines
+    own = places_in(text for op, text in hunk.lines if op == "+")
+    if not any(place in own and place[1] in names for place in places_in(likely)):
         return  # as nearly always: to say in which block a line stands takes long
     after = [*lines[:start], *hunk.post, *lines[at:]]
     for _, row in twins(after, added):

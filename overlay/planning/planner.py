@@ -75,14 +75,25 @@ def plan(
 
 
 class Stack(NamedTuple):
-    """Features on a release, as a check has them, without those that somebody has to look at.
+    """Features on a release, as a check has them, without those that somebody has to look at."""
 
-    :ivar features: in order; the owners of a file's lines are places in it.
-    :ivar tree: the files with them.
-    """
+    planner: _Planner
 
-    features: tuple[Feature, ...]
-    tree: PatchedTree
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """In order; the owners of a file's lines are places in it."""
+        return tuple(draft.feature for draft in self.planner.drafts)
+
+    @property
+    def tree(self) -> PatchedTree:
+        """The files with them."""
+        return self.planner.tree
+
+    def add(self, features: Sequence[Feature]) -> Stack:
+        """The same with more of them: each that does not fit, or clashes, is left out."""
+        for feature in features:
+            self.planner.try_to_add(feature)
+        return self
 
     def ids_near(self, path: str, edits: Sequence[Edit]) -> set[str]:
         """The ids of the features on whose changes edits of a file are made."""
@@ -110,9 +121,7 @@ def lay(
     """
     tree = PatchedTree(pristine, syntax or Syntax())
     planner = _Planner(tree, release, Provenance(tree.pristine_files, record), record)
-    for feature in features:
-        planner.try_to_add(feature)
-    return Stack(tuple(draft.feature for draft in planner.drafts), tree)
+    return Stack(planner).add(features)
 
 
 def below(release: Version, releases: ReleaseRange) -> bool:

@@ -196,3 +196,21 @@ def test_a_name_that_a_release_lacks_is_a_warning() -> None:
             f"lands on {NAMES[1]}, whose file lacks the name exact" in warning
             for warning in prepared.summary.warnings
         ] == [True] * len(releases)
+
+
+@given(st.permutations(range(5)), st.integers(0, 5), st.booleans())
+def test_what_a_series_adds_is_what_a_check_lays(order: list[int], first: int, read: bool) -> None:
+    """Laid one by one or at once, read before or not, the features and the files are the same."""
+    w = World({NAMES[0]: {PATH: TEXT}, NAMES[1]: {PATH: TEXT.replace("return e", "return (e)")}})
+    lines = ("b = a", "b = a + 7", "d = c", "return e", "    return x")
+    made = [World(w.releases).add((line, f"{line}  # {line}")) for line in lines if line in TEXT]
+    features = [replace(made[at], id=f"g{at}") for at in order if at < len(made)]
+    whole = StackedTexts(features, w.texts, Syntax())
+    grown = StackedTexts(features[:first], w.texts, Syntax())
+    for feature in features[first:]:
+        if read:
+            grown.read(NAMES[0], PATH)
+        grown.add([feature])
+    for name in NAMES:
+        assert grown.read(name, PATH) == whole.read(name, PATH)
+        assert grown.stack(name).features == whole.stack(name).features

@@ -44,7 +44,7 @@ from overlay.errors import UsageError, without_secrets
 from overlay.package import VLLM, Package, distribution_name
 from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax
-from overlay.report.progress import doing
+from overlay.report.progress import counting, doing
 from overlay.report.words import enumeration
 from overlay.results.invocation import command
 from overlay.settings import in_home
@@ -258,22 +258,22 @@ class _Imports:
         part: _Part,
         sources: Sequence[ChangeSource],
         id_: str,
-        series: Sequence[Feature] = (),
+        series: StackedTexts | None = None,
     ) -> tuple[Prepared, tuple[str, ...]]:
         """The feature that sources make, on top of those of the folder where it needs them.
 
-        :param series: the features that the commits before it make.
+        :param series: the releases with the features that the commits before it make.
         :returns: the feature, and the ids of those of the folder on whose text it was made.
         """
-        texts = StackedTexts(series, part.texts, self.syntax) if series else part.texts
-        prepared = self.prepare(part, sources, id_, texts)
+        earlier = () if series is None else series.features
+        prepared = self.prepare(part, sources, id_, series if earlier and series else part.texts)
         unplaced = prepared.folder is None and not prepared.summary.problems
-        if unplaced and self.checkout is not None and not series:
+        if unplaced and self.checkout is not None and not earlier:
             return self._on_build(self.checkout, part, sources, id_) or prepared, ()
         if not prepared.summary.problems:
             return prepared, ()
         paths = {fate.path for fate in prepared.summary.problems}
-        ids = {id_, *(feature.id for feature in series)}
+        ids = {id_, *(feature.id for feature in earlier)}
         touching = [
             feature
             for feature in self.features(part.package)
@@ -281,7 +281,7 @@ class _Imports:
         ]
         before = [each for each in touching if each.id < id_ or not self._is_beside(each)]
         for some in (before, touching) if len(before) < len(touching) else (before,):
-            below = sorted((*some, *series), key=lambda each: (self._is_beside(each), each.id))
+            below = sorted((*some, *earlier), key=lambda each: (self._is_beside(each), each.id))
             texts = StackedTexts(below, part.texts, self.syntax)
             stacked = self.prepare(part, sources, id_, texts) if some else prepared
             if stacked.summary.problems:
@@ -447,20 +447,22 @@ def _each(imports: _Imports, part: _Part, id_: str) -> tuple[list[_Entry], list[
     """
     entries: list[_Entry] = []
     placed: list[str] = []
-    features: list[Feature] = []
+    series = StackedTexts((), part.texts, imports.syntax)
     commits = [(source, commit) for source in part.sources for commit in source.commits]
-    for number, (source, commit) in enumerate(commits, 1):
-        name = _id(id_, number, len(commits), commit)
-        if not imports.update and _is_placed(imports.patches / name, commit):
-            placed.append(name)
-            features += [each for each in imports.features(part.package) if each.id == name]
-            continue
-        require_free(imports.patches, name, update=imports.update, option="--id")
-        alone = (replace(source, commits=(commit,)),)
-        with doing(imports.request.progress, f"making {name}, {number} of {len(commits)}"):
-            entries.append(_Entry(part, alone, *imports.on_top(part, alone, name, features)))
-        if (folder := entries[-1].prepared.folder) is not None:
-            features.append(check_folder(folder))
+    with counting(imports.request.progress, "made", len(commits), "feature") as step:
+        for number, (source, commit) in enumerate(commits, 1):
+            name = _id(id_, number, len(commits), commit)
+            if not imports.update and _is_placed(imports.patches / name, commit):
+                placed.append(name)
+                series.add([each for each in imports.features(part.package) if each.id == name])
+                step()
+                continue
+            require_free(imports.patches, name, update=imports.update, option="--id")
+            alone = (replace(source, commits=(commit,)),)
+            entries.append(_Entry(part, alone, *imports.on_top(part, alone, name, series)))
+            if (folder := entries[-1].prepared.folder) is not None:
+                series.add([check_folder(folder)])
+            step()
     if placed and not entries:
         require_free(imports.patches, placed[0], update=False, option="--id")
     return entries, placed

@@ -207,7 +207,9 @@ def survey(request: Request, target: Target, root: Path, *, removals: bool = Fal
         version = "none can be told" if release is None else f"found {release}"
         raise UsageError(
             f"{target.name}: expected a {package.title} of a final release, whose files the "
-            f"edits can be compared with; {version}. Make a diff, and use `overlay import`"
+            f"edits can be compared with; {version}. Make a diff of the build's own files, such as "
+            "its unpacked wheel, and these (diff -ru BUILD EDITED), and import it on those: "
+            f"{command('import', 'FILE', '--id', 'ID', '--base', 'BUILD')}"
         )
     with reading(root, package=package) as interrupted:
         if interrupted is not None:

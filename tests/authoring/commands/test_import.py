@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 from packaging.version import Version
 
 from overlay._features.folder import load
-from overlay.planning.planner import plan
+from overlay._features.model import Feature
+from overlay.planning.planner import _Planner, plan
 from tests.authoring.test_importing import BASE, CHANGE, MODE, PATH, RELEASES, Tree, diff
 from tests.support.cli import Cli
 from tests.support.patches import MemoryTree
@@ -199,3 +201,28 @@ def test_a_series_on_top_of_a_feature_of_the_folder(cli: Cli, tmp_path: Path) ->
     refused = cli("import", tmp_path / "2.mbox", "--each", "--id", "a", *patches)
     assert refused.exit == 2  # they would come before the feature that they need
     assert not list((tmp_path / "p").glob("a-*"))
+
+
+def test_of_a_long_series_each_feature_is_laid_once(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a mail of a hundred takes about as long as one alone; it is said how far it is."""
+    laid: Counter[str] = Counter()
+    texts = [b"".join(b"a%d = %d\n" % (at, at < n) for at in range(12)) for n in range(12)]
+    mail = b"From %040d Mon Sep 17 00:00:00 2001\nSubject: [PATCH] A %d\n\n---\n%s-- \n2.39\n\n"
+    pairs = zip([None, *texts], texts, strict=False)
+    parts = (mail % (n, n, diff("vllm/ours.py", *pair)) for n, pair in enumerate(pairs))
+    (tmp_path / "s.mbox").write_bytes(b"".join(parts))
+    add = _Planner.add
+
+    def counted(planner: _Planner, feature: Feature) -> None:
+        laid[feature.id] += 1
+        add(planner, feature)
+
+    monkeypatch.setattr(_Planner, "add", counted)
+    monkeypatch.setattr("overlay.report.progress.PATIENCE", 0.0)
+    monkeypatch.setattr("overlay.report.progress.BETWEEN_LINES", 0.0)
+    result = cli("import", tmp_path / "s.mbox", "--each", "--id", "s", "--patches", tmp_path / "p")
+    assert result.exit == 0, result.err
+    assert laid.total() <= 3 * len(texts) * len(RELEASES)  # of all before, again: 12 * 12 / 2
+    assert "made 12 of 12 features" in result.err

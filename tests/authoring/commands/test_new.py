@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from difflib import unified_diff
 from importlib import resources
 from pathlib import Path
 
@@ -344,3 +345,29 @@ def test_a_lost_file_that_the_overlay_patched_comes_back(cli: Cli, site: Path, o
     result = cli("revert", site, "--keep-as", "mine", "--patches", ours)
     assert result.exit == 0, result.out
     assert digest(site) == pristine
+
+
+def test_edits_of_a_development_build_are_imported_on_its_own_files(
+    cli: Cli, tmp_path: Path, ours: Path
+) -> None:
+    """What the refusal names is done, and the feature makes the edits on that build."""
+    build, edited = (
+        fake_vllm.site_packages(tmp_path / name, version="0.26.1.dev5+g0123abc")
+        for name in ("build", "edited")
+    )
+    for site in (build, edited):
+        edit(site, RUNNER, "(1, 2, 4)", "(1, 2, 4, 64)")
+    edit(edited, RUNNER, "(1, 2, 4, 64)", "(1, 2, 64)")
+    ours.mkdir()
+    refused = cli("new", "mine", edited, "--from-edits", "--patches", ours)
+    assert refused.exit == 2
+    assert f"`overlay import FILE --id ID --base BUILD --patches {ours}`" in refused.err
+    texts = [(site / RUNNER).read_text().splitlines(keepends=True) for site in (build, edited)]
+    names = [f"{site.name}/{RUNNER}" for site in (build, edited)]
+    (tmp_path / "made.diff").write_text("".join(unified_diff(*texts, *names)))
+    words = ("import", tmp_path / "made.diff", "--id", "mine", "--base", build, "--patches", ours)
+    made = cli(*words)
+    assert made.exit == 0, made.out + made.err
+    applied = cli("apply", build, "--feature", "mine", "--untested", "--patches", ours)
+    assert applied.exit == 0, applied.out + applied.err
+    assert (build / RUNNER).read_bytes() == (edited / RUNNER).read_bytes()
