@@ -456,7 +456,12 @@ def _run(
 
         best = max(runs, key=value)
         base_names = [name for name in best if name in bases]
-        span = ReleaseRange(Version(best[0]), Version(best[-1]))
+        oldest = best[0]
+        for name in reversed(names[: names.index(oldest)]):  # upstream took it, and took it back
+            if outcomes[name] not in (Outcome.EXACT, Outcome.UPSTREAM):
+                break
+            oldest = name if outcomes[name] is Outcome.EXACT else oldest
+        span = ReleaseRange(Version(oldest), Version(best[-1]))
         return _Run(span, base_names[-1] if base_names else best[-1])
     clean = [name for name in names if outcomes[name].wants_review]
     having_it = [at for at, name in enumerate(names) if outcomes[name] is Outcome.UPSTREAM]

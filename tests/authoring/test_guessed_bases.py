@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 from packaging.version import Version
 
-from overlay._features.model import Feature
+from overlay._features.model import Feature, blob_id
 from overlay.authoring.building import Prepared
 from overlay.authoring.importing import prepare
 from overlay.authoring.incoming import read_changes
@@ -94,6 +94,22 @@ def test_what_upstream_took_back_is_a_warning_and_not_remembered() -> None:
     (warning,) = made.summary.warnings
     assert "upstream has the change in 0.22.0, and yet it lands exactly on 0.23.0" in warning
     assert "took it back" in warning
+
+
+def test_a_change_of_a_text_that_came_back_serves_the_releases_before_too() -> None:
+    """By its id the newest release with that text is its base, behind those with the change."""
+    before, after = registered("cpu"), registered("cpu", "disk")
+    other = registered("other", "cpu", "disk")
+    numbers = ("0.21.0", "0.22.0", "0.23.0", "0.24.0", "0.25.0", "0.26.0")
+    releases = dict(zip(numbers, (before, other, before, after, after, before), strict=True))
+    ids = f"index {blob_id(before)}..{blob_id(after)} 100644\n"
+    made = imported(f"diff --git a/{PATH} b/{PATH}\n{ids}".encode() + diff(before, after), releases)
+    assert made.summary.files[0].base == "0.26.0"
+    feature = feature_of(made)
+    assert str(feature.releases) == "0.21.0..0.26.0"
+    has = {"0.22.0", "0.24.0", "0.25.0"}
+    expected = [State.UPSTREAMED if name in has else State.PRISTINE for name in releases]
+    assert states(feature, releases) == expected
 
 
 def test_the_newest_release_before_the_change_is_its_base() -> None:

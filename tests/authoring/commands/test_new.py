@@ -362,9 +362,9 @@ def test_edits_of_a_development_build_are_imported_on_its_own_files(
     refused = cli("new", "mine", edited, "--from-edits", "--patches", ours)
     assert refused.exit == 2
     assert f"`overlay import FILE --id ID --base BUILD --patches {ours}`" in refused.err
-    texts = [(site / RUNNER).read_text().splitlines(keepends=True) for site in (build, edited)]
-    names = [f"{site.name}/{RUNNER}" for site in (build, edited)]
-    (tmp_path / "made.diff").write_text("".join(unified_diff(*texts, *names)))
+    old, new = ((site / RUNNER).read_text().splitlines(True) for site in (build, edited))
+    lines = unified_diff(old, new, f"build/{RUNNER}", f"edited/{RUNNER}")
+    (tmp_path / "made.diff").write_text("".join(lines))
     words = ("import", tmp_path / "made.diff", "--id", "mine", "--base", build, "--patches", ours)
     made = cli(*words)
     assert made.exit == 0, made.out + made.err
