@@ -161,6 +161,10 @@ class TargetError(OverlayError):
     """The target cannot be found or read, or is not a vLLM."""
 
 
+class Absent(TargetError):
+    """A package that is not in a Python, a folder or an archive at all."""
+
+
 class PackageIndexError(OverlayError):
     """The package index cannot be reached, or does not serve what is needed."""
 

@@ -16,7 +16,7 @@ from overlay.commands.diagnosis import EnvironmentFacts, SwitchFacts, variables
 from overlay.commands.live import process_data, process_lines
 from overlay.commands.request import Request
 from overlay.commands.status import of_files
-from overlay.errors import OverlayError
+from overlay.errors import Absent, OverlayError
 from overlay.package import VLLM
 from overlay.report.base import Report, plain
 from overlay.report.codes import Code, Verdict
@@ -24,7 +24,6 @@ from overlay.report.lines import BLANK, MARK, Line, Span, labelled
 from overlay.report.wording import attention
 from overlay.report.words import count
 from overlay.targets.resolution import resolve_each
-from overlay.targets.target import Absent
 
 if TYPE_CHECKING:
     from overlay._processes.live import LiveProcess

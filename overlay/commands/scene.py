@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from overlay._features.model import packages_of
-from overlay.errors import OverlayError, UsageError
+from overlay.errors import Absent, OverlayError, UsageError
 from overlay.package import VLLM, Package
 from overlay.report.progress import doing
 from overlay.results import FeatureResult, Reason, State
 from overlay.results.invocation import NOTHING_NAMED, Invocation, command
 from overlay.targets import resolution
-from overlay.targets.target import Absent
 
 if TYPE_CHECKING:
     from overlay._features.model import Feature

@@ -26,7 +26,7 @@ from overlay._features.sources import (
     required_features,
     source_of,
 )
-from overlay.errors import OverlayError, TransactionError, UsageError
+from overlay.errors import Absent, OverlayError, TransactionError, UsageError
 from overlay.in_memory.activation import HARMLESS, NOT_ASKED, Activation, FeatureDecision
 from overlay.package import VLLM
 from overlay.results import State, Way
@@ -114,8 +114,6 @@ def _beside(packages: Iterable[Package]) -> Iterator[Target]:
     :raises TargetError: if one is there and cannot be patched.
     """
     for package in packages:
-        from overlay.targets.target import Absent
-
         with contextlib.suppress(Absent):
             yield running_target(package)
 

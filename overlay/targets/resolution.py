@@ -15,6 +15,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from overlay.errors import (
+    Absent,
     PackageIndexError,
     ReleaseError,
     TargetError,
@@ -44,7 +45,7 @@ from overlay.targets.environments import (
 )
 from overlay.targets.installations import resolve_folder
 from overlay.targets.releases import resolve_release
-from overlay.targets.target import Absent, Progress, Target, targets_of
+from overlay.targets.target import Progress, Target, targets_of
 
 #: A release with the name of its distribution, as pip takes it; what may follow ``==`` in
 #: ``--releases`` is more than a version.

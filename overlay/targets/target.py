@@ -8,12 +8,8 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from overlay.errors import FileNotKept, TargetError
+from overlay.errors import FileNotKept
 from overlay.package import VLLM, Package, check_path, parse_release
-
-
-class Absent(TargetError):
-    """A package that is not in a Python, a folder or an archive at all."""
 
 
 def targets_of(package: Package) -> str:

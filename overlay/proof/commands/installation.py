@@ -15,11 +15,10 @@ from overlay.commands import diagnosis
 from overlay.commands.next_process import plugin_may_add
 from overlay.commands.request import Request
 from overlay.commands.scene import resolve
-from overlay.errors import OverlayError, TargetError
+from overlay.errors import Absent, OverlayError, TargetError
 from overlay.on_disk import ledger as ledgers
 from overlay.results import ModelRunner
 from overlay.results.invocation import command
-from overlay.targets.target import Absent
 from overlay.untrusted import printable
 
 
