@@ -116,6 +116,19 @@ def test_a_row_that_moves_leaves_its_mask_of_allowed_tokens() -> None:
     assert stale == shared == releases_with("allowed_token_ids of another")
 
 
+def test_tokens_that_the_model_has_not_are_allowed_until_the_model_is_asked() -> None:
+    unasked = []
+    for release in KNOWN_RELEASES:
+        text = (resolve(release).read("vllm/sampling_params.py") or b"").decode()
+        (check,) = re.findall(
+            r"    def _validate_allowed_token_ids\(.*?(?=\n    def )", text, re.DOTALL
+        )
+        if "model_config.get_vocab_size()" not in check:
+            assert "if tokenizer is not None:" in check
+            unasked.append(release)
+    assert unasked == releases_with("allowed_token_ids with a token")
+
+
 def test_a_prefix_is_found_one_block_short_until_hashes_look_ahead() -> None:
     dropping, optional = [], []
     for release in KNOWN_RELEASES:
