@@ -14,11 +14,11 @@ import overlay
 from overlay import settings
 from overlay._features.folder import load_all
 from overlay._features.sources import patches_folders, required_features, source_of
+from overlay.errors import Absent
 from overlay.in_memory.decision import root_of, running_target, settled_without_plan
 from overlay.on_disk.ledger import Ledger, LedgerFeature
 from overlay.package import package_named
 from overlay.results import FeatureResult, FileResult, State
-from overlay.targets.target import Absent
 from tests.support.patches import write_feature
 
 RELEASE = "0.26.0"
