@@ -19,8 +19,8 @@ from overlay.proof.commands import verify as verifying
 from overlay.proof.commands.budget import BUDGET, Part
 from overlay.proof.commands.question import BenchQuestion
 from overlay.proof.commands.verify_stage import VerifyQuestion
+from overlay.proof.graph_mode import GraphMode
 from overlay.proof.reports import bench_page
-from overlay.proof.verification import GraphMode
 from overlay.report.progress import Meter
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from typing import Any
 
 from overlay.proof import engine_compat, oracle
 from overlay.proof.engine_pool import write_result
+from overlay.proof.graph_mode import GraphMode
 from overlay.proof.prompts import EngineRequest
 from overlay.proof.rounding import partings
-from overlay.proof.verification import GraphMode
 from overlay.results import ModelRunner
 
 NOT_PATCHED = "not patched"

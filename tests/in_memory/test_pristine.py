@@ -105,7 +105,8 @@ def test_the_shipped_features_name_all_that_a_plan_reads() -> None:
     fingerprint([str(shipped_folder())], referenced.scan)
     features = of_package(load([shipped_folder()]), VLLM)
     patched = {v.patch.path for feature in features for t in feature.topics for v in t.variants}
-    tested = {test.path for feature in features for test in feature.upstream_tests}
+    holders = [holder for feature in features for holder in (feature, *feature.topics)]
+    tested = {test.path for holder in holders for test in holder.upstream_tests}
     added = {module.path for feature in features for module in feature.added}
     assert referenced.paths == patched | tested | added
 

@@ -42,14 +42,10 @@ from overlay.proof.commands.verify_stock import (
 from overlay.proof.commands.verify_tiny import ModelSet, tiny_sets
 from overlay.proof.engine_compat import DRAFT_GRAPHS, DRAFT_GRAPHS_PACKAGE
 from overlay.proof.engine_launch import link_packages
+from overlay.proof.graph_mode import GraphMode
 from overlay.proof.prompts import TEXTS
 from overlay.proof.reports.verified import VerifyReport, verified
-from overlay.proof.verification import (
-    GraphMode,
-    ModeOutcome,
-    ModeResult,
-    without_graphs,
-)
+from overlay.proof.verification import ModeOutcome, ModeResult, without_graphs
 from overlay.proof.verify_engine import VerifySpec
 from overlay.results import ModelRunner
 from overlay.untrusted import read_regular

@@ -13,7 +13,8 @@ from overlay.proof.commands.verify_tiny import ModelSet
 from overlay.proof.engine_compat import runner_environment
 from overlay.proof.engine_launch import append_path, as_stock
 from overlay.proof.engine_pool import EngineEnd, Job, run_jobs
-from overlay.proof.verification import EngineRun, GraphMode, ModeOutcome, ModeResult, judged
+from overlay.proof.graph_mode import GraphMode
+from overlay.proof.verification import EngineRun, ModeOutcome, ModeResult, judged
 from overlay.results import ModelRunner
 
 #: Takes the title of each engine, and ``None`` when it starts or the seconds it took.

@@ -14,14 +14,9 @@ from overlay.errors import OverlayError, UsageError
 from overlay.proof.commands.verify_failures import failure_text, usable
 from overlay.proof.commands.verify_stage import VerifyStage, result_of, title
 from overlay.proof.commands.verify_tiny import ModelSet
+from overlay.proof.graph_mode import GraphMode
 from overlay.proof.rounding import partings, rounding_of
-from overlay.proof.verification import (
-    EngineRun,
-    GraphMode,
-    ModeOutcome,
-    ModeResult,
-    first_difference,
-)
+from overlay.proof.verification import EngineRun, ModeOutcome, ModeResult, first_difference
 from overlay.results import ModelRunner
 
 PARTIES = (GraphMode.STOCK, GraphMode.OVERLAY)

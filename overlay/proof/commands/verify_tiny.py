@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from overlay.errors import OverlayError, UsageError
 from overlay.proof.engine_launch import WriterFailed, write_models
+from overlay.proof.graph_mode import GraphMode
 from overlay.proof.oracle import Rule, make_rule
 from overlay.proof.prompts import LIVE, EngineRequest, tiny_requests
 from overlay.proof.tiny_drafters import LEAST_PROMPT, VOTERS, following, voters_rule
-from overlay.proof.verification import GraphMode
 from overlay.proof.verify_engine import VerifySpec
 from overlay.untrusted import printable
 
