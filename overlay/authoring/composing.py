@@ -67,7 +67,7 @@ class ScopedText:
         return match(hunk, source.lines, self.scopes, source.final_newline, evidence)
 
     def twins(self, hunk: Hunk) -> list[str]:
-        """The lines of the text that define what a hunk that lies in it defines anew."""
+        """The text's own lines that define a name which a hunk, placed in it, adds."""
         if not new_names(hunk):
             return []
         start, lines = (self.match(hunk).line or 0) - 1, self.source.lines

@@ -323,7 +323,7 @@ def _new(hunks: Sequence[Hunk]) -> tuple[Hunk, ...]:
 def _with_common(fit: _Fit, fits: Sequence[_Fit]) -> _Fit:
     """A fit whose hunks leave out the new lines that stand in their scopes in every fit.
 
-    So they do with what every fit defines: the change moves it, or gives it anew.
+    They leave out a definition of theirs, too, where every fit has one of that name already.
     """
     everywhere = set.intersection(*(names_in(_defined_anew(each)) for each in fits))
     lines = _defined_anew(fit) if everywhere else ()

@@ -154,7 +154,7 @@ def with_merged(toml: bytes, release: str) -> bytes:
 def base_has(hunks: Sequence[Hunk], base: bytes) -> list[str]:
     """The telling lines that hunks add although their scopes in the base have them already.
 
-    With them are those of the base that define what the hunks define anew.
+    With them are the lines of the base that define a name which the hunks add.
 
 
     :raises TextError, UnparsableError: if the base is not Python that can be read.
