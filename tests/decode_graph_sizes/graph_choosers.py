@@ -136,8 +136,8 @@ def dispatcher(release: str, config: Any) -> Any:
     return made
 
 
-@functools.cache
-def _manager_class(release: str) -> Any:
+def manager_class(release: str) -> Any:
+    """The base class of managers of model runner V2, a new one at each call."""
     given = {
         "CUDAGraphMode": mode_of(release),
         "product": itertools.product,
@@ -148,6 +148,9 @@ def _manager_class(release: str) -> Any:
         "nn": SimpleNamespace(Module=object),
     }
     return run(release, MANAGER, given)["CudaGraphManager"]
+
+
+_manager_class = functools.cache(manager_class)
 
 
 def manager(release: str, config: Any) -> Any:

@@ -28,6 +28,9 @@ pytestmark = pytest.mark.network
 UTILS = "v1/worker/gpu/cudagraph_utils.py"
 
 
+FULL = "cudagraph mode FULL, for mixed batches, too, beside graphs of decodes"
+
+
 @pytest.fixture(autouse=True)
 def unset(monkeypatch: pytest.MonkeyPatch) -> None:
     """The switch, as where nobody has set it."""
@@ -180,7 +183,9 @@ def fitted_beside(
     config.compilation_config.static_forward_context = dict(enumerate(layers))
     compilation = config.compilation_config
     with fitted(one, others, choose=choose, folder=folder) as world:
-        changes = compilation.cudagraph_mode is Mode.FULL or world.sizes != world.own
+        full = compilation.cudagraph_mode is Mode.FULL
+        assert hasattr(world.manager, "overlay_dispatched") == full, "decodes have graphs, too"
+        changes = full or world.sizes != world.own
         assert world.effect["state"] == ("active" if changes else "idle")
         return compilation, world.effect["text"]
 
@@ -210,7 +215,8 @@ def test_other_backends_get_them(tmp_path: Path) -> None:
     compilation, effect = fitted_beside(layers, tmp_path)
     assert compilation.cudagraph_mode is Mode.FULL
     assert compilation.max_cudagraph_capture_size == 2048
-    assert effect.endswith("cudagraph mode FULL, for mixed batches, too")
+    # 27 sizes of up to 2,048 tokens, and 14 of up to 1,024 a second time, 17 MiB each: 0.2 GiB.
+    assert effect.endswith(f"with up to 2.8 GiB more for graphs; {FULL}")
 
 
 @pytest.mark.parametrize("support", ["ALWAYS", "UNIFORM_BATCH"])
@@ -223,7 +229,7 @@ def test_where_no_size_is_added_the_mode_is_looked_after_all_the_same(
     assert compilation.max_cudagraph_capture_size == 512
     if support == "ALWAYS":
         assert compilation.cudagraph_mode is Mode.FULL
-        assert effect == f"{held}; cudagraph mode FULL, for mixed batches, too"
+        assert effect == f"{held}; {FULL}"
     else:
         assert compilation.cudagraph_mode is Mode.FULL_AND_PIECEWISE
         reason = "no graphs of mixed batches: SOME_ATTENTION holds no prefill in a graph"

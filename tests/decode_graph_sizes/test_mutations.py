@@ -50,7 +50,7 @@ SIZES: list[Mistake] = [
     ("_set_sizes", "compilation.max_cudagraph_capture_size = None", "pass"),
     ("_set_sizes", "setattr(compilation, CHOICE, (own, reason))", "pass"),
     ("_set_sizes", "setattr(compilation, CHOICE, (own, reason))", "MATCH\nraise ValueError"),
-    ("sizes_for", "config.num_speculative_tokens if config.speculative_config else 0", "0"),
+    ("_query_of", "config.num_speculative_tokens if config.speculative_config else 0", "0"),
     ("sizes_for", "getattr(config.compilation_config, MODE, '') is None", "True"),
     ("_reason_against", "not own", "False"),
     ("_reason_against", "is_set", "False"),
@@ -76,16 +76,20 @@ MODES: list[Mistake] = [
     ("sizes_for", "max(requests, MIXED_TOKENS // query)", "requests"),
 ]
 
+#: Whether decodes have graphs of their own.
+BOTH = "mixed is None or (mode is not None and mode.separate_routine())"
+
 #: In what leaves out sizes.
 MEMORY: list[Mistake] = [
     ("Shape.bytes_of", "max(sizes) - max(own)", "max(sizes)"),
-    ("Shape.bytes_of", "further * graphs", "further"),
-    ("fitting", "shape.bytes_of(kept, own, graphs) > room", "False"),
+    ("Shape.bytes_of", "size <= twice", "False"),
+    ("Shape.bytes_of", "size <= twice", "True"),
+    ("fitting", "shape.bytes_of(kept, own, twice) > room", "False"),
     ("fitting", "kept.pop()", "kept.pop(0)"),
     ("fit_sizes", "choice is None", "False"),
     ("fit_sizes", "compilation.cudagraph_capture_sizes = kept", "pass"),
     ("fit_sizes", "compilation.max_cudagraph_capture_size = kept[-1]", "pass"),
-    ("fit_sizes", "_agreed(len(fitting(sizes, own, shape, graphs, room)))", "len(sizes)"),
+    ("fit_sizes", "_agreed(len(fitting(sizes, own, shape, twice, room)))", "len(sizes)"),
     ("_choose_mixed", "_agreed(int(reason is None))", "reason is None"),
     ("_against_mixed", "weights <= MOST_WEIGHTS", "True"),
     ("_against_mixed", "weights <= MOST_WEIGHTS", "weights < MOST_WEIGHTS"),
@@ -96,14 +100,13 @@ MEMORY: list[Mistake] = [
     ("fit_sizes", "chosen := mixed is None", "chosen := mixed is None and reason is None"),
     ("fit_sizes", "active if mixed is None else idle", "idle"),
     ("_choose_mixed", "plan_as_captured(worker.model_runner)", "pass"),
-    ("plan_as_captured.prepare_attn", "batch.max_query_len = 2", "pass"),
-    ("plan_as_captured.prepare_attn", "batch.max_query_len = None", "pass"),
-    ("_single_tokens", "mode.name == 'FULL'", "True"),
-    ("_single_tokens", "not runner.compilation_config.cudagraph_mode.separate_routine()", "True"),
-    ("_single_tokens", "batch.num_tokens_after_padding > 1", "True"),
-    ("_single_tokens", "batch.num_scheduled_tokens.max() == 1", "True"),
+    ("_choose_mixed", "capture_decodes()", "pass"),
     ("fit_sizes", "len(sizes) == len(own)", "False"),
-    ("fit_sizes", "2 if mode is not None and mode.separate_routine() else 1", "1"),
+    ("fit_sizes", "widest_decode(worker.vllm_config) if both else 0", "0"),
+    ("fit_sizes", "widest_decode(worker.vllm_config) if both else 0", "1 << 20"),
+    ("fit_sizes", BOTH, "mixed is None"),
+    ("fit_sizes", "mode is not None and mode.separate_routine()", "False"),
+    ("fit_sizes", BOTH, "mode.separate_routine()"),
     ("_agreed", "group.world_size == 1", "True"),
     ("_room", "max(free - asked, 0) // PART_OF_REST", "free"),
     ("_room", "_reckons_with_graphs(worker)", "True"),
@@ -163,12 +166,14 @@ def memory_is_right(edits: list[Mistake], monkeypatch: pytest.MonkeyPatch, folde
     with beside(memory_edits=edits) as world:
         own, sizes = [1, 8, 512], [1, 8, 512, 768, 1024]
         shape = world.memory.Shape(16, 49152, 32, 64, 2)
-        for graphs in (1, 2):
-            assert shape.bytes_of(own, own, graphs) == 0
+        for twice, doubled in ((0, 0), (768, 1), (1024, 2)):
+            assert shape.bytes_of(own, own, twice) == 0
+            graphs = shape.bytes_of(sizes, own, twice) - shape.bytes_of(sizes, own, 0)
+            assert graphs == doubled * 17 * world.memory.LAYER_BYTES
             for number in (4, 5):
-                room = shape.bytes_of(sizes[:number], own, graphs)
-                assert world.memory.fitting(sizes, own, shape, graphs, room) == sizes[:number]
-                fewer = world.memory.fitting(sizes, own, shape, graphs, room - 1)
+                room = shape.bytes_of(sizes[:number], own, twice)
+                assert world.memory.fitting(sizes, own, shape, twice, room) == sizes[:number]
+                fewer = world.memory.fitting(sizes, own, shape, twice, room - 1)
                 assert fewer == sizes[: number - 1]
     under(test_memory.test_all_of_them_on_an_h100)
     under(test_memory.test_the_largest_that_fits, {"weights": 68})
