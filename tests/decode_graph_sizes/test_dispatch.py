@@ -18,6 +18,7 @@ import pytest
 
 from tests.decode_graph_sizes import graph_choosers
 from tests.decode_graph_sizes.test_mixed import UTILS
+from tests.decode_graph_sizes.test_withdrawal import World, guarded, known
 from tests.decode_graph_sizes.worlds import beside, text
 
 pytestmark = pytest.mark.network
@@ -39,11 +40,14 @@ def managers(
     mistakes: Sequence[Sequence[str]] = (),
     *,
     ours: bool = True,
+    speculative: bool = False,
 ) -> Iterator[SimpleNamespace]:
     """Managers of a release of the same sizes, by their mode, and the feature's `dispatch`.
 
     :ivar both: one in mode FULL where the feature has chosen it; ``draft`` is another.
+    :param drafts: of each request; with any, the widths of batches are as beside drafts.
     :param ours: whether the feature chose mode FULL, and not the user.
+    :param speculative: whether the configuration says so; else it is as without drafts.
     """
     mode = graph_choosers.mode_of(release)
     cls = graph_choosers.manager_class(release)
@@ -57,6 +61,8 @@ def managers(
         config.scheduler_config.max_num_seqs = requests
         if noted:
             config.compilation_config.overlay_mixed_graphs = None
+        if not speculative:
+            config.speculative_config = None
         manager = cls(config, "cuda", chosen, 1 + drafts)
         manager._graphs_captured = True
         return manager
@@ -130,13 +136,14 @@ def test_decodes_take_graphs_of_their_own(release: str, drafts: int) -> None:
 
 
 def expect_nothing_of_others(mistakes: Sequence[Sequence[str]] = ()) -> None:
-    """Mode FULL of a user's, in a process in which an engine had it chosen, stays as it is."""
-    with managers("0.33.0", WIDE, 3, 256, mistakes, ours=False) as world:
-        assert world.both._capture_descs == world.full._capture_descs
-        assert world.both._candidates == world.full._candidates
+    """In a process in which an engine has both: mode FULL of a user's, and beside drafts."""
+    for case in ({"ours": False}, {"speculative": True}):
+        with managers("0.33.0", WIDE, 3, 256, mistakes, **case) as world:
+            assert world.both._capture_descs == world.full._capture_descs
+            assert world.both._candidates == world.full._candidates
 
 
-def test_what_a_user_set_is_not_touched() -> None:
+def test_what_a_user_set_and_what_has_drafts_is_not_touched() -> None:
     expect_nothing_of_others()
 
 
@@ -147,6 +154,18 @@ def test_without_sizes_there_are_no_graphs() -> None:
         manager._candidates, manager._capture_descs = {}, {}
         manager._init_candidates()
         assert not manager.needs_capture()
+
+
+def test_a_withdrawal_leaves_both_kinds_of_vllms_own_sizes() -> None:
+    with managers("0.33.0", WIDE, 0) as wide, managers("0.33.0", OWN, 0) as own:
+        manager = wide.both
+        manager.graphs["half"] = "captured"
+        failures = [RuntimeError("CUDA out of memory"), None]
+        world = World({"cudagraph_manager": manager}, manager.vllm_config, failures)
+        with guarded(world):
+            world.runner.capture_model()
+        assert known(manager) == known(own.both)
+        assert known(manager) != known(own.full)
 
 
 def layout(longest: int) -> str:
@@ -223,7 +242,8 @@ def test_a_release_captures_and_dispatches_as_these_tests_have_it(release: str) 
 #: Mistakes in the module, each of which one of the laws above notices.
 MISTAKES = [
     ("capture_decodes", "hasattr(CudaGraphManager, DISPATCHED)", "False"),
-    ("capture_decodes.init_candidates", "getattr(..., MODE, '') is None", "True"),
+    ("has_both", "getattr(config.compilation_config, MODE, '') is None", "True"),
+    ("has_both", "config.speculative_config is None", "True"),
     ("capture_decodes.init_candidates", "manager.cudagraph_mode != CUDAGraphMode.FULL", "False"),
     ("capture_decodes.init_candidates", "CUDAGraphMode.FULL_DECODE_ONLY", "CUDAGraphMode.FULL"),
     ("capture_decodes.init_candidates", "manager.cudagraph_mode = CUDAGraphMode.FULL", "pass"),

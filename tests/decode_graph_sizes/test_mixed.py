@@ -28,7 +28,10 @@ pytestmark = pytest.mark.network
 UTILS = "v1/worker/gpu/cudagraph_utils.py"
 
 
-FULL = "cudagraph mode FULL, for mixed batches, too, beside graphs of decodes"
+FULL = "cudagraph mode FULL, for mixed batches, too"
+BOTH = f"{FULL}, beside graphs of decodes"
+#: A configuration without drafts.
+PLAIN: dict[str, Any] = {"speculative_config": None, "num_speculative_tokens": 0}
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +83,7 @@ def test_releases_whose_graphs_hold_prompts_get_them(release: str, tmp_path: Pat
 
 
 def test_an_engine_without_drafts_gets_them_too(tmp_path: Path) -> None:
-    config = configuration(cudagraph_mode=None, speculative_config=None, num_speculative_tokens=0)
+    config = configuration(cudagraph_mode=None, **PLAIN)
     compilation, reason = made("0.33.0", tmp_path, config)
     assert (reason, compilation.cudagraph_mode) == (None, Mode.FULL)
     assert compilation.max_cudagraph_capture_size == 2048
@@ -184,7 +187,7 @@ def fitted_beside(
     compilation = config.compilation_config
     with fitted(one, others, choose=choose, folder=folder) as world:
         full = compilation.cudagraph_mode is Mode.FULL
-        assert hasattr(world.manager, "overlay_dispatched") == full, "decodes have graphs, too"
+        assert hasattr(world.manager, "overlay_dispatched") == full, "it notes what it chose"
         changes = full or world.sizes != world.own
         assert world.effect["state"] == ("active" if changes else "idle")
         return compilation, world.effect["text"]
@@ -215,8 +218,16 @@ def test_other_backends_get_them(tmp_path: Path) -> None:
     compilation, effect = fitted_beside(layers, tmp_path)
     assert compilation.cudagraph_mode is Mode.FULL
     assert compilation.max_cudagraph_capture_size == 2048
-    # 27 sizes of up to 2,048 tokens, and 14 of up to 1,024 a second time, 17 MiB each: 0.2 GiB.
-    assert effect.endswith(f"with up to 2.8 GiB more for graphs; {FULL}")
+    assert effect.endswith(f"with up to 2.5 GiB more for graphs; {FULL}")
+
+
+def test_without_drafts_decodes_have_graphs_beside_them(tmp_path: Path) -> None:
+    """Sizes of up to 1,024 requests have two, of which vLLM's own 512 are not reckoned."""
+    layers = [layer("ALWAYS")]
+    _, effect = fitted_beside(layers, tmp_path, 1024, **PLAIN)
+    assert effect.endswith(f"with up to 2.7 GiB more for graphs; {BOTH}")
+    _, effect = fitted_beside(layers, tmp_path, 256, **PLAIN)
+    assert effect.endswith(f"with up to 2.5 GiB more for graphs; {BOTH}")
 
 
 @pytest.mark.parametrize("support", ["ALWAYS", "UNIFORM_BATCH"])

@@ -77,7 +77,7 @@ MODES: list[Mistake] = [
 ]
 
 #: Whether decodes have graphs of their own.
-BOTH = "mixed is None or (mode is not None and mode.separate_routine())"
+SEPARATE = "both or (mode is not None and mode.separate_routine())"
 
 #: In what leaves out sizes.
 MEMORY: list[Mistake] = [
@@ -102,11 +102,11 @@ MEMORY: list[Mistake] = [
     ("_choose_mixed", "plan_as_captured(worker.model_runner)", "pass"),
     ("_choose_mixed", "capture_decodes()", "pass"),
     ("fit_sizes", "len(sizes) == len(own)", "False"),
-    ("fit_sizes", "widest_decode(worker.vllm_config) if both else 0", "0"),
-    ("fit_sizes", "widest_decode(worker.vllm_config) if both else 0", "1 << 20"),
-    ("fit_sizes", BOTH, "mixed is None"),
+    ("fit_sizes", "widest_decode(worker.vllm_config) if separate else 0", "0"),
+    ("fit_sizes", "widest_decode(worker.vllm_config) if separate else 0", "1 << 20"),
+    ("fit_sizes", SEPARATE, "both"),
     ("fit_sizes", "mode is not None and mode.separate_routine()", "False"),
-    ("fit_sizes", BOTH, "mode.separate_routine()"),
+    ("fit_sizes", SEPARATE, "mode.separate_routine()"),
     ("_agreed", "group.world_size == 1", "True"),
     ("_room", "max(free - asked, 0) // PART_OF_REST", "free"),
     ("_room", "_reckons_with_graphs(worker)", "True"),
@@ -191,6 +191,7 @@ def memory_is_right(edits: list[Mistake], monkeypatch: pytest.MonkeyPatch, folde
         patched.setattr(test_mixed, "fitted", lambda *a, **k: fitted(*a, memory_edits=edits, **k))
         test_mixed.test_a_backend_that_holds_no_prefill_gets_decodes_alone("NEVER", 64, folder)
         test_mixed.test_other_backends_get_them(folder)
+        test_mixed.test_without_drafts_decodes_have_graphs_beside_them(folder)
         test_mixed.test_where_no_size_is_added_the_mode_is_looked_after_all_the_same(
             "ALWAYS", folder
         )

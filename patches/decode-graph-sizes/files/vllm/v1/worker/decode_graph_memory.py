@@ -24,7 +24,7 @@ from vllm.v1.decode_graph_sizes import (
     widest_decode,
 )
 from vllm.v1.overlay_effects import active, idle
-from vllm.v1.worker.decode_graph_dispatch import capture_decodes, plan_as_captured
+from vllm.v1.worker.decode_graph_dispatch import capture_decodes, has_both, plan_as_captured
 from vllm.v1.worker.decode_graph_withdrawal import guard_capture
 
 logger = init_logger(__name__)
@@ -105,7 +105,8 @@ def fit_sizes(worker: Any) -> None:
     mixed: str | None = getattr(compilation, MODE, "")
     if chosen := mixed is None:
         mixed = _choose_mixed(worker, own)
-    note = _note(mixed)
+    both = has_both(worker.vllm_config)
+    note = _note(mixed, both)
     sizes = list(compilation.cudagraph_capture_sizes)
     if len(sizes) == len(own):
         text = f"{reason or HELD.format(own[-1])}{note if chosen else ''}"
@@ -115,8 +116,8 @@ def fit_sizes(worker: Any) -> None:
         return
     shape, room = _shape(worker.vllm_config), _room(worker)
     mode = compilation.cudagraph_mode
-    both = mixed is None or (mode is not None and mode.separate_routine())
-    twice = widest_decode(worker.vllm_config) if both else 0
+    separate = both or (mode is not None and mode.separate_routine())
+    twice = widest_decode(worker.vllm_config) if separate else 0
     kept = sizes[: _agreed(len(fitting(sizes, own, shape, twice, room)))]
     compilation.cudagraph_capture_sizes = kept
     compilation.max_cudagraph_capture_size = kept[-1]
@@ -140,10 +141,14 @@ def _choose_mixed(worker: Any, own: tuple[int, ...]) -> str | None:
     return reason
 
 
-def _note(mixed: str | None) -> str:
-    """What is said of graphs of mixed batches, behind what is said of the sizes."""
+def _note(mixed: str | None, both: bool) -> str:
+    """What is said of graphs of mixed batches, behind what is said of the sizes.
+
+    both: whether there are graphs of decodes beside them.
+    """
     if mixed is None:
-        return "; cudagraph mode FULL, for mixed batches, too, beside graphs of decodes"
+        beside = ", beside graphs of decodes" if both else ""
+        return f"; cudagraph mode FULL, for mixed batches, too{beside}"
     return f"; no graphs of mixed batches: {mixed}" if mixed else ""
 
 
