@@ -230,6 +230,16 @@ def test_without_drafts_decodes_have_graphs_beside_them(tmp_path: Path) -> None:
     assert effect.endswith(f"with up to 2.5 GiB more for graphs; {BOTH}")
 
 
+def test_an_experiment_compares_graphs_of_decodes_with_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers, many = [layer("ALWAYS")], [9 << 30]
+    monkeypatch.setenv(VARIABLE, "together")
+    assert fitted_beside(layers, tmp_path, **PLAIN)[1].endswith(FULL)
+    monkeypatch.setenv(VARIABLE, "beside")
+    assert fitted_beside(layers, tmp_path, weights=many)[1].endswith(BOTH)
+
+
 @pytest.mark.parametrize("support", ["ALWAYS", "UNIFORM_BATCH"])
 def test_where_no_size_is_added_the_mode_is_looked_after_all_the_same(
     support: str, tmp_path: Path

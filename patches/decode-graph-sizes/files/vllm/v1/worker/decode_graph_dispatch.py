@@ -13,9 +13,10 @@ dispatched decides how attention is planned.
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any
 
-from vllm.v1.decode_graph_sizes import MODE
+from vllm.v1.decode_graph_sizes import BESIDE, MODE, TOGETHER, VARIABLE
 
 #: The attribute of a manager that says which graph it dispatched last; of its class, that it does.
 DISPATCHED = "overlay_dispatched"
@@ -28,7 +29,9 @@ def has_both(config: Any) -> bool:
     managers of an engine choose alike, since a draft's first pass runs on the target's plan.
     """
     chosen = getattr(config.compilation_config, MODE, "") is None
-    return chosen and config.speculative_config is None
+    value = os.environ.get(VARIABLE)
+    wanted = config.speculative_config is None or value == BESIDE
+    return chosen and wanted and value != TOGETHER
 
 
 def capture_decodes() -> None:

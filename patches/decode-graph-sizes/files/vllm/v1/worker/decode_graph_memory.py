@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from vllm.logger import init_logger
 from vllm.v1.decode_graph_sizes import (
+    BESIDE,
     CHOICE,
     FEATURE,
     HELD,
@@ -158,7 +159,7 @@ def _against_mixed(worker: Any) -> str | None:
     if backend is not None:
         return f"{backend} holds no prefill in a graph"
     weights = sum(each.nbytes for each in worker.get_model().parameters())
-    if weights <= MOST_WEIGHTS or os.environ.get(VARIABLE) == MIXED:
+    if weights <= MOST_WEIGHTS or os.environ.get(VARIABLE) in (MIXED, BESIDE):
         return None
     return (
         f"with weights of {weights / GIB:.1f} GiB a step waits for the GPU; "
