@@ -8,7 +8,7 @@ in crowds, some are aborted, and in one engine some are preempted, so that decod
 in steps of all sizes. The tiny models say what each answer and each count of accepted drafts must
 be. Each engine goes on until all together took ``--steps`` steps, or ``--seconds`` have passed.
 Exit 0: no engine ended early, no token and no draft was wrong, what is active verified batches
-greedily, and the steps were taken.
+greedily, both kinds of graphs were taken where there are both, and the steps were taken.
 ``--double`` rehearses it on a CPU, without graphs.
 """
 
@@ -65,6 +65,9 @@ CELLS = {
     "chunks": replace(WIDE, max_num_seqs=96, max_num_batched_tokens=512),
     "v1": replace(WIDE, runner=ModelRunner.V1),
 }
+#: What a step ran in, on model runner V2.
+DECODE_GRAPH, MIXED_GRAPH = "a graph of decodes", "a graph of mixed batches"
+NO_GRAPH = "no graph"
 #: Tokens of the longest answer.
 MOST = 100
 #: Steps between two looks at the others' counts.
@@ -164,50 +167,72 @@ class Load:
 
 
 def watch_steps(llm: Any, load: Load, spec: EngineSpec) -> None:
-    """Count what each step holds, and whether a graph of the target or the draft ran in it."""
+    """Count what each step holds, and which graph ran in it.
+
+    On model runner V2 it is the target's, or ``a graph`` of pieces or of the draft alone; on V1
+    ``a graph`` of any.
+    """
     import torch
 
-    replays = 0
+    graph = NO_GRAPH
     upstream_replay = torch.cuda.CUDAGraph.replay
 
     def replay(self: Any) -> None:
-        nonlocal replays
-        replays += 1
+        nonlocal graph
+        graph = "a graph" if graph == NO_GRAPH else graph
         upstream_replay(self)
 
     torch.cuda.CUDAGraph.replay = replay
+    if spec.runner is ModelRunner.V2:
+        from vllm.v1.worker.gpu.cudagraph_utils import ModelCudaGraphManager
+
+        upstream_run = ModelCudaGraphManager.run_fullgraph
+
+        def run_fullgraph(self: Any, chosen: Any) -> Any:
+            nonlocal graph
+            graph = MIXED_GRAPH if chosen.uniform_token_count is None else DECODE_GRAPH
+            return upstream_run(self, chosen)
+
+        ModelCudaGraphManager.run_fullgraph = run_fullgraph
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     upstream = scheduler.schedule
     widest = spec.k + 1 if spec.draft else 1
-    kind, earlier = "", 0
+    kind = ""
 
     def schedule(*args: Any, **kwargs: Any) -> Any:
-        nonlocal kind, earlier
+        nonlocal kind, graph
         # The step before has been launched by now.
         if kind:
-            load.steps[f"{kind}, {'a graph' if replays > earlier else 'no graph'}"] += 1
+            load.steps[f"{kind}, {graph}"] += 1
         output = upstream(*args, **kwargs)
         counts = output.num_scheduled_tokens.values()
         prefills = sum(count > widest for count in counts)
         kind = "decodes" if not prefills else "prefills" if prefills == len(counts) else "mixed"
-        kind, earlier = kind if counts else "", replays
+        kind, graph = kind if counts else "", NO_GRAPH
         return output
 
     scheduler.schedule = schedule
 
 
-def greedy_verification() -> dict[str, Any]:
-    """What the feature tells of itself in this process: its state, and the batches it counted."""
+def effect(feature: str) -> dict[str, Any]:
+    """What a feature tells of itself in this process: its state, text, and what it counted."""
     module = sys.modules.get("vllm.v1.overlay_effects")
-    return {} if module is None else module.effects().get("greedy-verification", {})
+    return {} if module is None else module.effects().get(feature, {})
 
 
-def unused() -> list[str]:
-    """What is wrong where greedy verification is active and verified no batch."""
-    told = greedy_verification()
-    if told.get("state") != "active" or told["counts"].get("batches verified from one argmax"):
-        return []
-    return [f"greedy verification is active and verified no batch: {told}"]
+def unused(steps: Counter[str]) -> list[str]:
+    """What is wrong where a feature is active and had no part in any step."""
+    told, wrong = effect("greedy-verification"), []
+    if told.get("state") == "active" and not told["counts"].get("batches verified from one argmax"):
+        wrong.append(f"greedy verification is active and verified no batch: {told}")
+    if "beside graphs of decodes" in effect("decode-graph-sizes").get("text", ""):
+        kinds = {step.partition(", ")[2] for step in steps}
+        lacking = {DECODE_GRAPH, MIXED_GRAPH} - kinds
+        wrong += [f"no step took {each}" for each in sorted(lacking)]
+        wrong += [f"a step with prefills took {DECODE_GRAPH}"] * any(
+            steps[f"{kind}, {DECODE_GRAPH}"] for kind in ("prefills", "mixed")
+        )
+    return wrong
 
 
 def serve(cell: Path) -> None:
@@ -253,8 +278,9 @@ def serve(cell: Path) -> None:
             "steps": dict(sorted(load.steps.items())),
             "requests": dict(load.ended),
             "verified_drafts": load.verified,
-            "wrong": load.wrong[:20] or (unused() if over else []),
-            "greedy_verification": greedy_verification(),
+            "wrong": load.wrong[:20] or (unused(load.steps) if over else []),
+            "greedy_verification": effect("greedy-verification"),
+            "decode_graph_sizes": effect("decode-graph-sizes"),
             "complete": over,
         }
         half = out.with_suffix(".half")
