@@ -26,7 +26,7 @@ from vllm.v1.decode_graph_sizes import (
 )
 from vllm.v1.overlay_effects import active, idle
 from vllm.v1.worker.decode_graph_dispatch import capture_decodes, has_both, plan_as_captured
-from vllm.v1.worker.decode_graph_withdrawal import guard_capture
+from vllm.v1.worker.decode_graph_withdrawal import agreed, guard_capture
 
 logger = init_logger(__name__)
 
@@ -119,7 +119,7 @@ def fit_sizes(worker: Any) -> None:
     mode = compilation.cudagraph_mode
     separate = both or (mode is not None and mode.separate_routine())
     twice = widest_decode(worker.vllm_config) if separate else 0
-    kept = sizes[: _agreed(len(fitting(sizes, own, shape, twice, room)))]
+    kept = sizes[: agreed(len(fitting(sizes, own, shape, twice, room)))]
     compilation.cudagraph_capture_sizes = kept
     compilation.max_cudagraph_capture_size = kept[-1]
     _report(kept, sizes, own, shape.bytes_of(kept, own, twice), room, note)
@@ -133,7 +133,7 @@ def _choose_mixed(worker: Any, own: tuple[int, ...]) -> str | None:
     own: vLLM's own sizes. Returns why they are given up, None where they are used.
     """
     reason = _against_mixed(worker)
-    if _agreed(int(reason is None)):
+    if agreed(int(reason is None)):
         capture_decodes()
         plan_as_captured(worker.model_runner)
         return None
@@ -258,16 +258,3 @@ def _reckons_with_graphs(worker: Any) -> bool:
 
     # Before 0.29.0 model runner V2 says that its graphs need nothing.
     return hasattr(cudagraph_utils, "profile_cudagraph_memory")
-
-
-def _agreed(number: int) -> int:
-    """The smallest number of all ranks, each of which has to call this."""
-    import torch
-    from vllm.distributed.parallel_state import get_world_group
-
-    group = get_world_group()
-    if group.world_size == 1:
-        return number
-    smallest = torch.tensor([number], dtype=torch.int32)
-    torch.distributed.all_reduce(smallest, op=torch.distributed.ReduceOp.MIN, group=group.cpu_group)
-    return int(smallest.item())
