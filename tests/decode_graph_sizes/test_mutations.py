@@ -50,7 +50,7 @@ SIZES: list[Mistake] = [
     ("_set_sizes", "compilation.max_cudagraph_capture_size = None", "pass"),
     ("_set_sizes", "setattr(compilation, CHOICE, (own, reason))", "pass"),
     ("_set_sizes", "setattr(compilation, CHOICE, (own, reason))", "MATCH\nraise ValueError"),
-    ("_query_of", "config.num_speculative_tokens if config.speculative_config else 0", "0"),
+    ("sizes_for", "config.num_speculative_tokens if config.speculative_config else 0", "0"),
     ("sizes_for", "getattr(config.compilation_config, MODE, '') is None", "True"),
     ("_reason_against", "not own", "False"),
     ("_reason_against", "is_set", "False"),
@@ -76,9 +76,6 @@ MODES: list[Mistake] = [
     ("sizes_for", "max(requests, MIXED_TOKENS // query)", "requests"),
 ]
 
-#: Whether decodes have graphs of their own.
-SEPARATE = "both or (mode is not None and mode.separate_routine())"
-
 #: In what leaves out sizes.
 MEMORY: list[Mistake] = [
     ("Shape.bytes_of", "max(sizes) - max(own)", "max(sizes)"),
@@ -102,11 +99,10 @@ MEMORY: list[Mistake] = [
     ("_choose_mixed", "plan_as_captured(worker.model_runner)", "pass"),
     ("_choose_mixed", "capture_decodes()", "pass"),
     ("fit_sizes", "len(sizes) == len(own)", "False"),
-    ("fit_sizes", "widest_decode(worker.vllm_config) if separate else 0", "0"),
-    ("fit_sizes", "widest_decode(worker.vllm_config) if separate else 0", "1 << 20"),
-    ("fit_sizes", SEPARATE, "both"),
+    ("fit_sizes", "worker.vllm_config.scheduler_config.max_num_seqs if both else 0", "0"),
+    ("fit_sizes", "worker.vllm_config.scheduler_config.max_num_seqs if both else 0", "1 << 20"),
     ("fit_sizes", "mode is not None and mode.separate_routine()", "False"),
-    ("fit_sizes", SEPARATE, "mode.separate_routine()"),
+    ("fit_sizes", "mode is not None and mode.separate_routine()", "True"),
     ("_room", "max(free - asked, 0) // PART_OF_REST", "free"),
     ("_room", "_reckons_with_graphs(worker)", "True"),
     ("_room", "budget - (before - free)", "budget"),

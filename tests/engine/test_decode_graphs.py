@@ -34,7 +34,7 @@ SPEC = EngineSpec(
     post_load=("tests.engine.graph_doubles:prepare",),
     finish=("tests.engine.graph_doubles:steps",),
 )
-DISPATCHED = "getattr(runner.cudagraph_manager, DISPATCHED).uniform_token_count is None"
+DISPATCHED = "runner.cudagraph_manager.overlay_dispatched.uniform_token_count is None"
 #: Plans for the other graph of the same tokens and rows.
 MISTAKES = (f"_single_tokens|{DISPATCHED}|True", f"_single_tokens|{DISPATCHED}|False")
 

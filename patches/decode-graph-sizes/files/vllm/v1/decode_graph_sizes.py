@@ -46,8 +46,6 @@ STRIDE = 8
 #: why none were added, None where some were. Plain types, which any process can read.
 CHOICE = "overlay_decode_graph_sizes"
 
-Choice = tuple[tuple[int, ...], "str | None"]
-
 #: The attribute that says why mixed batches get no graphs; None where mode FULL was chosen for
 #: them. It is PENDING between what a user sets and what vLLM chooses itself.
 MODE = "overlay_mixed_graphs"
@@ -211,21 +209,12 @@ def _set_sizes(config: Any, upstream: Any) -> None:
 
 def sizes_for(config: Any, own: tuple[int, ...]) -> list[int]:
     """The sizes of a configuration for which there is no reason against more."""
-    scheduler, query = config.scheduler_config, _query_of(config)
+    scheduler = config.scheduler_config
+    query = 1 + (config.num_speculative_tokens if config.speculative_config else 0)
     requests = scheduler.max_num_seqs
     if getattr(config.compilation_config, MODE, "") is None:
         requests = max(requests, MIXED_TOKENS // query)
     return wide_sizes(own, query, requests, scheduler.max_num_batched_tokens)
-
-
-def widest_decode(config: Any) -> int:
-    """Tokens of a decode of all requests that an engine takes at a time."""
-    return _query_of(config) * int(config.scheduler_config.max_num_seqs)
-
-
-def _query_of(config: Any) -> int:
-    """Tokens of a request in a decode, 1 + K."""
-    return 1 + (config.num_speculative_tokens if config.speculative_config else 0)
 
 
 def _reason_against(config: Any, own: tuple[int, ...], is_set: bool) -> str | None:

@@ -22,7 +22,6 @@ from vllm.v1.decode_graph_sizes import (
     MODE,
     VARIABLE,
     sizes_for,
-    widest_decode,
 )
 from vllm.v1.overlay_effects import active, idle
 from vllm.v1.worker.decode_graph_dispatch import capture_decodes, has_both, plan_as_captured
@@ -117,8 +116,10 @@ def fit_sizes(worker: Any) -> None:
         return
     shape, room = _shape(worker.vllm_config), _room(worker)
     mode = compilation.cudagraph_mode
-    separate = both or (mode is not None and mode.separate_routine())
-    twice = widest_decode(worker.vllm_config) if separate else 0
+    # Without drafts a batch of decodes has a token for each request.
+    twice = worker.vllm_config.scheduler_config.max_num_seqs if both else 0
+    if mode is not None and mode.separate_routine():
+        twice = sizes[-1]
     kept = sizes[: agreed(len(fitting(sizes, own, shape, twice, room)))]
     compilation.cudagraph_capture_sizes = kept
     compilation.max_cudagraph_capture_size = kept[-1]
