@@ -89,6 +89,11 @@ def test_an_engine_without_drafts_gets_them_too(tmp_path: Path) -> None:
     assert compilation.max_cudagraph_capture_size == 2048
 
 
+#: MTP with a module for each draft.
+MODULES = SimpleNamespace(
+    uses_dynamic_speculative_decoding=lambda: False, use_multi_module_mtp=lambda: True
+)
+
 #: What is set, and a word of the reason.
 SET: list[tuple[dict[str, Any], str]] = [
     ({"cudagraph_mode": Mode.PIECEWISE}, "mode is set already"),
@@ -102,6 +107,7 @@ SET: list[tuple[dict[str, Any], str]] = [
             ({"world_size_across_dp": 2}, "with several ranks"),
             ({"lora_config": SimpleNamespace()}, "with adapters"),
             ({"is_multimodal_model": True}, "that takes images"),
+            ({"speculative_config": MODULES}, "several modules that draft"),
         ]
     ),
 ]

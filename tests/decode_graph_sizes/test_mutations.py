@@ -73,6 +73,7 @@ MODES: list[Mistake] = [
     ("_choose_mode", "os.environ.get(VARIABLE) not in (MIXED, BESIDE)", "True"),
     ("_choose_mode", "os.environ.get(VARIABLE) not in (MIXED, BESIDE)", "False"),
     ("_choose_mode", "compilation.cudagraph_mode = CUDAGraphMode.FULL", "pass"),
+    ("_untried", "speculative and speculative.use_multi_module_mtp()", "False"),
     ("sizes_for", "max(requests, MIXED_TOKENS // query)", "requests"),
 ]
 

@@ -147,7 +147,10 @@ def _choose_mode(config: Any, is_set: bool) -> None:
 
 def _untried(config: Any) -> str | None:
     """Why a configuration gets no graphs of mixed batches unless they are asked for."""
+    speculative = config.speculative_config
     cases = {
+        # They plan attention themselves, and single tokens otherwise than they were captured.
+        "several modules that draft": speculative and speculative.use_multi_module_mtp(),
         "several ranks": config.parallel_config.world_size_across_dp > 1,
         "adapters": config.lora_config is not None,
         "a model that takes images": config.model_config.is_multimodal_model,
