@@ -105,8 +105,7 @@ def fit_sizes(worker: Any) -> None:
     mixed: str | None = getattr(compilation, MODE, "")
     if chosen := mixed is None:
         mixed = _choose_mixed(worker, own)
-    both = has_both(worker.vllm_config)
-    note = _note(mixed, both)
+    note = _note(mixed, both := has_both(worker.vllm_config))
     sizes = list(compilation.cudagraph_capture_sizes)
     if len(sizes) == len(own):
         text = f"{reason or HELD.format(own[-1])}{note if chosen else ''}"
@@ -144,10 +143,7 @@ def _choose_mixed(worker: Any, own: tuple[int, ...]) -> str | None:
 
 
 def _note(mixed: str | None, both: bool) -> str:
-    """What is said of graphs of mixed batches, behind what is said of the sizes.
-
-    both: whether there are graphs of decodes beside them.
-    """
+    """What is said of graphs of mixed batches; both: decodes have their own beside them."""
     if mixed is None:
         beside = ", beside graphs of decodes" if both else ""
         return f"; cudagraph mode FULL, for mixed batches, too{beside}"
