@@ -89,6 +89,11 @@ def test_an_engine_without_drafts_gets_them_too(tmp_path: Path) -> None:
     assert compilation.max_cudagraph_capture_size == 2048
 
 
+#: MTP with a module for each draft.
+MODULES = SimpleNamespace(
+    uses_dynamic_speculative_decoding=lambda: False, use_multi_module_mtp=lambda: True
+)
+
 #: What is set, and a word of the reason.
 SET: list[tuple[dict[str, Any], str]] = [
     ({"cudagraph_mode": Mode.PIECEWISE}, "mode is set already"),
@@ -102,6 +107,7 @@ SET: list[tuple[dict[str, Any], str]] = [
             ({"world_size_across_dp": 2}, "with several ranks"),
             ({"lora_config": SimpleNamespace()}, "with adapters"),
             ({"is_multimodal_model": True}, "that takes images"),
+            ({"speculative_config": MODULES}, "several modules that draft"),
         ]
     ),
 ]
@@ -228,6 +234,16 @@ def test_without_drafts_decodes_have_graphs_beside_them(tmp_path: Path) -> None:
     assert effect.endswith(f"with up to 2.7 GiB more for graphs; {BOTH}")
     _, effect = fitted_beside(layers, tmp_path, 256, **PLAIN)
     assert effect.endswith(f"with up to 2.5 GiB more for graphs; {BOTH}")
+
+
+def test_an_experiment_compares_graphs_of_decodes_with_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers, many = [layer("ALWAYS")], [9 << 30]
+    monkeypatch.setenv(VARIABLE, "together")
+    assert fitted_beside(layers, tmp_path, **PLAIN)[1].endswith(FULL)
+    monkeypatch.setenv(VARIABLE, "beside")
+    assert fitted_beside(layers, tmp_path, weights=many)[1].endswith(BOTH)
 
 
 @pytest.mark.parametrize("support", ["ALWAYS", "UNIFORM_BATCH"])

@@ -50,7 +50,7 @@ SIZES: list[Mistake] = [
     ("_set_sizes", "compilation.max_cudagraph_capture_size = None", "pass"),
     ("_set_sizes", "setattr(compilation, CHOICE, (own, reason))", "pass"),
     ("_set_sizes", "setattr(compilation, CHOICE, (own, reason))", "MATCH\nraise ValueError"),
-    ("_query_of", "config.num_speculative_tokens if config.speculative_config else 0", "0"),
+    ("sizes_for", "config.num_speculative_tokens if config.speculative_config else 0", "0"),
     ("sizes_for", "getattr(config.compilation_config, MODE, '') is None", "True"),
     ("_reason_against", "not own", "False"),
     ("_reason_against", "is_set", "False"),
@@ -70,14 +70,12 @@ MODES: list[Mistake] = [
     ("_choose_mode", "getattr(attention, 'hisparse_config', None) is not None", "False"),
     ("_choose_mode", "not _holds_prompts()", "False"),
     ("_choose_mode", "not config.use_v2_model_runner", "False"),
-    ("_choose_mode", "os.environ.get(VARIABLE) != MIXED", "True"),
-    ("_choose_mode", "os.environ.get(VARIABLE) != MIXED", "False"),
+    ("_choose_mode", "os.environ.get(VARIABLE) not in (MIXED, BESIDE)", "True"),
+    ("_choose_mode", "os.environ.get(VARIABLE) not in (MIXED, BESIDE)", "False"),
     ("_choose_mode", "compilation.cudagraph_mode = CUDAGraphMode.FULL", "pass"),
+    ("_untried", "speculative and speculative.use_multi_module_mtp()", "False"),
     ("sizes_for", "max(requests, MIXED_TOKENS // query)", "requests"),
 ]
-
-#: Whether decodes have graphs of their own.
-SEPARATE = "both or (mode is not None and mode.separate_routine())"
 
 #: In what leaves out sizes.
 MEMORY: list[Mistake] = [
@@ -89,11 +87,11 @@ MEMORY: list[Mistake] = [
     ("fit_sizes", "choice is None", "False"),
     ("fit_sizes", "compilation.cudagraph_capture_sizes = kept", "pass"),
     ("fit_sizes", "compilation.max_cudagraph_capture_size = kept[-1]", "pass"),
-    ("fit_sizes", "_agreed(len(fitting(sizes, own, shape, twice, room)))", "len(sizes)"),
-    ("_choose_mixed", "_agreed(int(reason is None))", "reason is None"),
+    ("fit_sizes", "agreed(len(fitting(sizes, own, shape, twice, room)))", "len(sizes)"),
+    ("_choose_mixed", "agreed(int(reason is None))", "reason is None"),
     ("_against_mixed", "weights <= MOST_WEIGHTS", "True"),
     ("_against_mixed", "weights <= MOST_WEIGHTS", "weights < MOST_WEIGHTS"),
-    ("_against_mixed", "os.environ.get(VARIABLE) == MIXED", "False"),
+    ("_against_mixed", "os.environ.get(VARIABLE) in (MIXED, BESIDE)", "False"),
     ("_without_prefills", "support.name != 'ALWAYS'", "False"),
     ("_without_prefills", "hasattr(layer, 'get_attn_backend')", "True"),
     ("_choose_decodes_alone", "setattr(compilation, MODE, reason)", "pass"),
@@ -102,12 +100,10 @@ MEMORY: list[Mistake] = [
     ("_choose_mixed", "plan_as_captured(worker.model_runner)", "pass"),
     ("_choose_mixed", "capture_decodes()", "pass"),
     ("fit_sizes", "len(sizes) == len(own)", "False"),
-    ("fit_sizes", "widest_decode(worker.vllm_config) if separate else 0", "0"),
-    ("fit_sizes", "widest_decode(worker.vllm_config) if separate else 0", "1 << 20"),
-    ("fit_sizes", SEPARATE, "both"),
+    ("fit_sizes", "worker.vllm_config.scheduler_config.max_num_seqs if both else 0", "0"),
+    ("fit_sizes", "worker.vllm_config.scheduler_config.max_num_seqs if both else 0", "1 << 20"),
     ("fit_sizes", "mode is not None and mode.separate_routine()", "False"),
-    ("fit_sizes", SEPARATE, "mode.separate_routine()"),
-    ("_agreed", "group.world_size == 1", "True"),
+    ("fit_sizes", "mode is not None and mode.separate_routine()", "True"),
     ("_room", "max(free - asked, 0) // PART_OF_REST", "free"),
     ("_room", "_reckons_with_graphs(worker)", "True"),
     ("_room", "budget - (before - free)", "budget"),

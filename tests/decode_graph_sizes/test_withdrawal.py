@@ -91,8 +91,8 @@ class World:
                 raise RuntimeError("rank 1 did not come")
 
         def all_reduce(number: Any, op: str, group: str) -> None:
-            assert (op, group) == ("max", "cpu")
-            number[0] = max(number[0], *map(int, self.others))
+            assert (op, group) == ("min", "cpu")
+            number[0] = min(number[0], *(int(not failed) for failed in self.others))
 
         class Number(list[int]):
             def item(self) -> int:
@@ -108,7 +108,7 @@ class World:
         torch.distributed = SimpleNamespace(
             monitored_barrier=monitored_barrier,
             all_reduce=all_reduce,
-            ReduceOp=SimpleNamespace(MAX="max"),
+            ReduceOp=SimpleNamespace(MIN="min"),
         )
         state: Any = ModuleType("vllm.distributed.parallel_state")
         group = SimpleNamespace(world_size=1 + len(self.others), cpu_group="cpu")
@@ -299,7 +299,7 @@ MISTAKES = [
     ("guard_capture.guarded.capture", "vars(runner).update(upstream)", "pass"),
     ("guard_capture.guarded.capture", "withdraw(worker, own)", "pass"),
     ("guard_capture.guarded.capture", "_report(text, own)", "pass"),
-    ("guard_capture.guarded.capture", "failure is not None", "False"),
+    ("guard_capture.guarded.capture", "int(failure is None)", "1"),
     ("_captures", "both[1:]", "both"),
     ("_captures", "getattr(worker, 'use_v2_model_runner', False)", "True"),
     ("_reason_against", "torch.cuda.synchronize()", "pass"),
@@ -309,8 +309,8 @@ MISTAKES = [
         "False",
     ),
     ("_reason_against", "group.world_size > 1", "False"),
-    ("_any_rank", "group.world_size == 1", "True"),
-    ("_any_rank", "bool(number.item())", "failed"),
+    ("agreed", "group.world_size == 1", "True"),
+    ("agreed", "int(smallest.item())", "number"),
     ("withdraw", "size <= own[-1]", "True"),
     ("withdraw", "each.max_cudagraph_capture_size = sizes[-1]", "pass"),
     ("withdraw", "wrapper.clear_all_graphs()", "pass"),

@@ -82,7 +82,9 @@ def configuration(
 ) -> SimpleNamespace:
     """A VllmConfig as far as a choice of sizes reads it; `changed` are attributes of its parts."""
     speculative = SimpleNamespace(
-        num_speculative_tokens=drafts, uses_dynamic_speculative_decoding=lambda: False
+        num_speculative_tokens=drafts,
+        uses_dynamic_speculative_decoding=lambda: False,
+        use_multi_module_mtp=lambda: False,
     )
     parts: dict[str, Any] = {
         "compilation_config": SimpleNamespace(

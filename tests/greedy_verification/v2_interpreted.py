@@ -220,7 +220,7 @@ def check_laws(release: str, examples: int, bug: Edit | None = None) -> tuple[in
 
 #: Batches that a mistake is tried with.
 EXAMPLES = {"0.33.0": 100}
-V = f"{FEATURE.replace('.', '/')}.py"
+V, V1 = f"{FEATURE.replace('.', '/')}.py", "vllm/v1/sample/greedy_verification.py"
 #: Mistakes: release, file, function, the code there, what a mistake would make of it.
 MISTAKES: list[tuple[str, Edit]] = [
     ("0.33.0", (V, "_reason_against", "states.temperature.np[slots].any()", "False")),
@@ -240,14 +240,24 @@ MISTAKES: list[tuple[str, Edit]] = [
     ),
     (
         "0.33.0",
-        (V, "_reason_against_all", "not _is_upstreams(rejection, 'RejectionSampler')", "False"),
+        (
+            V,
+            "_reason_against_all",
+            "not is_upstreams(rejection, 'vllm.v1.worker.gpu.', 'RejectionSampler')",
+            "False",
+        ),
     ),
     (
         "0.33.0",
-        (V, "_reason_against_all", "not _is_upstreams(sampler, 'Sampler')", "False"),
+        (
+            V,
+            "_reason_against_all",
+            "not is_upstreams(sampler, 'vllm.v1.worker.gpu.', 'Sampler')",
+            "False",
+        ),
     ),
-    ("0.33.0", (V, "_is_upstreams", "kind.__name__ == name", "True")),
-    ("0.33.0", (V, "_is_upstreams", "kind.__module__.startswith(...)", "True")),
+    ("0.33.0", (V1, "is_upstreams", "kind.__name__ == name", "True")),
+    ("0.33.0", (V1, "is_upstreams", "kind.__module__.startswith(...)", "True")),
     ("0.33.0", (V, "_reason_against_all", "method not in _BY_ARGMAX and ...", "False")),
     (
         "0.33.0",

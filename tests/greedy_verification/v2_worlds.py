@@ -36,6 +36,7 @@ OWN = {
     FEATURE,
     EFFECTS,
     "vllm.v1.overlay_switches",
+    "vllm.v1.sample.greedy_verification",
     REJECTION,
     f"{REJECTION}_utils",
     f"{GPU}.spec_decode.probabilistic_rejection_sampler_utils",

@@ -128,9 +128,12 @@ def test_pages_of_features_have_the_figures_of_the_json() -> None:
     flight, narrow = (alone[load] for load in ("256 mixed", "64 uniform"))
     assert (
         f"flight gave {flight['overlay mixed']} times stock's tokens instead of "
-        f"{flight['overlay']}; in decodes alone fewer than 256 requests gain less (64: "
+        f"{flight['overlay']}; in decodes alone fewer than 256 requests gained less (64: "
         f"{narrow['overlay mixed']} instead of {narrow['overlay']})."
     ) in sizes
+    both = read("h200-mixed-batches-0.33.0-2026-11-26")["note"]
+    assert "graphs of decodes beside them gave no more than these alone, for 1.3 GiB" in both
+    assert "(../bench/results/h200-mixed-batches-0.33.0-2026-11-26.json) for 1.3 GiB." in sizes
     soaks = [read(f"h200-soak-0.33.0-no-drafts-2026-11-27-{part}") for part in "cd"]
     assert f"[{sum(soak['taken'] for soak in soaks):,} steps]" in sizes
     assert all(engine["ok"] for soak in soaks for engine in soak["engines"])
@@ -184,11 +187,12 @@ def test_what_verifying_greedily_gives_and_how_a_peer_compares() -> None:
     flight, fewer, one = over("256 mixed"), over("64 mixed"), over("1 uniform")
     assert f"has {flight} of its tokens with 256 in flight, {fewer} with 64, {one} with one" in page
     assert f"and {over('256 uniform')} (0 of 7 above 1) with 256 at once" in page
-    splits = [over(load, "overlay, one split", "overlay") for load in loads if "256" in load]
-    alone = over("1 uniform", "overlay, one split", "overlay")
-    assert (
-        f"in a graph give {splits[0]} and {splits[1]} there, and {alone} with one request" in page
-    )
+    splits = {load: over(load, "overlay, one split", "overlay") for load in loads}
+    alone = splits.pop("1 uniform")
+    given = f"give {min(splits.values())} to {max(splits.values())} with 64 and 256 requests"
+    assert f"{given}, {alone} with one." in page
+    early = ratios("h200-default-engine-0.26.0-2026-11-27-b", "256 mixed")["overlay"]
+    assert f"(0.26.0 has {early} with 256 in flight)" in page
 
 
 NO_DRAFTS = "h200-default-engine-0.33.0-no-drafts-2026-11-27-c"

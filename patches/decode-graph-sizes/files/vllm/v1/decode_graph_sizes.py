@@ -32,6 +32,10 @@ WASTE = 16
 #: also where nobody tried them.
 DECODES, MIXED = "decodes", "mixed"
 
+#: An experiment's values, not to be kept: no graphs of decodes beside those of mixed batches; and
+#: those beside drafts, too, and as `mixed`.
+TOGETHER, BESIDE = "together", "beside"
+
 #: The largest size for mixed batches is the one that was measured.
 MIXED_TOKENS = 2048
 
@@ -41,8 +45,6 @@ STRIDE = 8
 #: The attribute of a CompilationConfig that says what was chosen: vLLM's own sizes as a tuple, and
 #: why none were added, None where some were. Plain types, which any process can read.
 CHOICE = "overlay_decode_graph_sizes"
-
-Choice = tuple[tuple[int, ...], "str | None"]
 
 #: The attribute that says why mixed batches get no graphs; None where mode FULL was chosen for
 #: them. It is PENDING between what a user sets and what vLLM chooses itself.
@@ -136,7 +138,7 @@ def _choose_mode(config: Any, is_set: bool) -> None:
         reason = "graphs of mixed batches compute prompts wrongly on model runner V2 before 0.31.0"
     if reason is None and not config.use_v2_model_runner:
         reason = "vLLM ends in capturing more than 1,024 tokens of them on model runner V1"
-    if reason is None and os.environ.get(VARIABLE) != MIXED:
+    if reason is None and os.environ.get(VARIABLE) not in (MIXED, BESIDE):
         reason = _untried(config)
     if reason is None:
         compilation.cudagraph_mode = CUDAGraphMode.FULL
@@ -145,7 +147,10 @@ def _choose_mode(config: Any, is_set: bool) -> None:
 
 def _untried(config: Any) -> str | None:
     """Why a configuration gets no graphs of mixed batches unless they are asked for."""
+    speculative = config.speculative_config
     cases = {
+        # They plan attention themselves, and single tokens otherwise than they were captured.
+        "several modules that draft": speculative and speculative.use_multi_module_mtp(),
         "several ranks": config.parallel_config.world_size_across_dp > 1,
         "adapters": config.lora_config is not None,
         "a model that takes images": config.model_config.is_multimodal_model,
@@ -181,7 +186,10 @@ def _set_sizes(config: Any, upstream: Any) -> None:
     if hasattr(compilation, CHOICE):  # a configuration made of one that has its sizes
         upstream(config)
         return
-    wanted, is_set = is_on(VARIABLE, further=(DECODES, MIXED)), _is_set(compilation)
+    wanted, is_set = (
+        is_on(VARIABLE, further=(DECODES, MIXED, TOGETHER, BESIDE)),
+        _is_set(compilation),
+    )
     if wanted and getattr(compilation, MODE, "") == PENDING:
         _choose_mode(config, is_set)
     asked = compilation.compile_sizes
@@ -204,21 +212,12 @@ def _set_sizes(config: Any, upstream: Any) -> None:
 
 def sizes_for(config: Any, own: tuple[int, ...]) -> list[int]:
     """The sizes of a configuration for which there is no reason against more."""
-    scheduler, query = config.scheduler_config, _query_of(config)
+    scheduler = config.scheduler_config
+    query = 1 + (config.num_speculative_tokens if config.speculative_config else 0)
     requests = scheduler.max_num_seqs
     if getattr(config.compilation_config, MODE, "") is None:
         requests = max(requests, MIXED_TOKENS // query)
     return wide_sizes(own, query, requests, scheduler.max_num_batched_tokens)
-
-
-def widest_decode(config: Any) -> int:
-    """Tokens of a decode of all requests that an engine takes at a time."""
-    return _query_of(config) * int(config.scheduler_config.max_num_seqs)
-
-
-def _query_of(config: Any) -> int:
-    """Tokens of a request in a decode, 1 + K."""
-    return 1 + (config.num_speculative_tokens if config.speculative_config else 0)
 
 
 def _reason_against(config: Any, own: tuple[int, ...], is_set: bool) -> str | None:

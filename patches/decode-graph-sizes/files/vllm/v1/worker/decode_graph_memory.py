@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from vllm.logger import init_logger
 from vllm.v1.decode_graph_sizes import (
+    BESIDE,
     CHOICE,
     FEATURE,
     HELD,
@@ -21,11 +22,10 @@ from vllm.v1.decode_graph_sizes import (
     MODE,
     VARIABLE,
     sizes_for,
-    widest_decode,
 )
 from vllm.v1.overlay_effects import active, idle
 from vllm.v1.worker.decode_graph_dispatch import capture_decodes, has_both, plan_as_captured
-from vllm.v1.worker.decode_graph_withdrawal import guard_capture
+from vllm.v1.worker.decode_graph_withdrawal import agreed, guard_capture
 
 logger = init_logger(__name__)
 
@@ -105,8 +105,7 @@ def fit_sizes(worker: Any) -> None:
     mixed: str | None = getattr(compilation, MODE, "")
     if chosen := mixed is None:
         mixed = _choose_mixed(worker, own)
-    both = has_both(worker.vllm_config)
-    note = _note(mixed, both)
+    note = _note(mixed, both := has_both(worker.vllm_config))
     sizes = list(compilation.cudagraph_capture_sizes)
     if len(sizes) == len(own):
         text = f"{reason or HELD.format(own[-1])}{note if chosen else ''}"
@@ -116,9 +115,11 @@ def fit_sizes(worker: Any) -> None:
         return
     shape, room = _shape(worker.vllm_config), _room(worker)
     mode = compilation.cudagraph_mode
-    separate = both or (mode is not None and mode.separate_routine())
-    twice = widest_decode(worker.vllm_config) if separate else 0
-    kept = sizes[: _agreed(len(fitting(sizes, own, shape, twice, room)))]
+    # Without drafts a batch of decodes has a token for each request.
+    twice = worker.vllm_config.scheduler_config.max_num_seqs if both else 0
+    if mode is not None and mode.separate_routine():
+        twice = sizes[-1]
+    kept = sizes[: agreed(len(fitting(sizes, own, shape, twice, room)))]
     compilation.cudagraph_capture_sizes = kept
     compilation.max_cudagraph_capture_size = kept[-1]
     _report(kept, sizes, own, shape.bytes_of(kept, own, twice), room, note)
@@ -132,7 +133,7 @@ def _choose_mixed(worker: Any, own: tuple[int, ...]) -> str | None:
     own: vLLM's own sizes. Returns why they are given up, None where they are used.
     """
     reason = _against_mixed(worker)
-    if _agreed(int(reason is None)):
+    if agreed(int(reason is None)):
         capture_decodes()
         plan_as_captured(worker.model_runner)
         return None
@@ -142,10 +143,7 @@ def _choose_mixed(worker: Any, own: tuple[int, ...]) -> str | None:
 
 
 def _note(mixed: str | None, both: bool) -> str:
-    """What is said of graphs of mixed batches, behind what is said of the sizes.
-
-    both: whether there are graphs of decodes beside them.
-    """
+    """What is said of graphs of mixed batches; both: decodes have their own beside them."""
     if mixed is None:
         beside = ", beside graphs of decodes" if both else ""
         return f"; cudagraph mode FULL, for mixed batches, too{beside}"
@@ -158,7 +156,7 @@ def _against_mixed(worker: Any) -> str | None:
     if backend is not None:
         return f"{backend} holds no prefill in a graph"
     weights = sum(each.nbytes for each in worker.get_model().parameters())
-    if weights <= MOST_WEIGHTS or os.environ.get(VARIABLE) == MIXED:
+    if weights <= MOST_WEIGHTS or os.environ.get(VARIABLE) in (MIXED, BESIDE):
         return None
     return (
         f"with weights of {weights / GIB:.1f} GiB a step waits for the GPU; "
@@ -257,16 +255,3 @@ def _reckons_with_graphs(worker: Any) -> bool:
 
     # Before 0.29.0 model runner V2 says that its graphs need nothing.
     return hasattr(cudagraph_utils, "profile_cudagraph_memory")
-
-
-def _agreed(number: int) -> int:
-    """The smallest number of all ranks, each of which has to call this."""
-    import torch
-    from vllm.distributed.parallel_state import get_world_group
-
-    group = get_world_group()
-    if group.world_size == 1:
-        return number
-    smallest = torch.tensor([number], dtype=torch.int32)
-    torch.distributed.all_reduce(smallest, op=torch.distributed.ReduceOp.MIN, group=group.cpu_group)
-    return int(smallest.item())

@@ -44,7 +44,7 @@ def guard_capture(worker: Any, own: Sequence[int]) -> None:
             except Exception as error:  # noqa: BLE001 - whatever it is, vLLM's own sizes may go
                 failure = error
             reason = _reason_against(worker, failure)
-            if reason is None and not _any_rank(failure is not None):
+            if reason is None and agreed(int(failure is None)):
                 return result
             if reason is not None:
                 if failure is None:
@@ -104,17 +104,17 @@ def _reason_against(worker: Any, failure: Exception | None) -> str | None:
     return None
 
 
-def _any_rank(failed: bool) -> bool:
-    """Whether a capture failed on any rank, each of which has to call this."""
+def agreed(number: int) -> int:
+    """The smallest number of all ranks, each of which has to call this."""
     import torch
     from vllm.distributed.parallel_state import get_world_group
 
     group = get_world_group()
     if group.world_size == 1:
-        return failed
-    number = torch.tensor([int(failed)], dtype=torch.int32)
-    torch.distributed.all_reduce(number, op=torch.distributed.ReduceOp.MAX, group=group.cpu_group)
-    return bool(number.item())
+        return number
+    smallest = torch.tensor([number], dtype=torch.int32)
+    torch.distributed.all_reduce(smallest, op=torch.distributed.ReduceOp.MIN, group=group.cpu_group)
+    return int(smallest.item())
 
 
 def withdraw(worker: Any, own: Sequence[int]) -> None:

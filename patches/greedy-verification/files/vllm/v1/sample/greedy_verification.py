@@ -122,8 +122,8 @@ def is_plain(sampler: Any, sampling_metadata: Any) -> bool:
         and (budget is None or not budget.has_tracked_requests())
         # From 0.33 on: FLy accepts drafts by the entropy of the logits.
         and getattr(sampler, "fly_window_size", None) is None
-        and _is_upstreams(sampler, "RejectionSampler")
-        and _is_upstreams(sampler.sampler, "Sampler")
+        and is_upstreams(sampler, "vllm.v1.sample.", "RejectionSampler")
+        and is_upstreams(sampler.sampler, "vllm.v1.sample.", "Sampler")
     )
 
 
@@ -136,7 +136,7 @@ def _is_idle(processor: Any) -> bool:
     return requests is not None and not getattr(processor, requests)
 
 
-def _is_upstreams(sampler: Any, name: str) -> bool:
-    """Whether it is vLLM's own class; a subclass may sample differently."""
+def is_upstreams(sampler: Any, package: str, name: str) -> bool:
+    """Whether it is vLLM's own class, of a package; a subclass may sample differently."""
     kind = type(sampler)
-    return kind.__name__ == name and kind.__module__.startswith("vllm.v1.sample.")
+    return kind.__name__ == name and kind.__module__.startswith(package)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from vllm.v1.core.steady_steps import FEATURE, take_steps
+from vllm.v1.core.steady_steps import FEATURE, groups_of, take_steps
 from vllm.v1.overlay_effects import active, count, idle
 from vllm.v1.overlay_switches import is_on
 
@@ -98,18 +98,10 @@ def _appending(longest: int) -> Callable[[Any, list[int]], bool]:
     return append_together
 
 
-def _groups(manager: Any) -> list[tuple[Any, Any, int]]:
-    """Of each group of layers: blocks by request, how many of them are noted, a block's tokens."""
-    return [
-        (group.req_to_blocks, group.num_cached_block, group.block_size)
-        for group in manager.coordinator.single_type_managers
-    ]
-
-
 def _allocating(manager: Any, allocate: Callable[..., Any]) -> Callable[..., Any]:
     """The manager's `allocate_slots`, which answers at once where a request holds its slots."""
     nothing, longest = manager.empty_kv_cache_blocks, manager.max_model_len
-    caching, groups = manager.enable_caching, _groups(manager)
+    caching, groups = manager.enable_caching, groups_of(manager)
 
     def held(request: Any, tokens: int, lookahead: int) -> bool:
         name = request.request_id
@@ -138,7 +130,7 @@ def _allocating(manager: Any, allocate: Callable[..., Any]) -> Callable[..., Any
 
 def _noting(manager: Any, note: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
     """The manager's `cache_blocks`, which returns at once where no further block is full."""
-    groups = _groups(manager)
+    groups = groups_of(manager)
 
     def cache_blocks(request: Any, num_computed_tokens: int) -> None:
         name = request.request_id

@@ -97,6 +97,17 @@ def _late(scheduler: Any) -> str | None:
     return next((name for name in names if name in code), None)
 
 
+def groups_of(manager: Any) -> list[tuple[Any, Any, int]]:
+    """Of each group of layers: blocks by request, how many of them are noted, a block's tokens.
+
+    manager: a KVCacheManager; those that are noted are so for the prefix cache.
+    """
+    return [
+        (group.req_to_blocks, group.num_cached_block, group.block_size)
+        for group in manager.coordinator.single_type_managers
+    ]
+
+
 class _Batch(NamedTuple):
     """Requests of a step, in the order in which they are running.
 
@@ -115,11 +126,7 @@ class _Batch(NamedTuple):
 
 
 class _Steps:
-    """The steps of one scheduler.
-
-    :ivar _groups: of each group of layers: blocks by request, how many of them are noted for the
-        prefix cache, a block's tokens.
-    """
+    """The steps of one scheduler."""
 
     def __init__(self, scheduler: Any) -> None:
         from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
@@ -132,10 +139,7 @@ class _Steps:
         self._output, self._outputs = EngineCoreOutput, EngineCoreOutputs
         self._running = RequestStatus.RUNNING
         self._caching = self._manager.enable_caching
-        self._groups = [
-            (group.req_to_blocks, group.num_cached_block, group.block_size)
-            for group in self._manager.coordinator.single_type_managers
-        ]
+        self._groups = groups_of(self._manager)
         # What requests of this release have, and what its scheduler keeps.
         names = type(scheduler)._make_cached_request_data.__code__.co_names
         self._remembers = not (scheduler.use_v2_model_runner and "use_v2_model_runner" in names)

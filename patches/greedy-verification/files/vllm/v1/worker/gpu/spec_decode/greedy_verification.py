@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.v1.overlay_effects import active, count, idle
 from vllm.v1.overlay_switches import is_on
+from vllm.v1.sample.greedy_verification import FEATURE, VARIABLE, is_upstreams
 
 if TYPE_CHECKING:
     import triton
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
 else:
     from vllm.triton_utils import tl, triton
     from vllm.v1.worker.gpu.sample import gumbel
-
-#: The feature's name in `vllm.v1.overlay_effects`.
-FEATURE = "greedy-verification"
-VARIABLE = "OVERLAY_GREEDY_VERIFICATION"
 
 # Methods that take a greedy request's draft where it is the argmax: all but FLy (from 0.33 on).
 _BY_ARGMAX = ("strict", "probabilistic", "standard", "block")
@@ -121,10 +118,10 @@ def verify_greedily(
 def _reason_against_all(rejection: Any, sampler: Any, spec_config: Any) -> str | None:
     """Why upstream verifies all batches, if it does."""
     method = spec_config.rejection_sample_method
-    if not _is_upstreams(rejection, "RejectionSampler"):
+    if not is_upstreams(rejection, "vllm.v1.worker.gpu.", "RejectionSampler"):
         return "the rejection sampler is not vLLM's own"
     # A watermark has its own sampler, too.
-    if not _is_upstreams(sampler, "Sampler"):
+    if not is_upstreams(sampler, "vllm.v1.worker.gpu.", "Sampler"):
         return "the sampler is not vLLM's own"
     if method not in _BY_ARGMAX and not (method == "synthetic" and tl_rand32 is not None):
         return f"drafts are accepted by the method {method}"
@@ -172,12 +169,6 @@ def _processes(sampler: Any, slots: Any) -> bool:
     )
 
 
-def _is_upstreams(sampler: Any, name: str) -> bool:
-    """Whether it is vLLM's own class; a subclass may sample differently."""
-    kind = type(sampler)
-    return kind.__name__ == name and kind.__module__.startswith("vllm.v1.worker.gpu.")
-
-
 def _sample(
     ours: Verification,
     sampler: Any,
@@ -185,6 +176,7 @@ def _sample(
     input_batch: Any,
     num_nans: torch.Tensor | None,
 ) -> Any:
+    """The release's answer, by the two kernels."""
     rows, width = logits.shape
     blocks = -(-width // _BLOCK)
     largest = logits.new_empty(rows, blocks, dtype=torch.float32)
