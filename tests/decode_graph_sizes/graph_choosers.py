@@ -136,8 +136,8 @@ def dispatcher(release: str, config: Any) -> Any:
     return made
 
 
-def manager_class(release: str) -> Any:
-    """The base class of managers of model runner V2, a new one at each call."""
+@functools.cache
+def _manager_class(release: str) -> Any:
     given = {
         "CUDAGraphMode": mode_of(release),
         "product": itertools.product,
@@ -148,9 +148,6 @@ def manager_class(release: str) -> Any:
         "nn": SimpleNamespace(Module=object),
     }
     return run(release, MANAGER, given)["CudaGraphManager"]
-
-
-_manager_class = functools.cache(manager_class)
 
 
 def manager(release: str, config: Any) -> Any:

@@ -33,7 +33,7 @@ SIZES = st.lists(st.integers(1, 5000), min_size=2, max_size=30, unique=True).map
     sizes=SIZES,
     share=st.floats(0, 1),
     room=st.integers(0, 1 << 36),
-    twice=st.integers(0, 5000),
+    graphs=st.integers(1, 2),
     shape=st.builds(
         memory.Shape,
         layers=st.integers(1, 90),
@@ -44,17 +44,17 @@ SIZES = st.lists(st.integers(1, 5000), min_size=2, max_size=30, unique=True).map
     ),
 )
 def test_the_most_that_fits_is_kept(
-    sizes: list[int], share: float, room: int, twice: int, shape: Any
+    sizes: list[int], share: float, room: int, graphs: int, shape: Any
 ) -> None:
     own = sizes[: max(1, int(share * len(sizes)))]
-    kept = memory.fitting(sizes, own, shape, twice, room)
+    kept = memory.fitting(sizes, own, shape, graphs, room)
     assert kept == sizes[: len(kept)]
     assert kept[: len(own)] == own
     if len(kept) > len(own):
-        assert shape.bytes_of(kept, own, twice) <= room
+        assert shape.bytes_of(kept, own, graphs) <= room
     if len(kept) < len(sizes):
-        assert shape.bytes_of(sizes[: len(kept) + 1], own, twice) > room
-    assert shape.bytes_of(own, own, twice) == 0
+        assert shape.bytes_of(sizes[: len(kept) + 1], own, graphs) > room
+    assert shape.bytes_of(own, own, graphs) == 0
 
 
 def test_what_was_measured_is_below_what_is_reckoned() -> None:

@@ -70,8 +70,8 @@ MODES: list[Mistake] = [
     ("_choose_mode", "getattr(attention, 'hisparse_config', None) is not None", "False"),
     ("_choose_mode", "not _holds_prompts()", "False"),
     ("_choose_mode", "not config.use_v2_model_runner", "False"),
-    ("_choose_mode", "os.environ.get(VARIABLE) not in (MIXED, BESIDE)", "True"),
-    ("_choose_mode", "os.environ.get(VARIABLE) not in (MIXED, BESIDE)", "False"),
+    ("_choose_mode", "os.environ.get(VARIABLE) != MIXED", "True"),
+    ("_choose_mode", "os.environ.get(VARIABLE) != MIXED", "False"),
     ("_choose_mode", "compilation.cudagraph_mode = CUDAGraphMode.FULL", "pass"),
     ("_untried", "speculative and speculative.use_multi_module_mtp()", "False"),
     ("sizes_for", "max(requests, MIXED_TOKENS // query)", "requests"),
@@ -80,30 +80,31 @@ MODES: list[Mistake] = [
 #: In what leaves out sizes.
 MEMORY: list[Mistake] = [
     ("Shape.bytes_of", "max(sizes) - max(own)", "max(sizes)"),
-    ("Shape.bytes_of", "size <= twice", "False"),
-    ("Shape.bytes_of", "size <= twice", "True"),
-    ("fitting", "shape.bytes_of(kept, own, twice) > room", "False"),
+    ("Shape.bytes_of", "further * graphs", "further"),
+    ("fitting", "shape.bytes_of(kept, own, graphs) > room", "False"),
     ("fitting", "kept.pop()", "kept.pop(0)"),
     ("fit_sizes", "choice is None", "False"),
     ("fit_sizes", "compilation.cudagraph_capture_sizes = kept", "pass"),
     ("fit_sizes", "compilation.max_cudagraph_capture_size = kept[-1]", "pass"),
-    ("fit_sizes", "agreed(len(fitting(sizes, own, shape, twice, room)))", "len(sizes)"),
+    ("fit_sizes", "agreed(len(fitting(sizes, own, shape, graphs, room)))", "len(sizes)"),
     ("_choose_mixed", "agreed(int(reason is None))", "reason is None"),
     ("_against_mixed", "weights <= MOST_WEIGHTS", "True"),
     ("_against_mixed", "weights <= MOST_WEIGHTS", "weights < MOST_WEIGHTS"),
-    ("_against_mixed", "os.environ.get(VARIABLE) in (MIXED, BESIDE)", "False"),
+    ("_against_mixed", "os.environ.get(VARIABLE) == MIXED", "False"),
     ("_without_prefills", "support.name != 'ALWAYS'", "False"),
     ("_without_prefills", "hasattr(layer, 'get_attn_backend')", "True"),
     ("_choose_decodes_alone", "setattr(compilation, MODE, reason)", "pass"),
     ("fit_sizes", "chosen := mixed is None", "chosen := mixed is None and reason is None"),
     ("fit_sizes", "active if mixed is None else idle", "idle"),
     ("_choose_mixed", "plan_as_captured(worker.model_runner)", "pass"),
-    ("_choose_mixed", "capture_decodes()", "pass"),
+    ("plan_as_captured.prepare_attn", "batch.max_query_len = 2", "pass"),
+    ("plan_as_captured.prepare_attn", "batch.max_query_len = None", "pass"),
+    ("_single_tokens", "mode.name == 'FULL'", "True"),
+    ("_single_tokens", "not runner.compilation_config.cudagraph_mode.separate_routine()", "True"),
+    ("_single_tokens", "batch.num_tokens_after_padding > 1", "True"),
+    ("_single_tokens", "batch.num_scheduled_tokens.max() == 1", "True"),
     ("fit_sizes", "len(sizes) == len(own)", "False"),
-    ("fit_sizes", "worker.vllm_config.scheduler_config.max_num_seqs if both else 0", "0"),
-    ("fit_sizes", "worker.vllm_config.scheduler_config.max_num_seqs if both else 0", "1 << 20"),
-    ("fit_sizes", "mode is not None and mode.separate_routine()", "False"),
-    ("fit_sizes", "mode is not None and mode.separate_routine()", "True"),
+    ("fit_sizes", "2 if mode is not None and mode.separate_routine() else 1", "1"),
     ("_room", "max(free - asked, 0) // PART_OF_REST", "free"),
     ("_room", "_reckons_with_graphs(worker)", "True"),
     ("_room", "budget - (before - free)", "budget"),
@@ -162,14 +163,12 @@ def memory_is_right(edits: list[Mistake], monkeypatch: pytest.MonkeyPatch, folde
     with beside(memory_edits=edits) as world:
         own, sizes = [1, 8, 512], [1, 8, 512, 768, 1024]
         shape = world.memory.Shape(16, 49152, 32, 64, 2)
-        for twice, doubled in ((0, 0), (768, 1), (1024, 2)):
-            assert shape.bytes_of(own, own, twice) == 0
-            graphs = shape.bytes_of(sizes, own, twice) - shape.bytes_of(sizes, own, 0)
-            assert graphs == doubled * 17 * world.memory.LAYER_BYTES
+        for graphs in (1, 2):
+            assert shape.bytes_of(own, own, graphs) == 0
             for number in (4, 5):
-                room = shape.bytes_of(sizes[:number], own, twice)
-                assert world.memory.fitting(sizes, own, shape, twice, room) == sizes[:number]
-                fewer = world.memory.fitting(sizes, own, shape, twice, room - 1)
+                room = shape.bytes_of(sizes[:number], own, graphs)
+                assert world.memory.fitting(sizes, own, shape, graphs, room) == sizes[:number]
+                fewer = world.memory.fitting(sizes, own, shape, graphs, room - 1)
                 assert fewer == sizes[: number - 1]
     under(test_memory.test_all_of_them_on_an_h100)
     under(test_memory.test_the_largest_that_fits, {"weights": 68})
@@ -187,7 +186,6 @@ def memory_is_right(edits: list[Mistake], monkeypatch: pytest.MonkeyPatch, folde
         patched.setattr(test_mixed, "fitted", lambda *a, **k: fitted(*a, memory_edits=edits, **k))
         test_mixed.test_a_backend_that_holds_no_prefill_gets_decodes_alone("NEVER", 64, folder)
         test_mixed.test_other_backends_get_them(folder)
-        test_mixed.test_without_drafts_decodes_have_graphs_beside_them(folder)
         test_mixed.test_where_no_size_is_added_the_mode_is_looked_after_all_the_same(
             "ALWAYS", folder
         )

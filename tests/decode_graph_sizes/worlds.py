@@ -25,7 +25,6 @@ from tests.support.code_edits import edited
 PATCHES = Path(__file__).resolve().parents[2] / "patches"
 SIZES = "decode-graph-sizes/files/vllm/v1/decode_graph_sizes.py"
 MEMORY = "decode-graph-sizes/files/vllm/v1/worker/decode_graph_memory.py"
-DISPATCH = "decode-graph-sizes/files/vllm/v1/worker/decode_graph_dispatch.py"
 WITHDRAWAL = "decode-graph-sizes/files/vllm/v1/worker/decode_graph_withdrawal.py"
 CONFIG, COMPILATION = "vllm/config/vllm.py", "vllm/config/compilation.py"
 
@@ -150,19 +149,17 @@ def beside(
     edits: Sequence[Sequence[str]] = (),
     memory_edits: Sequence[Sequence[str]] = (),
     withdrawal_edits: Sequence[Sequence[str]] = (),
-    dispatch_edits: Sequence[Sequence[str]] = (),
     folder: Path = PATCHES,
 ) -> Iterator[SimpleNamespace]:
     """The feature's modules: `sizes`, `memory`, `effects`; `config` is the class of a release.
 
-    edits and the like: mistakes to put into the modules, each (scope, old, new).
+    edits, memory_edits, withdrawal_edits: mistakes to put into the modules, each (scope, old, new).
     folder: of the vLLM, for what is read as text.
     """
     names = {
         "vllm.v1.overlay_effects": ("shared/files/vllm/v1/overlay_effects.py", ()),
         "vllm.v1.overlay_switches": ("shared/files/vllm/v1/overlay_switches.py", ()),
         "vllm.v1.decode_graph_sizes": (SIZES, edits),
-        "vllm.v1.worker.decode_graph_dispatch": (DISPATCH, dispatch_edits),
         "vllm.v1.worker.decode_graph_withdrawal": (WITHDRAWAL, withdrawal_edits),
         "vllm.v1.worker.decode_graph_memory": (MEMORY, memory_edits),
     }
@@ -189,7 +186,6 @@ def beside(
         yield SimpleNamespace(
             sizes=modules["vllm.v1.decode_graph_sizes"],
             memory=modules["vllm.v1.worker.decode_graph_memory"],
-            dispatch=modules["vllm.v1.worker.decode_graph_dispatch"],
             withdrawal=modules["vllm.v1.worker.decode_graph_withdrawal"],
             effects=modules["vllm.v1.overlay_effects"].effects,
             envs=modules["vllm.envs"],
@@ -239,9 +235,6 @@ def worker(
             profile_cudagraph_memory=lambda: 0,
             compilation_config=config.compilation_config,
             model_state=SimpleNamespace(prepare_attn=lambda batch, *_: batch.max_query_len),
-            cudagraph_manager=SimpleNamespace(
-                overlay_dispatched=SimpleNamespace(uniform_token_count=None)
-            ),
         ),
         init_snapshot=SimpleNamespace(free_memory=total << 30),
         requested_memory=int(total * share) << 30,
@@ -291,7 +284,6 @@ def fitted(
     """
     ranks = Ranks(worker.free, others)
     utils: Any = ModuleType("vllm.v1.worker.gpu.cudagraph_utils")
-    utils.CudaGraphManager = type("Manager", (), {"_init_candidates": print, "dispatch": print})
     if reckons:
         utils.profile_cudagraph_memory = None
     package: Any = ModuleType("vllm.v1.worker.gpu")
@@ -317,5 +309,4 @@ def fitted(
             own=list(getattr(compilation, world.sizes.CHOICE)[0]),
             effect=world.effects()[world.sizes.FEATURE],
             votes=ranks.votes,
-            manager=utils.CudaGraphManager,
         )

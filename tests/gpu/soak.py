@@ -8,7 +8,7 @@ in crowds, some are aborted, and in one engine some are preempted, so that decod
 in steps of all sizes. The tiny models say what each answer and each count of accepted drafts must
 be. Each engine goes on until all together took ``--steps`` steps, or ``--seconds`` have passed.
 Exit 0: no engine ended early, no token and no draft was wrong, what is active verified batches
-greedily, both kinds of graphs were taken where there are both, and the steps were taken.
+greedily, and the steps were taken.
 ``--double`` rehearses it on a CPU, without graphs.
 """
 
@@ -215,24 +215,17 @@ def watch_steps(llm: Any, load: Load, spec: EngineSpec) -> None:
 
 
 def effect(feature: str) -> dict[str, Any]:
-    """What a feature tells of itself in this process: its state, text, and what it counted."""
+    """What a feature says of itself in this process: its state, text, and what it counted."""
     module = sys.modules.get("vllm.v1.overlay_effects")
     return {} if module is None else module.effects().get(feature, {})
 
 
-def unused(steps: Counter[str]) -> list[str]:
-    """What is wrong where a feature is active and had no part in any step."""
-    told, wrong = effect("greedy-verification"), []
-    if told.get("state") == "active" and not told["counts"].get("batches verified from one argmax"):
-        wrong.append(f"greedy verification is active and verified no batch: {told}")
-    if "beside graphs of decodes" in effect("decode-graph-sizes").get("text", ""):
-        kinds = {step.partition(", ")[2] for step in steps}
-        lacking = {DECODE_GRAPH, MIXED_GRAPH} - kinds
-        wrong += [f"no step took {each}" for each in sorted(lacking)]
-        wrong += [f"a step with prefills took {DECODE_GRAPH}"] * any(
-            steps[f"{kind}, {DECODE_GRAPH}"] for kind in ("prefills", "mixed")
-        )
-    return wrong
+def unused() -> list[str]:
+    """What is wrong where greedy verification is active and verified no batch."""
+    greedy = effect("greedy-verification")
+    if greedy.get("state") != "active" or greedy["counts"].get("batches verified from one argmax"):
+        return []
+    return [f"greedy verification is active and verified no batch: {greedy}"]
 
 
 def serve(cell: Path) -> None:
@@ -278,7 +271,7 @@ def serve(cell: Path) -> None:
             "steps": dict(sorted(load.steps.items())),
             "requests": dict(load.ended),
             "verified_drafts": load.verified,
-            "wrong": load.wrong[:20] or (unused(load.steps) if over else []),
+            "wrong": load.wrong[:20] or (unused() if over else []),
             "greedy_verification": effect("greedy-verification"),
             "decode_graph_sizes": effect("decode-graph-sizes"),
             "complete": over,

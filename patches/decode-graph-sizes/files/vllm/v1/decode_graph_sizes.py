@@ -32,10 +32,6 @@ WASTE = 16
 #: also where nobody tried them.
 DECODES, MIXED = "decodes", "mixed"
 
-#: An experiment's values, not to be kept: no graphs of decodes beside those of mixed batches; and
-#: those beside drafts, too, and as `mixed`.
-TOGETHER, BESIDE = "together", "beside"
-
 #: The largest size for mixed batches is the one that was measured.
 MIXED_TOKENS = 2048
 
@@ -45,6 +41,8 @@ STRIDE = 8
 #: The attribute of a CompilationConfig that says what was chosen: vLLM's own sizes as a tuple, and
 #: why none were added, None where some were. Plain types, which any process can read.
 CHOICE = "overlay_decode_graph_sizes"
+
+Choice = tuple[tuple[int, ...], "str | None"]
 
 #: The attribute that says why mixed batches get no graphs; None where mode FULL was chosen for
 #: them. It is PENDING between what a user sets and what vLLM chooses itself.
@@ -138,7 +136,7 @@ def _choose_mode(config: Any, is_set: bool) -> None:
         reason = "graphs of mixed batches compute prompts wrongly on model runner V2 before 0.31.0"
     if reason is None and not config.use_v2_model_runner:
         reason = "vLLM ends in capturing more than 1,024 tokens of them on model runner V1"
-    if reason is None and os.environ.get(VARIABLE) not in (MIXED, BESIDE):
+    if reason is None and os.environ.get(VARIABLE) != MIXED:
         reason = _untried(config)
     if reason is None:
         compilation.cudagraph_mode = CUDAGraphMode.FULL
@@ -186,10 +184,7 @@ def _set_sizes(config: Any, upstream: Any) -> None:
     if hasattr(compilation, CHOICE):  # a configuration made of one that has its sizes
         upstream(config)
         return
-    wanted, is_set = (
-        is_on(VARIABLE, further=(DECODES, MIXED, TOGETHER, BESIDE)),
-        _is_set(compilation),
-    )
+    wanted, is_set = is_on(VARIABLE, further=(DECODES, MIXED)), _is_set(compilation)
     if wanted and getattr(compilation, MODE, "") == PENDING:
         _choose_mode(config, is_set)
     asked = compilation.compile_sizes

@@ -8,13 +8,13 @@ about. All ranks keep the same sizes.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from vllm.logger import init_logger
 from vllm.v1.decode_graph_sizes import (
-    BESIDE,
     CHOICE,
     FEATURE,
     HELD,
@@ -24,7 +24,6 @@ from vllm.v1.decode_graph_sizes import (
     sizes_for,
 )
 from vllm.v1.overlay_effects import active, idle
-from vllm.v1.worker.decode_graph_dispatch import capture_decodes, has_both, plan_as_captured
 from vllm.v1.worker.decode_graph_withdrawal import agreed, guard_capture
 
 logger = init_logger(__name__)
@@ -69,24 +68,21 @@ class Shape(NamedTuple):
         split = SPLITS * self.heads * (self.head + 1) * 4
         return POOLED * (self.width * self.value_bytes + split)
 
-    def bytes_of(self, sizes: Sequence[int], own: Sequence[int], twice: int) -> int:
-        """The most bytes that sizes take beyond vLLM's own.
-
-        twice: sizes of up to so many tokens have two graphs, one of them of decodes alone.
-        """
-        further = sizes[len(own) :]
-        graphs = len(further) + sum(size <= twice for size in further)
+    def bytes_of(self, sizes: Sequence[int], own: Sequence[int], graphs: int) -> int:
+        """The most bytes that sizes take beyond vLLM's own, with so many graphs for each size."""
+        further = len(sizes) - len(own)
         return (
-            self.token_bytes() * (max(sizes) - max(own)) + graphs * (self.layers + 1) * LAYER_BYTES
+            self.token_bytes() * (max(sizes) - max(own))
+            + further * graphs * (self.layers + 1) * LAYER_BYTES
         )
 
 
 def fitting(
-    sizes: Sequence[int], own: Sequence[int], shape: Shape, twice: int, room: int
+    sizes: Sequence[int], own: Sequence[int], shape: Shape, graphs: int, room: int
 ) -> list[int]:
     """Those of the sizes that fit into room bytes, from 0 on: the largest are left out first."""
     kept = list(sizes)
-    while shape.bytes_of(kept, own, twice) > room:
+    while shape.bytes_of(kept, own, graphs) > room:
         kept.pop()
     return kept
 
@@ -105,7 +101,7 @@ def fit_sizes(worker: Any) -> None:
     mixed: str | None = getattr(compilation, MODE, "")
     if chosen := mixed is None:
         mixed = _choose_mixed(worker, own)
-    note = _note(mixed, both := has_both(worker.vllm_config))
+    note = _note(mixed)
     sizes = list(compilation.cudagraph_capture_sizes)
     if len(sizes) == len(own):
         text = f"{reason or HELD.format(own[-1])}{note if chosen else ''}"
@@ -115,14 +111,11 @@ def fit_sizes(worker: Any) -> None:
         return
     shape, room = _shape(worker.vllm_config), _room(worker)
     mode = compilation.cudagraph_mode
-    # Without drafts a batch of decodes has a token for each request.
-    twice = worker.vllm_config.scheduler_config.max_num_seqs if both else 0
-    if mode is not None and mode.separate_routine():
-        twice = sizes[-1]
-    kept = sizes[: agreed(len(fitting(sizes, own, shape, twice, room)))]
+    graphs = 2 if mode is not None and mode.separate_routine() else 1
+    kept = sizes[: agreed(len(fitting(sizes, own, shape, graphs, room)))]
     compilation.cudagraph_capture_sizes = kept
     compilation.max_cudagraph_capture_size = kept[-1]
-    _report(kept, sizes, own, shape.bytes_of(kept, own, twice), room, note)
+    _report(kept, sizes, own, shape.bytes_of(kept, own, graphs), room, note)
     if len(kept) > len(own):
         guard_capture(worker, own)
 
@@ -134,7 +127,6 @@ def _choose_mixed(worker: Any, own: tuple[int, ...]) -> str | None:
     """
     reason = _against_mixed(worker)
     if agreed(int(reason is None)):
-        capture_decodes()
         plan_as_captured(worker.model_runner)
         return None
     reason = reason or "another rank has a reason against them"
@@ -142,12 +134,47 @@ def _choose_mixed(worker: Any, own: tuple[int, ...]) -> str | None:
     return reason
 
 
-def _note(mixed: str | None, both: bool) -> str:
-    """What is said of graphs of mixed batches; both: decodes have their own beside them."""
+def _note(mixed: str | None) -> str:
+    """What is said of graphs of mixed batches, behind what is said of the sizes."""
     if mixed is None:
-        beside = ", beside graphs of decodes" if both else ""
-        return f"; cudagraph mode FULL, for mixed batches, too{beside}"
+        return "; cudagraph mode FULL, for mixed batches, too"
     return f"; no graphs of mixed batches: {mixed}" if mixed else ""
+
+
+def plan_as_captured(runner: Any) -> None:
+    """Have attention in a graph of a mixed batch planned as it was when the graph was captured.
+
+    runner: of V2, with its model's state. Graphs are captured for requests of several tokens. Where
+    no request has more than one, FlashAttention 3 plans without the causal mask (heads up to 64 and
+    above 128), in another layout than the captured kernel reads: decodes were computed wrongly.
+    """
+    upstream = runner.model_state.prepare_attn
+
+    @functools.wraps(upstream)
+    def prepare_attn(batch: Any, mode: Any, *given: Any, **named: Any) -> Any:
+        if not _single_tokens(runner, batch, mode):
+            return upstream(batch, mode, *given, **named)
+        batch.max_query_len = 2
+        try:
+            return upstream(batch, mode, *given, **named)
+        finally:
+            batch.max_query_len = None
+
+    runner.model_state.prepare_attn = prepare_attn
+
+
+def _single_tokens(runner: Any, batch: Any, mode: Any) -> bool:
+    """Whether a batch has one token a request, in a graph that was captured for more.
+
+    mode: the CUDAGraphMode in which the batch runs; the graph of one token has no more.
+    """
+    return bool(
+        mode.name == "FULL"
+        and not runner.compilation_config.cudagraph_mode.separate_routine()
+        and batch.max_query_len is None
+        and batch.num_tokens_after_padding > 1
+        and batch.num_scheduled_tokens.max() == 1
+    )
 
 
 def _against_mixed(worker: Any) -> str | None:
@@ -156,7 +183,7 @@ def _against_mixed(worker: Any) -> str | None:
     if backend is not None:
         return f"{backend} holds no prefill in a graph"
     weights = sum(each.nbytes for each in worker.get_model().parameters())
-    if weights <= MOST_WEIGHTS or os.environ.get(VARIABLE) in (MIXED, BESIDE):
+    if weights <= MOST_WEIGHTS or os.environ.get(VARIABLE) == MIXED:
         return None
     return (
         f"with weights of {weights / GIB:.1f} GiB a step waits for the GPU; "
