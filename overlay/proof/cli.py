@@ -15,17 +15,16 @@ from overlay.cli.group import cli, everywhere
 from overlay.cli.options import json_option, verbose_option, with_request
 from overlay.commands.output import write_output
 from overlay.proof.commands import bench as benching
+from overlay.proof.commands import bench_page
 from overlay.proof.commands import verify as verifying
-from overlay.proof.commands.budget import BUDGET, Part
-from overlay.proof.commands.question import BenchQuestion
+from overlay.proof.commands.question import BUDGET, BenchQuestion, Part
 from overlay.proof.commands.verify_stage import VerifyQuestion
-from overlay.proof.graph_mode import GraphMode
-from overlay.proof.reports import bench_page
+from overlay.proof.engine_compat import GraphMode
 from overlay.report.progress import Meter
 
 if TYPE_CHECKING:
     from overlay.commands.request import Request
-    from overlay.proof.commands.budget import Schedule
+    from overlay.proof.commands.question import Schedule
     from overlay.report.base import Report
 
 

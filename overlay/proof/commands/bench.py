@@ -17,19 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from overlay.errors import OverlayError, UsageError
-from overlay.proof.commands.budget import Budget, Part, Schedule, Start
-from overlay.proof.commands.device import device_of, expect_device
-from overlay.proof.commands.installation import interpreter, make_stock
+from overlay.proof.commands.bench_report import BenchReport, benched
+from overlay.proof.commands.installation import device_of, expect_device, interpreter, make_stock
 from overlay.proof.commands.launch import Launch
 from overlay.proof.commands.pair import Pair, expect_pair, pair_of
-from overlay.proof.commands.question import BenchQuestion
+from overlay.proof.commands.question import BenchQuestion, Budget, Part, Schedule, Start
 from overlay.proof.commands.verify import prompt_lines, refuse_unknown_models
-from overlay.proof.commands.verify_failures import failure_text
-from overlay.proof.engine_launch import link_packages
-from overlay.proof.engine_pool import EngineEnd, Job, run_jobs
+from overlay.proof.commands.verify_stage import failure_text
+from overlay.proof.engine_pool import EngineEnd, Job, link_packages, run_jobs
+from overlay.proof.prompts import docstrings, questions
 from overlay.proof.repeats import Gap, Quantity, Served, Timed, read, read_served
-from overlay.proof.reports.benched import BenchReport, benched
-from overlay.proof.texts import docstrings, questions
 from overlay.untrusted import parse_json
 
 #: Passages that a model is asked about, five questions each: more than several runs have requests.

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from overlay.proof.commands.budget import Budget, Part, Start
+from overlay.proof.commands.bench_report import OVERLAY, OVERLAY_V1, PLAIN
 from overlay.proof.commands.pair import without_draft
-from overlay.proof.commands.question import BenchQuestion
-from overlay.proof.engine_launch import append_path, as_stock
-from overlay.proof.engine_pool import Job
-from overlay.proof.reports.benched import OVERLAY, OVERLAY_V1, PLAIN
+from overlay.proof.commands.question import BenchQuestion, Budget, Part, Start
+from overlay.proof.engine_pool import Job, append_path, as_stock
 from overlay.proof.serving import ServingSpec
 from overlay.proof.shapes import SHAPES, write_configs, write_tokenizer
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from overlay.errors import OverlayError, UsageError
-from overlay.proof.engine_launch import WriterFailed, write_models
-from overlay.proof.graph_mode import GraphMode
+from overlay.proof.engine_compat import GraphMode
+from overlay.proof.engine_pool import WriterFailed, write_models
 from overlay.proof.oracle import Rule, make_rule
 from overlay.proof.prompts import LIVE, EngineRequest, tiny_requests
 from overlay.proof.tiny_drafters import LEAST_PROMPT, VOTERS, following, voters_rule

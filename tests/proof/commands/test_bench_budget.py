@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 
 from overlay.errors import OverlayError
 from overlay.proof.commands.bench import BenchStage, OnJob
-from overlay.proof.commands.budget import ENGINES, Budget, Part
+from overlay.proof.commands.bench_page import page
+from overlay.proof.commands.bench_report import OVERLAY, STOCK, V2, BenchReport
 from overlay.proof.commands.launch import Launch
-from overlay.proof.commands.question import BenchQuestion
+from overlay.proof.commands.question import ENGINES, BenchQuestion, Budget, Part
 from overlay.proof.engine_pool import EngineEnd, Job
 from overlay.proof.repeats import Quantity
-from overlay.proof.reports.bench_page import page
-from overlay.proof.reports.benched import OVERLAY, STOCK, V2, BenchReport
 from overlay.report.words import enumeration
 
 #: Seconds of a start and of each cell behind it, of one engine.

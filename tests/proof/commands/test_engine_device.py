@@ -10,7 +10,7 @@ import pytest
 
 from overlay.cli.run import run
 from overlay.errors import UsageError
-from overlay.proof.commands.device import Device, DevicePlace, device_of
+from overlay.proof.commands.installation import Device, DevicePlace, device_of
 from overlay.proof.commands.verify_tiny import tiny_sets
 from tests.proof.support.fake_engine import (
     behaving,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from overlay.untrusted import printable
 
 if TYPE_CHECKING:
-    from overlay.proof.reports.benched import BenchCell, BenchReport, BenchTable
+    from overlay.proof.commands.bench_report import BenchCell, BenchReport, BenchTable
 
 _COLOURS = ("#7f8c8d", "#2e86de", "#e67e22")
 #: So narrow that the letters can be read on a phone, too; the last is left of the numbers.

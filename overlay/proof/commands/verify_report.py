@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from overlay.proof.graph_mode import GraphMode
+from overlay.proof.engine_compat import GraphMode
 from overlay.proof.verification import ModeOutcome
 from overlay.report.base import Report
 from overlay.report.codes import Code, Verdict
