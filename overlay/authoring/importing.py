@@ -26,8 +26,8 @@ from overlay.authoring.triage import (
 )
 from overlay.package import VLLM, Package
 from overlay.planning.scopes import Syntax
+from overlay.report.lines import enumeration
 from overlay.report.progress import Progress, counting
-from overlay.report.words import enumeration
 from overlay.results import Fate
 from overlay.results.invocation import command
 

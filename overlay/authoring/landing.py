@@ -17,8 +17,7 @@ from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.triage import FileFate
 from overlay.package import KNOWN_RELEASES, ReleaseRange, hiding, is_module
 from overlay.planning.upstream import module_in
-from overlay.report.lines import Line, Span, labelled
-from overlay.report.words import count, enumeration
+from overlay.report.lines import Line, Span, count, enumeration, labelled
 from overlay.results import Fate, Outcome
 from overlay.results.invocation import command
 

@@ -30,7 +30,7 @@ from overlay.planning.telling import context_of
 from overlay.planning.text import TextError
 from overlay.planning.upstream import evidence, module_outcome, obsolete_by
 from overlay.report.base import plain
-from overlay.report.words import enumeration
+from overlay.report.lines import enumeration
 from overlay.results import Outcome, State, whole_outcome
 from overlay.results.invocation import command
 from overlay.settings import in_home

@@ -216,8 +216,7 @@ def fetch(url: str, limit: int) -> bytes:
     """
     from urllib3.exceptions import HTTPError
 
-    from overlay.targets.http import Adapter
-    from overlay.targets.limits import Carrier, Clock
+    from overlay.targets.http import Adapter, Carrier, Clock
 
     name, clock = without_secrets(url), Clock(SECONDS)
     if is_offline():

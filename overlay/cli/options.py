@@ -13,10 +13,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from overlay.cli.deprecations import warn_of_writing
-from overlay.cli.group import View, completion_item, everywhere, patches_option, view_option
-from overlay.commands.project import find_project
-from overlay.commands.request import Request
+from overlay.cli.group import (
+    View,
+    completion_item,
+    everywhere,
+    patches_option,
+    view_option,
+    warn_of_writing,
+)
+from overlay.commands.request import Request, find_project
 from overlay.errors import OverlayError
 from overlay.package import KNOWN_RELEASES
 from overlay.report.progress import Meter

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from overlay.commands.assess import examine, outlook
 from overlay.commands.parallel import cores, in_processes, in_threads, stepped
 from overlay.commands.request import Request, words_of
-from overlay.commands.scene import Scene, scene_of
-from overlay.commands.target_report import with_runner
+from overlay.commands.scene import Scene, scene_of, with_runner
 from overlay.errors import OverlayError, ReleaseError, described
 from overlay.report.model import TargetFailure, TargetReport
 from overlay.report.progress import counting

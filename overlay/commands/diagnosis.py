@@ -32,7 +32,7 @@ from overlay._features.switches import Declaration, check_values, declarations
 from overlay._processes import records
 from overlay.cache import PrivateFolder, cache_folder, size_of
 from overlay.commands.cache import PARTS
-from overlay.commands.project import find_project
+from overlay.commands.request import find_project
 from overlay.errors import OverlayError, UsageError, close_names
 from overlay.on_disk import ledger as ledgers
 from overlay.package import VLLM

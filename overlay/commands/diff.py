@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from overlay._features.model import of_package
 from overlay.commands.assess import needed
 from overlay.commands.request import Request
-from overlay.commands.scene import scene_of
-from overlay.commands.target_report import report
+from overlay.commands.scene import report, scene_of
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import PristineView, with_edits
 from overlay.on_disk.journal import reading
@@ -16,10 +15,9 @@ from overlay.planning.diff import render
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
 from overlay.report.codes import Exit
-from overlay.report.outcomes import differs
 from overlay.report.progress import doing
 from overlay.report.targets import DiffReport
-from overlay.report.wording import together
+from overlay.report.wording import differs, together
 from overlay.untrusted import all_unreadable
 
 if TYPE_CHECKING:

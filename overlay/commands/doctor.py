@@ -20,9 +20,8 @@ from overlay.errors import Absent, OverlayError
 from overlay.package import VLLM
 from overlay.report.base import Report, plain
 from overlay.report.codes import Code, Verdict
-from overlay.report.lines import BLANK, MARK, Line, Span, labelled
+from overlay.report.lines import BLANK, MARK, Line, Span, count, labelled
 from overlay.report.wording import attention
-from overlay.report.words import count
 from overlay.targets.resolution import resolve_each
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 from overlay.commands.request import FURTHER
 from overlay.errors import UsageError, did_you_mean
 from overlay.report.codes import Code
+from overlay.report.lines import vllm
 from overlay.report.model import Obstacle, TargetReport
 from overlay.report.wording import idle_by_default
-from overlay.report.words import vllm
 from overlay.results import Notice, Reason, State
 from overlay.results.invocation import command
 

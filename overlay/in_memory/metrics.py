@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from overlay._processes.family import Member, Number, family
+from overlay._processes.live import Member, Number, family
 from overlay._processes.records import Effect, Meaning
 from overlay.untrusted import printable
 

@@ -6,10 +6,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from overlay.package import is_module, package_named
-from overlay.report.lines import BLANK, MARK, Line, Span, aligned, labelled
+from overlay.report.lines import (
+    BLANK,
+    MARK,
+    Line,
+    Span,
+    aligned,
+    count,
+    enumeration,
+    labelled,
+    vllm,
+)
 from overlay.report.model import Obstacle, TargetReport
 from overlay.report.problems import Problem, problems, same_cause, word
-from overlay.report.words import count, enumeration, vllm
 from overlay.results import Clash, FeatureResult, FileResult, Notice, Reason, State
 from overlay.results.invocation import command
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from overlay.report.base import Report
-from overlay.report.lines import Line, Span, labelled
+from overlay.report.lines import Line, Span, enumeration, labelled
 from overlay.report.model import TargetFailure, TargetReport
-from overlay.report.words import enumeration
 from overlay.results import State
 
 #: The most files beside modules that the text names one by one; the JSON has all of them.

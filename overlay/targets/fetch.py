@@ -14,8 +14,7 @@ from packaging.version import Version
 from overlay.errors import ArchiveError, PackageIndexError, without_secrets
 from overlay.package import Package, PackageRelease, parse_version
 from overlay.targets.archives import MAX_UNPACKED_BYTES, Wheel, read_sdist, read_wheel
-from overlay.targets.http import IndexSession, RemotePart
-from overlay.targets.http_errors import local_path, too_large
+from overlay.targets.http import IndexSession, RemotePart, local_path, too_large
 from overlay.targets.index import Candidate, OfferedRelease, listing, unknown_release
 from overlay.targets.pip_config import configured
 from overlay.targets.target import Origin, Progress, Sources

@@ -57,7 +57,7 @@ def run(model: str, nodes: list[int]) -> list[dict[str, Any]]:
     from vllm.utils.network_utils import get_distributed_init_method, get_open_port
     from vllm.v1.executor.ray_utils import RayWorkerWrapper
 
-    from overlay._processes.family import family
+    from overlay._processes.live import family
 
     world = len(nodes)
     config = EngineArgs(

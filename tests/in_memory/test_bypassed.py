@@ -178,7 +178,7 @@ def test_a_later_vllm_without_a_name_of_ours_starts_unless_a_feature_is_required
     file.write_text("def renamed(): ...\n")
     load = f"import {name}\n"
     keep = (
-        "import overlay.in_memory.vllm_caches as c\nc.concerned = lambda modules: bool(modules)\n"
+        "import overlay.in_memory.module_cache as c\nc.concerned = lambda modules: bool(modules)\n"
     )
     code = keep + (load if early else "") + "register()\n" + load
     log = box.run(code)

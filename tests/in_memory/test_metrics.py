@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlay._processes import records
-from overlay._processes.family import Member, Number, family
+from overlay._processes.live import Member, Number, family
 from overlay._processes.records import Effect, EffectRecord, Meaning, ProcessRecord
 from overlay.in_memory import metrics
 from overlay.in_memory.metrics import METRICS, MetricSample, Statistics

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from overlay._processes import records
-from overlay._processes.family import Member, Number
+from overlay._processes.live import Member, Number
 from overlay._processes.records import Effect, EffectRecord, Meaning, ProcessRecord
 from overlay.in_memory import metrics, metrics_watch
 from overlay.results import Way

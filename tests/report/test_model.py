@@ -13,9 +13,9 @@ from overlay.package import ReleaseRange
 from overlay.report.as_json import as_data, as_json
 from overlay.report.base import failure
 from overlay.report.codes import Code, Verdict
+from overlay.report.lines import enumeration
 from overlay.report.model import TargetReport
 from overlay.report.targets import CheckReport, StatusReport
-from overlay.report.words import enumeration
 from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State
 
 PROPOSER = "vllm/v1/spec_decode/llm_base_proposer.py"

@@ -21,7 +21,6 @@ ALLOWED = {
     "overlay/cache.py": "opens files of private folders, if they are regular; makes lock files",
     "overlay/in_memory/module_cache.py": "opens a private folder, and writes new files in one",
     "overlay/in_memory/import_hook.py": "reads modules that Python itself reads",
-    "overlay/_processes/family.py": "reads /proc",
     "overlay/_processes/live.py": "reads /proc",
     "overlay/_processes/records.py": "reads /proc, and a bounded part of a process's shared memory",
     "overlay/authoring/disk.py": "opens folders to sync and to lock them, and makes new files",

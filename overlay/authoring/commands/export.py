@@ -22,9 +22,8 @@ from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
 from overlay.report.base import Report, plain
 from overlay.report.codes import Code, Verdict
-from overlay.report.lines import Line, labelled
+from overlay.report.lines import Line, count, enumeration, labelled
 from overlay.report.progress import counting
-from overlay.report.words import count, enumeration
 from overlay.results import Change, State
 from overlay.results.invocation import command
 from overlay.settings import in_home

@@ -44,8 +44,8 @@ from overlay.errors import UsageError, without_secrets
 from overlay.package import VLLM, Package, distribution_name
 from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax
+from overlay.report.lines import enumeration
 from overlay.report.progress import counting, doing
-from overlay.report.words import enumeration
 from overlay.results.invocation import command
 from overlay.settings import in_home
 from overlay.targets.resolution import release_named

@@ -13,8 +13,7 @@ from overlay.errors import told_once
 from overlay.package import is_module
 from overlay.report.base import Report, by_fields, plain
 from overlay.report.codes import Code, Verdict
-from overlay.report.lines import BLANK, Line, Span, labelled
-from overlay.report.words import count, enumeration
+from overlay.report.lines import BLANK, Line, Span, count, enumeration, labelled
 from overlay.results import Fate, Outcome
 from overlay.results.invocation import Invocation, absolute
 

@@ -26,10 +26,19 @@ from overlay.errors import OverlayError, UsageError
 from overlay.package import parse_version, path_problem
 from overlay.report.base import Report, by_fields
 from overlay.report.codes import Code, Verdict
-from overlay.report.lines import BLANK, MARK, Line, Span, aligned, causes, labelled
+from overlay.report.lines import (
+    BLANK,
+    MARK,
+    Line,
+    Span,
+    aligned,
+    causes,
+    count,
+    enumeration,
+    labelled,
+)
 from overlay.report.model import TargetFailure, TargetReport
 from overlay.report.problems import word
-from overlay.report.words import count, enumeration
 from overlay.results import ANY_MORE, FeatureResult, State
 from overlay.targets.resolution import releases
 

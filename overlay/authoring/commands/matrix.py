@@ -24,9 +24,8 @@ from overlay.planning.scopes import Syntax
 from overlay.planning.upstream import by_distance, module_outcome, obsolete_by
 from overlay.report.base import Cell, Report, Table, plain
 from overlay.report.codes import Code, Verdict
-from overlay.report.lines import BLANK, Line, Span, labelled
+from overlay.report.lines import BLANK, Line, Span, count, enumeration, is_are, labelled
 from overlay.report.progress import counting
-from overlay.report.words import count, enumeration, is_are
 from overlay.results import Outcome, State, whole_outcome
 from overlay.results.invocation import command
 from overlay.targets import resolution

@@ -32,9 +32,18 @@ from overlay.commands.request import Request
 from overlay.commands.scene import resolve
 from overlay.errors import PackageIndexError, TargetError, UsageError
 from overlay.on_disk import ledger as ledgers
-from overlay.on_disk.beside import MISSING, Beside, beside, by_folder
 from overlay.on_disk.disk_state import conditions, void
-from overlay.on_disk.edits import FileEdit, PristineFiles, data_edits, find, unhashed
+from overlay.on_disk.edits import (
+    MISSING,
+    Beside,
+    FileEdit,
+    PristineFiles,
+    beside,
+    by_folder,
+    data_edits,
+    find,
+    unhashed,
+)
 from overlay.on_disk.journal import reading
 from overlay.on_disk.ledger import Ledger
 from overlay.package import VLLM, Package, Tree, path_problem

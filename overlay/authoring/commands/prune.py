@@ -20,9 +20,8 @@ from overlay.package import VLLM, Package
 from overlay.planning.scope_cache import Memo
 from overlay.report.base import Report
 from overlay.report.codes import Code, Verdict
-from overlay.report.lines import Line, Span, labelled
+from overlay.report.lines import Line, Span, count, labelled
 from overlay.report.progress import counting
-from overlay.report.words import count
 from overlay.results.invocation import command
 from overlay.targets.resolution import release_named
 

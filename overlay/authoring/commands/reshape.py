@@ -30,9 +30,8 @@ from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax
 from overlay.report.base import Report
 from overlay.report.codes import Code, Verdict
-from overlay.report.lines import Line, labelled
+from overlay.report.lines import Line, count, enumeration, labelled
 from overlay.report.progress import counting
-from overlay.report.words import count, enumeration
 from overlay.results import Change, Fate
 from overlay.results.invocation import command
 from overlay.targets.target import Progress

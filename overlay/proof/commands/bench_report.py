@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from overlay.proof.repeats import Gap, Quantity
 from overlay.report.base import Report, by_fields, plain
 from overlay.report.codes import Code, Verdict
-from overlay.report.lines import BLANK, Line, Span, aligned, labelled
-from overlay.report.words import count, enumeration
+from overlay.report.lines import BLANK, Line, Span, aligned, count, enumeration, labelled
 from overlay.results import ModelRunner
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from overlay.commands import diagnosis
-from overlay.commands.next_process import plugin_may_add
 from overlay.commands.request import Request
 from overlay.commands.scene import resolve
+from overlay.commands.status import plugin_may_add
 from overlay.errors import Absent, OverlayError, TargetError
 from overlay.on_disk import ledger as ledgers
 from overlay.results import ModelRunner

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from overlay.proof.commands.bench_report import DEFAULT, OVERLAY, OVERLAY_V1, PLAIN, STOCK, V2
 from overlay.proof.repeats import order
 from overlay.proof.shapes import EAGLE3
-from overlay.report.words import count, enumeration
+from overlay.report.lines import count, enumeration
 from overlay.untrusted import parse_json, read_regular
 
 #: Seconds for all engines of a comparison together, where the user names none.

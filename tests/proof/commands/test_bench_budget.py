@@ -19,7 +19,7 @@ from overlay.proof.commands.launch import Launch
 from overlay.proof.commands.question import ENGINES, BenchQuestion, Budget, Part
 from overlay.proof.engine_pool import EngineEnd, Job
 from overlay.proof.repeats import Quantity
-from overlay.report.words import enumeration
+from overlay.report.lines import enumeration
 
 #: Seconds of a start and of each cell behind it, of one engine.
 SECONDS = st.lists(st.floats(0.1, 200), min_size=4, max_size=4)
