@@ -44,7 +44,7 @@ def serve(given: dict[str, Any]) -> None:
     from vllm.platforms import current_platform
 
     from overlay.proof import step_time
-    from overlay.proof.commands.launch import as_arguments
+    from overlay.proof.commands.bench import as_arguments
     from overlay.proof.serving import Client, Server, ServingSpec
     from overlay.proof.shapes import SHAPES, write_tokenizer
 

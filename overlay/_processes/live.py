@@ -3,7 +3,14 @@
 A process is vLLM's if it is a Python that mapped vLLM's compiled extension or says so in its title;
 one without a record is listed all the same, since a process that the plugin never reached is the
 one process that needs attention most.  What only starts vLLM (a shell, an init, ``timeout``) is
-none of them, though its command names vLLM.  Linux only: elsewhere the kernel does not tell."""
+none of them, though its command names vLLM.  Linux only: elsewhere the kernel does not tell.
+
+``family`` has the processes of one server.  Data flow of metrics: patched code in an engine adds to
+numbers in anonymous memory; the process record says what each number means; when an API server is
+scraped, it reads the records of its own server's processes and their numbers.  Nothing is kept
+between two scrapes, so several API servers answer alike, and a process that is started again begins
+a series of its own.
+"""
 
 from __future__ import annotations
 

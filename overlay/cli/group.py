@@ -2,6 +2,8 @@
 
 The overview needs a name and a sentence of each command and nothing else, so both are here and
 ``overlay --help`` imports no command.
+
+Former spellings of options work for two more minor versions, with a line that says so.
 """
 
 from __future__ import annotations
@@ -107,8 +109,8 @@ class CommandEntry(NamedTuple):
 
 
 #: The modules that define commands.
-_PATCHING = "overlay.cli.patching"
-_ABOUT = "overlay.cli.about"
+_PATCHING = "overlay.cli.core"
+_ABOUT = "overlay.cli.core"
 _AUTHORING = "overlay.authoring.cli"
 _PORTING = "overlay.authoring.cli_port"
 _HISTORY = "overlay.authoring.cli_history"

@@ -19,8 +19,16 @@ from overlay.commands.assess import (
     until_current,
 )
 from overlay.commands.request import Request
-from overlay.commands.required import expect_known, with_requirements
-from overlay.commands.scene import Scene, ended, only, with_notices, with_runner, writable
+from overlay.commands.scene import (
+    Scene,
+    ended,
+    expect_known,
+    only,
+    with_notices,
+    with_requirements,
+    with_runner,
+    writable,
+)
 from overlay.commands.status import by_ledger, with_plugin, with_running
 from overlay.on_disk import transaction as commit
 from overlay.report.codes import Verdict

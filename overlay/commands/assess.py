@@ -3,6 +3,12 @@
 ``examine`` holds a target still and gives the state of features there; ``outlook`` says what an
 ``apply`` would do about it.  ``check``, ``apply --dry-run`` and ``apply`` all ask the same two, so
 that they cannot disagree.
+
+Patches without a ledger are recognised where RECORD proves them.  A vLLM that was patched with
+``overlay diff | git apply``, or whose ``.vllm-overlay`` was lost, has exactly the bytes that
+``apply`` writes.  That is proven by undoing the patches: they are ours where the result is what
+RECORD lists, and where planning the features on it gives the bytes that are there.  Nothing is
+guessed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``overlay list``: the features, the releases they are made for, and what upstream did."""
+"""``overlay list``: features, their releases, and what upstream did; ``overlay show``: one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,17 @@
-"""What a user asks of a command, and the features that it is asked about."""
+"""What a user asks of a command, and the features that it is asked about.
+
+A project names its patches folders once: in ``overlay.toml``, or a table in pyproject.toml.  The
+nearest folder at or above the working folder that has either counts, and no other.  The file, its
+folder and the folders that it names have to belong to the user or to root; what somebody else left
+in a folder like /tmp is passed over::
+
+    # overlay.toml                          # pyproject.toml
+    patches = ["./our-patches"]             [tool.vllm-overlay]
+                                            patches = ["./our-patches"]
+
+Folders are relative to the file.  The command line reads it; the plugin does not, because the
+processes of vLLM run wherever they are started: it is told by ``OVERLAY_PATCHES``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""``overlay revert``: the exact bytes that apply found, and nothing of the overlay left."""
+"""``overlay revert``: the exact bytes that apply found, and nothing of the overlay left.
+
+With ``--feature ID`` one feature goes, and the others stay as they are.  What is left is byte for
+byte what applying the others alone would have made, ledger included: they are planned again on the
+pristine text and applied.  So each feature that stays has to be at hand, in the form in which it
+was applied, and has to fit without the one that goes.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +29,7 @@ from overlay.commands.status import of_files, with_next_process
 from overlay.errors import LedgerError, OverlayError, RevertRefused, UsageError, did_you_mean
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
-from overlay.on_disk.bookkeeping import as_applied
+from overlay.on_disk.changes import as_applied
 from overlay.on_disk.disk_state import (
     Condition,
     PristineView,

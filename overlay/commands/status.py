@@ -1,4 +1,8 @@
-"""``overlay status``: what is applied, whether it is intact, and what the next process runs."""
+"""``overlay status``: what is applied, whether it is intact, and what the next process runs.
+
+Files on disk are half of the answer: where the plugin is installed, it patches in memory what is
+not applied on disk, so after ``apply --feature`` and after ``revert`` more runs than the files say.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,7 @@ from typing import TYPE_CHECKING
 from overlay import settings
 from overlay._features.model import SHIPPED, of_package
 from overlay.commands.request import Request
-from overlay.commands.required import expect_known, with_requirements
-from overlay.commands.scene import report, survey, with_runner
+from overlay.commands.scene import expect_known, report, survey, with_requirements, with_runner
 from overlay.errors import OverlayError
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import from_ledger

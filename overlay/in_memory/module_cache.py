@@ -1,4 +1,4 @@
-"""The private cache of patched modules: real files that the import hook compiles.
+"""Caches: the private one of patched modules, real files that are compiled, and vLLM's own.
 
 An entry is a folder named by its key.  It holds the patched text of each module under the module's
 own path, the code objects compiled from it, and ``manifest.json`` with a sha256 of every file and
@@ -7,6 +7,17 @@ written beside its place and renamed into it, so that any number of processes ma
 every byte is checked against the manifest, and manifest, files and folders against their owner and
 mode, before anything of it is executed.  The checked text is what ``linecache`` gives from then on,
 whatever becomes of the file.
+
+vLLM's own caches have to see that this process runs patched code.  Two of them ask the
+installation's files, which stay pristine, what the code is:
+
+- the model-info cache (``vllm.model_executor.models.registry``) is keyed on a hash of the model's
+  file on disk;
+- compiled models that are loaded ahead of time (``vllm.compilation.decorators``) are keyed on the
+  release, the forward's name and its first line, and verified against the files on disk.
+
+Both keep the entries of a patch set apart under its key.  The compile cache proper needs nothing:
+it hashes the files that the traced code objects name, which are the patched copies.
 """
 
 from __future__ import annotations

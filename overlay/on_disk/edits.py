@@ -3,6 +3,9 @@
 A file counts as edited where its bytes are neither those of the release (by RECORD, or by the
 release itself where there is no RECORD) nor what the overlay wrote.  Its pristine text comes from
 the ledger's copies, or else from the release; it is never guessed from the edited file.
+
+Beside Python modules RECORD tells: a data file counts as edited where its bytes are not those that
+RECORD lists.  Modes are in no RECORD, so nothing is known of them, and bytecode is Python's own.
 """
 
 from __future__ import annotations

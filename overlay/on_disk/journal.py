@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 from overlay.errors import LedgerError, described, says_nothing_of_files
 from overlay.on_disk import files, lock
+from overlay.on_disk.files import require_plain_state
 from overlay.on_disk.ledger import (
     MAX_STATE_BYTES,
     is_pristine_copy,
     is_record,
     require_sha256,
 )
-from overlay.on_disk.site import require_plain_state
 from overlay.package import (
     VLLM,
     Package,

@@ -432,3 +432,8 @@ def require_sha256(value: object) -> str:
 
 def _is_sha256(text: str) -> bool:
     return len(text) == 64 and _HEX.issuperset(text)
+
+
+def hash_of(data: bytes | None) -> str | None:
+    """The sha256 of a file's bytes; ``None`` for no file."""
+    return None if data is None else sha256(data)

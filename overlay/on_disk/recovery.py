@@ -20,8 +20,8 @@ from pathlib import Path
 
 from overlay.errors import LedgerError, TransactionError
 from overlay.on_disk import files, journal, lock
+from overlay.on_disk.files import unwritable
 from overlay.on_disk.journal import Journal, Step
-from overlay.on_disk.site import unwritable
 from overlay.package import VLLM, Package
 from overlay.results.invocation import command
 from overlay.untrusted import UnfitFile, problem_of_owner, read_below, sha256

@@ -16,10 +16,9 @@ from overlay.errors import (
 )
 from overlay.on_disk import files, journal, lock, recovery
 from overlay.on_disk import ledger as ledgers
-from overlay.on_disk.changes import Application, Rebuilt, to_adopt, to_apply, to_revert
+from overlay.on_disk.changes import Application, Intent, Rebuilt, to_adopt, to_apply, to_revert
+from overlay.on_disk.files import Site, unwritable
 from overlay.on_disk.journal import Journal, reading
-from overlay.on_disk.site import Site, unwritable
-from overlay.on_disk.writes import Intent
 from overlay.package import Package
 from overlay.results import Change, Plan
 from overlay.results.invocation import command

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from overlay.proof.engine_pool import write_result
-from overlay.proof.prompts import as_asked
+from overlay.proof.oracle import as_asked
 from overlay.proof.verify_engine import NOT_SERVED, RAISED, parser_class
 
 #: Runs of a cell until two in a row agree, at most, and the share by which these may differ.

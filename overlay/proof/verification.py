@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 from overlay.errors import OverlayError
 from overlay.proof import oracle
 from overlay.proof.engine_compat import GraphMode
-from overlay.proof.oracle import Answer, OracleStep, Rule
-from overlay.proof.prompts import EngineRequest
+from overlay.proof.oracle import Answer, EngineRequest, OracleStep, Rule
 from overlay.proof.rounding import Opinion, Rounding
 from overlay.report.base import plain
 from overlay.results import ModelRunner

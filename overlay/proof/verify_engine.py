@@ -24,7 +24,7 @@ from typing import Any
 from overlay.proof import engine_compat, oracle
 from overlay.proof.engine_compat import GraphMode
 from overlay.proof.engine_pool import write_result
-from overlay.proof.prompts import EngineRequest
+from overlay.proof.oracle import EngineRequest
 from overlay.proof.rounding import partings
 from overlay.results import ModelRunner
 

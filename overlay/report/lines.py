@@ -1,4 +1,4 @@
-"""Lines of styled text, and how they are written to a stream.
+"""Words that sentences are made of, lines of styled text, and how they are written to a stream.
 
 Reports are lines first and rich renderables only on a terminal, since importing rich takes longer
 than all of `overlay status` does (0.3 s beside 0.1 s on a busy machine with two cores).  For the

@@ -2,6 +2,10 @@
 
 ``requests`` carries it: proxies, netrc, certificates, redirects (which drop logins) and retries.
 Every failure becomes a ``PackageIndexError`` that names the URL, without its secrets.
+
+``requests`` and ``urllib3`` limit only the silence between two bytes, so a server that sends one
+byte a second, in the headers, in the body, in redirects or in one answer after another, would be
+waited for without end.  A ``Clock`` cuts the connections off instead.
 """
 
 from __future__ import annotations

@@ -34,19 +34,20 @@ from overlay.proof.commands.pair import Pair, expect_pair, names_draft, pair_of
 from overlay.proof.commands.question import method_of
 from overlay.proof.commands.verify_report import VerifyReport, verified
 from overlay.proof.commands.verify_stage import (
+    ModelSet,
     OnEngine,
     VerifyQuestion,
     VerifyStage,
     failure_text,
     result_of,
     runner_variable,
+    tiny_sets,
     title,
     usable,
 )
-from overlay.proof.commands.verify_tiny import ModelSet, tiny_sets
 from overlay.proof.engine_compat import DRAFT_GRAPHS, DRAFT_GRAPHS_PACKAGE, GraphMode
 from overlay.proof.engine_pool import link_packages
-from overlay.proof.prompts import TEXTS
+from overlay.proof.oracle import TEXTS
 from overlay.proof.rounding import partings, rounding_of
 from overlay.proof.verification import (
     EngineRun,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from overlay.proof.commands.launch import Launch
+from overlay.proof.commands.bench import Launch
 from overlay.proof.commands.question import BenchQuestion, Budget, Part, Start
 
 
