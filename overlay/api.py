@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from overlay.commands import lazy as commands
 from overlay.commands.request import Request
-from overlay.errors import OverlayError, UsageError
-from overlay.results.invocation import invoked
+from overlay.errors import OverlayError, UsageError, invoked
 from overlay.settings import in_home
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from overlay.commands.list_ import ListReport
     from overlay.commands.live import ProcessesReport
     from overlay.report.base import Report
-    from overlay.report.codes import Code
     from overlay.report.model import Obstacle, TargetReport
     from overlay.report.targets import (
         ApplyReport,
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
         RevertReport,
         StatusReport,
     )
-    from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State
+    from overlay.results import Code, FeatureResult, FileResult, HunkResult, Notice, Reason, State
     from overlay.targets.target import Progress
 
 #: A path or a name.
@@ -52,7 +50,7 @@ R = TypeVar("R", bound="Report")
 _TYPES = {
     "ApplyReport": "overlay.report.targets",
     "CheckReport": "overlay.report.targets",
-    "Code": "overlay.report.codes",
+    "Code": "overlay.results",
     "DiffReport": "overlay.report.targets",
     "DoctorReport": "overlay.commands.doctor",
     "Feature": "overlay._features.model",

@@ -290,7 +290,7 @@ def _forbid_network(
     value: bool,
 ) -> None:
     if value:
-        from overlay.results.invocation import stay_offline
+        from overlay.errors import stay_offline
 
         stay_offline()
 

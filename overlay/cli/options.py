@@ -22,10 +22,9 @@ from overlay.cli.group import (
     warn_of_writing,
 )
 from overlay.commands.request import Request, find_project
-from overlay.errors import OverlayError
+from overlay.errors import Invocation, OverlayError, absolute, invoked, remember
 from overlay.package import KNOWN_RELEASES
 from overlay.report.progress import Meter
-from overlay.results.invocation import Invocation, absolute, invoked, remember
 from overlay.untrusted import printable
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from overlay._features.model import of_package, paths_of
 from overlay.commands.scene import report, with_features
-from overlay.errors import LedgerError, PlanOutdated
+from overlay.errors import NOTHING_NAMED, LedgerError, PlanOutdated, command, current
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import PristineView, assess, conditions, void
 from overlay.on_disk.journal import reading
@@ -32,12 +32,10 @@ from overlay.planning.advice import for_malformed
 from overlay.planning.planner import below
 from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
-from overlay.report.codes import Code
 from overlay.report.lines import is_are
 from overlay.report.model import Obstacle, Pending, TargetReport
 from overlay.report.problems import CLASH, word
-from overlay.results import Clash, FeatureResult, Plan, Reason, State
-from overlay.results.invocation import NOTHING_NAMED, command, current
+from overlay.results import Clash, Code, FeatureResult, Plan, Reason, State
 from overlay.untrusted import all_unreadable, sha256
 
 if TYPE_CHECKING:

@@ -11,13 +11,20 @@ from overlay.commands.assess import examine, outlook
 from overlay.commands.parallel import cores, in_processes, in_threads, stepped
 from overlay.commands.request import Request, words_of
 from overlay.commands.scene import Scene, scene_of, with_runner
-from overlay.errors import OverlayError, ReleaseError, described
+from overlay.errors import (
+    NOTHING_NAMED,
+    Invocation,
+    OverlayError,
+    ReleaseError,
+    current,
+    described,
+    invoked,
+)
 from overlay.report.model import TargetFailure, TargetReport
 from overlay.report.progress import counting
 from overlay.report.targets import CheckReport
 from overlay.report.wording import checked, nothing_new
 from overlay.results import State
-from overlay.results.invocation import NOTHING_NAMED, Invocation, current, invoked
 from overlay.targets.resolution import packages_meant, releases
 
 if TYPE_CHECKING:

@@ -11,12 +11,11 @@ from packaging.version import Version
 from overlay._features.folder import Hole, holes
 from overlay._features.model import Fault, Feature, Group, Topic, UpstreamPlan, UpstreamTest
 from overlay.commands.request import Request
-from overlay.errors import PackageIndexError, UsageError
+from overlay.errors import PackageIndexError, UsageError, command
 from overlay.package import VLLM, Package, package_of_distribution
 from overlay.report.base import Report, plain
-from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, MARK, Line, Span, count, enumeration, is_are, labelled
-from overlay.results.invocation import command
+from overlay.results import Code, Verdict
 
 #: Why a feature is kept as a patch, in words.
 REASONS = {

@@ -26,9 +26,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from overlay._features import sources
 from overlay._features.folder import load, load_each
 from overlay._features.model import Feature, of_package, packages_of
-from overlay.errors import PatchFormatError, UsageError, described, did_you_mean
+from overlay.errors import (
+    ON_CHOSEN,
+    Invocation,
+    PatchFormatError,
+    UsageError,
+    absolute,
+    described,
+    did_you_mean,
+)
 from overlay.package import VLLM, Package
-from overlay.results.invocation import ON_CHOSEN, Invocation, absolute
 from overlay.settings import current_ids, in_home
 from overlay.untrusted import (
     MalformedToml,

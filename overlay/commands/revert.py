@@ -26,7 +26,14 @@ from overlay.commands.scene import (
     with_notices,
 )
 from overlay.commands.status import of_files, with_next_process
-from overlay.errors import LedgerError, OverlayError, RevertRefused, UsageError, did_you_mean
+from overlay.errors import (
+    LedgerError,
+    OverlayError,
+    RevertRefused,
+    UsageError,
+    command,
+    did_you_mean,
+)
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.changes import as_applied
@@ -42,7 +49,6 @@ from overlay.on_disk.journal import reading
 from overlay.on_disk.rebuild import rebuild
 from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
-from overlay.report.codes import Code
 from overlay.report.lines import enumeration, is_are, was_were
 from overlay.report.model import Obstacle, TargetReport
 from overlay.report.targets import RevertReport
@@ -57,8 +63,7 @@ from overlay.report.wording import (
     taken_off,
     together,
 )
-from overlay.results import Change, FeatureResult, FileResult, Plan, Reason, State
-from overlay.results.invocation import command
+from overlay.results import Change, Code, FeatureResult, FileResult, Plan, Reason, State
 from overlay.untrusted import all_unreadable
 
 if TYPE_CHECKING:

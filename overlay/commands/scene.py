@@ -22,16 +22,23 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from overlay._features.model import packages_of
 from overlay.commands.request import FURTHER
-from overlay.errors import Absent, OverlayError, UsageError, did_you_mean
+from overlay.errors import (
+    NOTHING_NAMED,
+    Absent,
+    Invocation,
+    OverlayError,
+    UsageError,
+    command,
+    current,
+    did_you_mean,
+)
 from overlay.on_disk.files import foreign_state
 from overlay.package import VLLM, Package
-from overlay.report.codes import Code
 from overlay.report.lines import vllm
 from overlay.report.model import Obstacle, TargetReport
 from overlay.report.progress import doing
 from overlay.report.wording import idle_by_default, was_interrupted
-from overlay.results import FeatureResult, Notice, Plan, Reason, State
-from overlay.results.invocation import NOTHING_NAMED, Invocation, command, current
+from overlay.results import Code, FeatureResult, Notice, Plan, Reason, State
 from overlay.targets import resolution
 
 if TYPE_CHECKING:

@@ -16,19 +16,17 @@ from overlay import settings
 from overlay._features.model import SHIPPED, of_package
 from overlay.commands.request import Request
 from overlay.commands.scene import expect_known, report, survey, with_requirements, with_runner
-from overlay.errors import OverlayError
+from overlay.errors import OverlayError, command
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import from_ledger
 from overlay.on_disk.journal import reading
 from overlay.on_disk.ledger import damaged_copies, reinstall
-from overlay.report.codes import Code
 from overlay.report.lines import enumeration
 from overlay.report.model import Obstacle
 from overlay.report.targets import StatusReport
 from overlay.report.wording import status as status_verdict
 from overlay.report.wording import together
-from overlay.results import Notice, Reason, State
-from overlay.results.invocation import command
+from overlay.results import Code, Notice, Reason, State
 from overlay.settings import kept_out, plugin_allowed
 from overlay.untrusted import all_unreadable
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import overlay
 from overlay._features.model import Feature
-from overlay.errors import PlanOutdated, RevertRefused, TransactionError
+from overlay.errors import PlanOutdated, RevertRefused, TransactionError, command
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import (
     Condition,
@@ -29,7 +29,6 @@ from overlay.on_disk.journal import Journal, Step
 from overlay.on_disk.ledger import Entry, Ledger, LedgerFeature, LedgerLost, RecordEntry, hash_of
 from overlay.package import Package, ReadOnce, Tree
 from overlay.results import Change, FeatureResult, HunkResult, Plan, State
-from overlay.results.invocation import command
 from overlay.targets.installations import Row, our_rows, release_part, with_rows, without_rows
 from overlay.untrusted import all_unreadable, sha256
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from overlay.errors import LedgerError, described, says_nothing_of_files
+from overlay.errors import LedgerError, command, described, says_nothing_of_files
 from overlay.package import (
     VLLM,
     Package,
@@ -22,7 +22,6 @@ from overlay.package import (
     require_text,
 )
 from overlay.results import FeatureResult, FileResult, HunkResult, Reason, State, combine
-from overlay.results.invocation import command
 from overlay.settings import FORMER_IDS
 from overlay.untrusted import is_folder, parse_json, read_below, sha256
 

@@ -18,12 +18,11 @@ from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 
-from overlay.errors import LedgerError, TransactionError
+from overlay.errors import LedgerError, TransactionError, command
 from overlay.on_disk import files, journal, lock
 from overlay.on_disk.files import unwritable
 from overlay.on_disk.journal import Journal, Step
 from overlay.package import VLLM, Package
-from overlay.results.invocation import command
 from overlay.untrusted import UnfitFile, problem_of_owner, read_below, sha256
 
 

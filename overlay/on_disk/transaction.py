@@ -13,6 +13,7 @@ from overlay.errors import (
     PlanOutdated,
     RevertRefused,
     TransactionError,
+    command,
 )
 from overlay.on_disk import files, journal, lock, recovery
 from overlay.on_disk import ledger as ledgers
@@ -21,7 +22,6 @@ from overlay.on_disk.files import Site, unwritable
 from overlay.on_disk.journal import Journal, reading
 from overlay.package import Package
 from overlay.results import Change, Plan
-from overlay.results.invocation import command
 from overlay.targets.target import Target
 
 

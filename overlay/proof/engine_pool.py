@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from overlay.results.invocation import is_offline
+from overlay.errors import is_offline
 
 #: Seconds between two looks at the engines.
 _PAUSE = 0.1

@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from overlay.report.codes import Code, Exit, Verdict
 from overlay.report.lines import BLANK, STOPPED, Line, Span, labelled
+from overlay.results import Code, Exit, Verdict
 
 if TYPE_CHECKING:
     from overlay.report.model import TargetReport

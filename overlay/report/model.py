@@ -10,9 +10,8 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from overlay.report.codes import Code
-from overlay.results import FeatureResult, Notice, Reason, State, worst
-from overlay.results.invocation import NOTHING_NAMED, Command, Invocation
+from overlay.errors import NOTHING_NAMED, Command, Invocation
+from overlay.results import Code, FeatureResult, Notice, Reason, State, worst
 
 if TYPE_CHECKING:
     from overlay._features.model_runners import RunnerNote

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from overlay.errors import command
 from overlay.package import is_module, package_named
 from overlay.report.lines import (
     BLANK,
@@ -20,7 +21,6 @@ from overlay.report.lines import (
 from overlay.report.model import Obstacle, TargetReport
 from overlay.report.problems import Problem, problems, same_cause, word
 from overlay.results import Clash, FeatureResult, FileResult, Notice, Reason, State
-from overlay.results.invocation import command
 
 #: How many files or patches of one problem are named, unless all are asked for.
 _MOST_NAMES = 6

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from overlay.report.codes import Code, Exit, Verdict
+from overlay.errors import command
 from overlay.report.lines import (
     STOPPED,
     agree,
@@ -22,8 +22,7 @@ from overlay.report.lines import (
 )
 from overlay.report.model import Pending, TargetFailure, TargetReport
 from overlay.report.problems import CLASH, MALFORMED, problems, word
-from overlay.results import Change, FeatureResult, State
-from overlay.results.invocation import command
+from overlay.results import Change, Code, Exit, FeatureResult, State, Verdict
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -34,8 +34,7 @@ from urllib3.exceptions import HTTPError as TransportError
 from urllib3.exceptions import TimeoutError as TransportTimeout
 from urllib3.poolmanager import ProxyManager
 
-from overlay.errors import PackageIndexError, causes_of, without_secrets
-from overlay.results.invocation import is_offline
+from overlay.errors import PackageIndexError, causes_of, is_offline, without_secrets
 from overlay.targets.pip_config import IndexConfig
 from overlay.targets.target import Progress
 from overlay.untrusted import read_regular

@@ -13,7 +13,7 @@ from overlay import __version__
 from overlay._processes.live import LiveProcess
 from overlay._processes.records import CodeState, ModuleRecord
 from overlay.commands.live import ProcessesReport
-from overlay.report.codes import Code, Verdict
+from overlay.results import Code, Verdict
 from tests.support.cli import Cli
 from tests.support.process_records import record
 

@@ -23,8 +23,7 @@ from overlay.commands.live import ProcessesReport, live, running
 from overlay.commands.report_ import report as collect
 from overlay.commands.request import Request
 from overlay.report.as_json import as_data
-from overlay.report.codes import Code, Verdict
-from overlay.results import Way
+from overlay.results import Code, Verdict, Way
 from tests.in_memory.boxes import REPO, Box
 
 #: What the command imports beyond the standard library; not every Python needs all of it.

@@ -12,13 +12,23 @@ from overlay.commands.list_ import ListReport
 from overlay.package import VLLM
 from overlay.planning import advice
 from overlay.report.base import Report, failure
-from overlay.report.codes import Code, Exit, Verdict
 from overlay.report.lines import Line, Span, aligned, paint
 from overlay.report.model import TargetReport
 from overlay.report.problems import ProblemPlace, problems
 from overlay.report.targets import CheckReport, StatusReport
 from overlay.report.wording import checked
-from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State, combine
+from overlay.results import (
+    Code,
+    Exit,
+    FeatureResult,
+    FileResult,
+    HunkResult,
+    Notice,
+    Reason,
+    State,
+    Verdict,
+    combine,
+)
 from tests.report.test_model import listed_feature
 
 states = st.sampled_from(list(State))

@@ -18,12 +18,21 @@ from overlay.commands.list_ import ListReport
 from overlay.commands.live import ProcessesReport
 from overlay.report.as_json import as_json
 from overlay.report.base import Report, failure
-from overlay.report.codes import Code, Verdict
 from overlay.report.lines import paint
 from overlay.report.model import Obstacle, TargetReport
 from overlay.report.targets import CheckReport, StatusReport
 from overlay.report.wording import status
-from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State, Way
+from overlay.results import (
+    Code,
+    FeatureResult,
+    FileResult,
+    HunkResult,
+    Notice,
+    Reason,
+    State,
+    Verdict,
+    Way,
+)
 from tests.commands.conftest import fake_vllm
 from tests.report.test_model import listed_feature
 from tests.support.cli import Cli

@@ -12,11 +12,19 @@ from overlay.commands.list_ import ListReport
 from overlay.package import ReleaseRange
 from overlay.report.as_json import as_data, as_json
 from overlay.report.base import failure
-from overlay.report.codes import Code, Verdict
 from overlay.report.lines import enumeration
 from overlay.report.model import TargetReport
 from overlay.report.targets import CheckReport, StatusReport
-from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State
+from overlay.results import (
+    Code,
+    FeatureResult,
+    FileResult,
+    HunkResult,
+    Notice,
+    Reason,
+    State,
+    Verdict,
+)
 
 PROPOSER = "vllm/v1/spec_decode/llm_base_proposer.py"
 

@@ -9,8 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 from packaging.version import Version
 
 from overlay.report.base import Report, by_fields, plain
-from overlay.report.codes import Code, Exit, Verdict
-from overlay.results import State
+from overlay.results import Code, Exit, State, Verdict
 
 
 class Part(NamedTuple):

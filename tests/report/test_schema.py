@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from overlay.commands.live import ProcessesReport
 from overlay.report.as_json import SCHEMA, as_data
 from overlay.report.base import failure
-from overlay.report.codes import Code, Exit, Verdict
 from overlay.report.model import Obstacle, TargetReport
 from overlay.report.targets import ApplyReport, CheckReport, DiffReport, RevertReport, StatusReport
-from overlay.results import Reason, State
+from overlay.results import Code, Exit, Reason, State, Verdict
 from scripts import render_json_keys
 from tests.report.test_as_text import targets
 from tests.support.cli import ADDED, PROPOSER, Cli

@@ -40,13 +40,12 @@ from overlay.authoring.writing import (
     write_folder,
 )
 from overlay.commands.request import Request
-from overlay.errors import UsageError, without_secrets
+from overlay.errors import UsageError, command, without_secrets
 from overlay.package import VLLM, Package, distribution_name
 from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax
 from overlay.report.lines import enumeration
 from overlay.report.progress import counting, doing
-from overlay.results.invocation import command
 from overlay.settings import in_home
 from overlay.targets.resolution import release_named
 from overlay.targets.target import Progress

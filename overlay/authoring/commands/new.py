@@ -30,7 +30,7 @@ from overlay.authoring.variants import serving
 from overlay.authoring.writing import check_folder, require_free, today, write_folder
 from overlay.commands.request import Request
 from overlay.commands.scene import resolve
-from overlay.errors import PackageIndexError, TargetError, UsageError
+from overlay.errors import PackageIndexError, TargetError, UsageError, command
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import conditions, void
 from overlay.on_disk.edits import (
@@ -52,7 +52,6 @@ from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
 from overlay.report.progress import doing
 from overlay.results import Fate, Plan
-from overlay.results.invocation import command
 from overlay.targets.target import Progress, Target
 from overlay.untrusted import sha256
 

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from overlay.authoring.porting import FeaturePort, base_name
+from overlay.errors import Command, Invocation, absolute, command
 from overlay.package import ReleaseRange
 from overlay.report.base import Report
-from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, Line, Span, count, enumeration, labelled
-from overlay.results import Outcome
-from overlay.results.invocation import Command, Invocation, absolute, command
+from overlay.results import Code, Outcome, Verdict
 
 
 class ScopeViews(NamedTuple):

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from overlay.proof.repeats import Gap, Quantity
 from overlay.report.base import Report, by_fields, plain
-from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, Line, Span, aligned, count, enumeration, labelled
-from overlay.results import ModelRunner
+from overlay.results import Code, ModelRunner, Verdict
 
 if TYPE_CHECKING:
     from overlay.proof.repeats import Sample, Served, Timed

@@ -21,10 +21,9 @@ from overlay.commands import diagnosis
 from overlay.commands.request import Request
 from overlay.commands.scene import resolve
 from overlay.commands.status import plugin_may_add
-from overlay.errors import Absent, OverlayError, TargetError
+from overlay.errors import Absent, OverlayError, TargetError, command
 from overlay.on_disk import ledger as ledgers
 from overlay.results import ModelRunner
-from overlay.results.invocation import command
 from overlay.untrusted import printable
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from overlay.errors import OverlayError, UsageError
+from overlay.errors import OverlayError, UsageError, command
 from overlay.proof import verify_engine
 from overlay.proof.engine_compat import GraphMode, runner_environment
 from overlay.proof.engine_pool import (
@@ -31,7 +31,6 @@ from overlay.proof.tiny_drafters import LEAST_PROMPT, VOTERS, following, voters_
 from overlay.proof.verification import EngineRun, ModeOutcome, ModeResult, judged
 from overlay.proof.verify_engine import VerifySpec
 from overlay.results import ModelRunner
-from overlay.results.invocation import command
 from overlay.untrusted import printable
 
 #: vLLM's arguments for the tiny models.  Some requests are preempted: the KV cache is too small for
