@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from overlay.commands.doctor import DoctorReport
     from overlay.commands.list_ import ListReport
     from overlay.commands.live import ProcessesReport
-    from overlay.report.base import Report
-    from overlay.report.model import Obstacle, TargetReport
-    from overlay.report.targets import (
+    from overlay.report import (
         ApplyReport,
         CheckReport,
         DiffReport,
+        Report,
         RevertReport,
         StatusReport,
     )
+    from overlay.report.model import Obstacle, TargetReport
     from overlay.results import Code, FeatureResult, FileResult, HunkResult, Notice, Reason, State
-    from overlay.targets.target import Progress
+    from overlay.targets import Progress
 
 #: A path or a name.
 Place: TypeAlias = str | Path
@@ -48,10 +48,10 @@ R = TypeVar("R", bound="Report")
 
 #: Where each type of the promise is defined; imported when it is asked for.
 _TYPES = {
-    "ApplyReport": "overlay.report.targets",
-    "CheckReport": "overlay.report.targets",
+    "ApplyReport": "overlay.report",
+    "CheckReport": "overlay.report",
     "Code": "overlay.results",
-    "DiffReport": "overlay.report.targets",
+    "DiffReport": "overlay.report",
     "DoctorReport": "overlay.commands.doctor",
     "Feature": "overlay._features.model",
     "FeatureResult": "overlay.results",
@@ -63,10 +63,10 @@ _TYPES = {
     "Obstacle": "overlay.report.model",
     "ProcessesReport": "overlay.commands.live",
     "Reason": "overlay.results",
-    "Report": "overlay.report.base",
-    "RevertReport": "overlay.report.targets",
+    "Report": "overlay.report",
+    "RevertReport": "overlay.report",
     "State": "overlay.results",
-    "StatusReport": "overlay.report.targets",
+    "StatusReport": "overlay.report",
     "TargetReport": "overlay.report.model",
 }
 

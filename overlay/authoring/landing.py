@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from packaging.version import Version
 
-from overlay._features.early_modules import early_among, why_on_disk
 from overlay._features.model import AddedFile
+from overlay._features.vllm_defaults import early_among, why_on_disk
 from overlay.authoring.composing import CONTEXT
 from overlay.authoring.context import FittedHunks
 from overlay.authoring.locating import ReleaseTexts

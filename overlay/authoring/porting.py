@@ -30,7 +30,7 @@ from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.telling import context_of
 from overlay.planning.text import TextError
 from overlay.planning.upstream import evidence, module_outcome, obsolete_by
-from overlay.report.base import plain
+from overlay.report import plain
 from overlay.report.lines import enumeration
 from overlay.results import Outcome, State, whole_outcome
 from overlay.settings import in_home

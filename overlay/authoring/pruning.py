@@ -26,7 +26,7 @@ from overlay.planning.attempt import Texts, attempt
 from overlay.planning.planner import below
 from overlay.planning.scopes import Syntax
 from overlay.planning.upstream import obsolete_by
-from overlay.report.base import by_fields
+from overlay.report import by_fields
 from overlay.results import Change, Plan, State
 
 #: Path below a feature's folder -> its bytes; ``None``: the file goes.

@@ -25,7 +25,7 @@ from overlay.package import (
 )
 from overlay.planning.scopes import Syntax
 from overlay.planning.text import SourceText
-from overlay.report.base import by_fields
+from overlay.report import by_fields
 from overlay.results import Fate
 
 #: Folders and endings of files that a patch of an installation has no use for.

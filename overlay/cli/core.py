@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import get_completion_class
 
-from overlay.cli.group import cli, unknown
+from overlay.cli import cli, unknown
 from overlay.cli.options import (
     TARGET_HELP,
     WRITABLE_HELP,
@@ -32,7 +32,7 @@ from overlay.settings import in_home
 
 if TYPE_CHECKING:
     from overlay.commands.request import Request
-    from overlay.report.base import Report
+    from overlay.report import Report
 
 
 _ONLY = "Only this feature; repeatable (default: all of them)."

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from overlay.cli.group import (
+from overlay.cli import (
     View,
     completion_item,
     everywhere,
@@ -30,7 +30,7 @@ from overlay.untrusted import printable
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from overlay.report.base import Report
+    from overlay.report import Report
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -15,7 +15,7 @@ from overlay.commands.status import of_files
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.journal import reading
-from overlay.report.targets import AdoptReport
+from overlay.report import AdoptReport
 from overlay.report.wording import adopted, together
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from overlay.commands.assess import Unrecorded
     from overlay.commands.request import Request
     from overlay.report.model import TargetReport
-    from overlay.targets.target import Target
+    from overlay.targets import Target
 
 
 def adopt(request: Request) -> AdoptReport:

@@ -31,8 +31,8 @@ from overlay.commands.scene import (
 )
 from overlay.commands.status import by_ledger, with_plugin, with_running
 from overlay.on_disk import transaction as commit
+from overlay.report import ApplyReport
 from overlay.report.model import TargetReport
-from overlay.report.targets import ApplyReport
 from overlay.report.wording import (
     applied,
     not_applied,

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from overlay._features.model import Feature
     from overlay.on_disk.ledger import Ledger
     from overlay.package import Tree
-    from overlay.targets.target import Target
+    from overlay.targets import Target
 
 
 class Unrecorded(NamedTuple):

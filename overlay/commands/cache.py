@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from overlay.cache import PrivateFolder, cache_folder, remove, size_of
 from overlay.errors import OverlayError
-from overlay.report.base import Report, by_fields
+from overlay.report import Report, by_fields
 from overlay.report.lines import Line, Span, count, megabytes
 from overlay.results import Code, Verdict
 from overlay.untrusted import kind, require_private

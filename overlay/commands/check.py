@@ -20,16 +20,16 @@ from overlay.errors import (
     described,
     invoked,
 )
+from overlay.report import CheckReport
 from overlay.report.model import TargetFailure, TargetReport
 from overlay.report.progress import counting
-from overlay.report.targets import CheckReport
 from overlay.report.wording import checked, nothing_new
 from overlay.results import State
 from overlay.targets.resolution import packages_meant, releases
 
 if TYPE_CHECKING:
     from overlay._features.model import Feature
-    from overlay.targets.target import Target
+    from overlay.targets import Target
 
 
 #: Below this many targets a second process costs more than it saves.

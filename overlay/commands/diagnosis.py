@@ -21,14 +21,14 @@ import overlay
 from overlay import settings
 from overlay import settings as switches
 from overlay._features.folder import load_all
-from overlay._features.model_runners import (
+from overlay._features.switches import Declaration, check_values, declarations
+from overlay._features.vllm_defaults import (
     Runs,
     advice,
     has_ascend,
     requested_runner,
     runs,
 )
-from overlay._features.switches import Declaration, check_values, declarations
 from overlay._processes import records
 from overlay.cache import PrivateFolder, cache_folder, size_of
 from overlay.commands.cache import PARTS
@@ -48,8 +48,8 @@ from overlay.targets.environments import (
 from overlay.untrusted import problem_of_owner, read_regular
 
 if TYPE_CHECKING:
+    from overlay.targets import Target
     from overlay.targets.environments import Environment
-    from overlay.targets.target import Target
 
 
 GROUP = "vllm.general_plugins"
@@ -325,7 +325,7 @@ def known_runner(target: Target | None, environment: Mapping[str, str]) -> Model
 
 
 def model_runner(target: Target | None, elsewhere: Environment | None) -> str:
-    """Which model runner the installed release chooses; see ``overlay._features.model_runners``."""
+    """Which model runner the installed release chooses; see ``overlay._features.vllm_defaults``."""
     # A search on the path; nothing of vllm-ascend is imported.
     if elsewhere is None:
         ascend = find_spec("vllm_ascend") is not None

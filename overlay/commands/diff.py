@@ -14,8 +14,8 @@ from overlay.on_disk.journal import reading
 from overlay.planning.diff import render
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
+from overlay.report import DiffReport
 from overlay.report.progress import doing
-from overlay.report.targets import DiffReport
 from overlay.report.wording import differs, together
 from overlay.results import Exit
 from overlay.untrusted import all_unreadable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from overlay._features.model import Feature
     from overlay.on_disk.journal import Journal
     from overlay.results import Plan
-    from overlay.targets.target import Target
+    from overlay.targets import Target
 
 
 def diff(request: Request) -> DiffReport:

@@ -13,7 +13,7 @@ from overlay._features.model import Fault, Feature, Group, Topic, UpstreamPlan, 
 from overlay.commands.request import Request
 from overlay.errors import PackageIndexError, UsageError, command
 from overlay.package import VLLM, Package, package_of_distribution
-from overlay.report.base import Report, plain
+from overlay.report import Report, plain
 from overlay.report.lines import BLANK, MARK, Line, Span, count, enumeration, is_are, labelled
 from overlay.results import Code, Verdict
 

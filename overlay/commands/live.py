@@ -12,7 +12,7 @@ from overlay._processes.records import Effect
 from overlay.commands.scene import expect_known
 from overlay.errors import OverlayError
 from overlay.package import VLLM
-from overlay.report.base import Report, by_fields, plain
+from overlay.report import Report, by_fields, plain
 from overlay.report.lines import BLANK, MARK, Line, Span, aligned, count, enumeration, labelled
 from overlay.results import Code, Verdict
 from overlay.targets.environments import resolve_installed

@@ -24,8 +24,8 @@ from overlay.commands.output import write_output
 from overlay.commands.request import Request
 from overlay.commands.status import status
 from overlay.errors import OverlayError, UsageError
+from overlay.report import Report, Table, by_fields, failure
 from overlay.report.as_json import as_data
-from overlay.report.base import Report, Table, by_fields, failure
 from overlay.report.lines import BLANK, Line, Span, count, enumeration, labelled
 from overlay.results import Code, Exit, Verdict
 from overlay.targets.environments import is_environment

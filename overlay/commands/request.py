@@ -46,7 +46,7 @@ from overlay.untrusted import (
 )
 
 if TYPE_CHECKING:
-    from overlay.targets.target import Progress
+    from overlay.targets import Progress
 
 
 #: Far above any file that a person writes.

@@ -49,9 +49,9 @@ from overlay.on_disk.journal import reading
 from overlay.on_disk.rebuild import rebuild
 from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
+from overlay.report import RevertReport
 from overlay.report.lines import enumeration, is_are, was_were
 from overlay.report.model import Obstacle, TargetReport
-from overlay.report.targets import RevertReport
 from overlay.report.wording import (
     adopt_first,
     also_kept,
@@ -71,9 +71,9 @@ if TYPE_CHECKING:
     from overlay.commands.request import Request
     from overlay.on_disk.changes import Rebuilt
     from overlay.on_disk.ledger import Ledger
-    from overlay.report.base import Report
+    from overlay.report import Report
     from overlay.report.model import TargetReport
-    from overlay.targets.target import Target
+    from overlay.targets import Target
 
 
 class Keep(NamedTuple):

@@ -7,7 +7,7 @@ for the release (``inapplicable``) does not, unless it is required by ``all`` on
 every feature that is made for the release, and at least one.
 
 What is required is the code in the files.  Where the release runs that code for no model by default
-(``features.model_runners``), a warning and the last line say so; ``status --live --require`` asks
+(``_features.vllm_defaults``), a warning and the last line say so; ``status --live --require`` asks
 the processes.
 """
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from overlay.on_disk.journal import Journal
     from overlay.report.model import TargetReport
     from overlay.results import FeatureResult
-    from overlay.targets.target import Target
+    from overlay.targets import Target
 
 
 def resolve(request: Request, package: Package = VLLM) -> Target:
@@ -248,7 +248,7 @@ def with_runner(
     target = _with_early(target, features, release)
     if target.package != VLLM.name:
         return target  # other packages choose by rules of their own
-    from overlay._features.model_runners import has_ascend, note_on, runner_of
+    from overlay._features.vllm_defaults import has_ascend, note_on, runner_of
 
     ascend = has_ascend(target.root)
     declared = {feature.id: feature.model_runner for feature in features}
@@ -274,7 +274,7 @@ def _with_early(
     own = [feature for feature in features if not feature.shipped]
     if not waiting or not own:
         return target
-    from overlay._features.early_modules import not_in_memory
+    from overlay._features.vllm_defaults import not_in_memory
 
     reasons = not_in_memory(waiting, own, release, target.package)
     return replace(target, early=tuple(reasons.items()))

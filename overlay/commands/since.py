@@ -20,12 +20,11 @@ from overlay._features import sources
 from overlay._features.model import Feature, Patch
 from overlay._features.patch_headers import author, last_update
 from overlay.errors import UsageError, command, described
-from overlay.report.base import plain
+from overlay.report import CheckReport, plain
 from overlay.report.lines import Line, Span, count, enumeration, labelled
 from overlay.report.model import TargetReport
 from overlay.report.problems import explained, next_steps, word
 from overlay.report.target_text import newest_reason
-from overlay.report.targets import CheckReport
 from overlay.results import (
     Code,
     Exit,

@@ -21,9 +21,9 @@ from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import from_ledger
 from overlay.on_disk.journal import reading
 from overlay.on_disk.ledger import damaged_copies, reinstall
+from overlay.report import StatusReport
 from overlay.report.lines import enumeration
 from overlay.report.model import Obstacle
-from overlay.report.targets import StatusReport
 from overlay.report.wording import status as status_verdict
 from overlay.report.wording import together
 from overlay.results import Code, Notice, Reason, State
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from overlay.on_disk.ledger import Ledger
     from overlay.report.model import TargetReport
     from overlay.settings import Switches
-    from overlay.targets.target import Target
+    from overlay.targets import Target
 
 
 def with_plugin(
@@ -79,7 +79,7 @@ def _on_disk_only(target: TargetReport, features: tuple[Feature, ...]) -> frozen
         return frozenset()
     from packaging.version import InvalidVersion, Version
 
-    from overlay._features.early_modules import not_in_memory
+    from overlay._features.vllm_defaults import not_in_memory
 
     try:
         release = None if target.vllm is None else Version(target.vllm)

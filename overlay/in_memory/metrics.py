@@ -1,6 +1,6 @@
 """Metrics of the overlay: their names, and their values for the processes of a server.
 
-Nothing is counted here, and nothing is kept between two scrapes: see ``processes.family``.  How the
+Nothing is counted here, and nothing is kept between two scrapes: see ``_processes.live``.  How the
 values get into vLLM's registry is ``metrics_watch``.
 """
 

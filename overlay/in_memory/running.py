@@ -22,7 +22,7 @@ from overlay.untrusted import sha256
 
 if TYPE_CHECKING:
     from overlay._features.switches import Declaration
-    from overlay.in_memory.activation import Activation
+    from overlay.in_memory import Activation
     from overlay.in_memory.module_cache import StoredModule
     from overlay.results import ModelRunner
 
@@ -82,9 +82,9 @@ class RunningProcess:
                 f"vllm-overlay: {name} was imported before its process was recorded; load the "
                 "plugin before that import, or set OVERLAY=off"
             )
-        from overlay.in_memory import verification
+        from overlay.in_memory import import_hook
 
-        scopes = verification.compare(module, stored.code, self.activation.scopes.get(name, ()))
+        scopes = import_hook.compare(module, stored.code, self.activation.scopes.get(name, ()))
         wrong = [scope for scope, state in scopes.items() if state is records.CodeState.DIFFERS]
         if wrong:
             raise HookError(
@@ -161,7 +161,7 @@ class RunningProcess:
 
     def runner(self, feature: str) -> ModelRunner | None:
         """The only model runner that a feature patches, as ``overlay check`` tells it."""
-        from overlay._features.model_runners import has_ascend, runner_of
+        from overlay._features.vllm_defaults import has_ascend, runner_of
 
         declared = self.declared().get(feature)
         if declared is not None and declared.model_runner is not None:

@@ -19,7 +19,7 @@ from enum import Enum
 from pathlib import Path
 
 from overlay.errors import LedgerError, TransactionError, command
-from overlay.on_disk import files, journal, lock
+from overlay.on_disk import files, journal
 from overlay.on_disk.files import unwritable
 from overlay.on_disk.journal import Journal, Step
 from overlay.package import VLLM, Package
@@ -34,7 +34,7 @@ class Content(Enum):
     FOREIGN = "foreign"
 
 
-def recover(root: Path, timeout: float = lock.TIMEOUT, package: Package = VLLM) -> str | None:
+def recover(root: Path, timeout: float = journal.TIMEOUT, package: Package = VLLM) -> str | None:
     """End a transaction that was interrupted in ``root``; commands that write call this first.
 
     A transaction that still runs is waited for.
@@ -50,7 +50,7 @@ def recover(root: Path, timeout: float = lock.TIMEOUT, package: Package = VLLM) 
     root = root.resolve()
     if not journal.pending(root, package):
         return None
-    with lock.exclusive(root, timeout, package):
+    with journal.exclusive(root, timeout, package):
         return recover_locked(root, package)
 
 

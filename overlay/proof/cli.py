@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from overlay.cli.group import cli, everywhere
+from overlay.cli import cli, everywhere
 from overlay.cli.options import json_option, verbose_option, with_request
 from overlay.commands.output import write_output
 from overlay.proof.commands import bench as benching
-from overlay.proof.commands import bench_page
+from overlay.proof.commands import bench_report
 from overlay.proof.commands import verify as verifying
 from overlay.proof.commands.question import BUDGET, BenchQuestion, Part
 from overlay.proof.commands.verify_stage import VerifyQuestion
@@ -25,7 +25,7 @@ from overlay.report.progress import Meter
 if TYPE_CHECKING:
     from overlay.commands.request import Request
     from overlay.proof.commands.question import Schedule
-    from overlay.report.base import Report
+    from overlay.report import Report
 
 
 class NumberInRange(click.FloatRange):
@@ -313,7 +313,7 @@ def bench(
 
     report = benching.bench(BenchQuestion(**options), _on_engine(write), on_plan, write)
     if options["page"] is not None:
-        write_output("--html", options["page"], bench_page.page(report).encode())
+        write_output("--html", options["page"], bench_report.page(report).encode())
     if options["plot"] is not None:
-        write_output("--svg", options["plot"], bench_page.plot_file(report).encode())
+        write_output("--svg", options["plot"], bench_report.plot_file(report).encode())
     return report

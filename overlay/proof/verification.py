@@ -18,7 +18,7 @@ from overlay.proof import oracle
 from overlay.proof.engine_compat import GraphMode
 from overlay.proof.oracle import Answer, EngineRequest, OracleStep, Rule
 from overlay.proof.rounding import Opinion, Rounding
-from overlay.report.base import plain
+from overlay.report import plain
 from overlay.results import ModelRunner
 
 

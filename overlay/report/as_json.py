@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from overlay.report.base import Report
+from overlay.report import Report
 from overlay.report.lines import vllm
 from overlay.report.model import TargetReport
 from overlay.report.problems import explained, next_steps

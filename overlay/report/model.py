@@ -14,7 +14,7 @@ from overlay.errors import NOTHING_NAMED, Command, Invocation
 from overlay.results import Code, FeatureResult, Notice, Reason, State, worst
 
 if TYPE_CHECKING:
-    from overlay._features.model_runners import RunnerNote
+    from overlay._features.vllm_defaults import RunnerNote
 
 
 class Obstacle(NamedTuple):

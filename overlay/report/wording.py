@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from overlay.package import Package
-    from overlay.report.targets import RevertReport
+    from overlay.report import RevertReport
 
 
 #: What a feature does in a state that needs the user; what several do.

@@ -15,8 +15,8 @@ from typing import IO, cast
 
 from overlay.errors import Absent, ArchiveError
 from overlay.package import Package
+from overlay.targets import MAX_FILE_BYTES, Sources, Target, targets_of
 from overlay.targets.installations import Record, header, owns, unreadable, version_in_source
-from overlay.targets.target import MAX_FILE_BYTES, Sources, Target, targets_of
 from overlay.untrusted import open_regular
 
 #: The most members of an archive (vLLM 0.33.0 has 9629).

@@ -35,8 +35,8 @@ from urllib3.exceptions import TimeoutError as TransportTimeout
 from urllib3.poolmanager import ProxyManager
 
 from overlay.errors import PackageIndexError, causes_of, is_offline, without_secrets
+from overlay.targets import Progress
 from overlay.targets.pip_config import IndexConfig
-from overlay.targets.target import Progress
 from overlay.untrusted import read_regular
 
 #: Statuses of a server that may answer if it is asked again.

@@ -101,7 +101,7 @@ def test_what_is_deprecated_is_what_the_code_takes_with_a_warning() -> None:
     for name, values in [("OVERLAY_UNTESTED", (("0", "off"), ("1", "on"))), *former]:
         expected += [[f"value `{old}` of `{name}`", f"`{new}`"] for old, new in values]
     expected += [list(each) for each in OTHERWISE.values()]
-    module = "overlay.cli.group"
+    module = "overlay.cli"
     if importlib.util.find_spec(module) is None:
         table = [row for row in table if not row[0].startswith("option ")]
     else:

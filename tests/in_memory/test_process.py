@@ -13,10 +13,9 @@ import pytest
 
 from overlay import settings as switches
 from overlay._processes import records
-from overlay.in_memory import decision
+from overlay.in_memory import Activation, decision
 from overlay.in_memory import module_cache as caches
 from overlay.in_memory import plugin as process
-from overlay.in_memory.activation import Activation
 from overlay.in_memory.import_watch import HookError
 from overlay.in_memory.module_cache import StoredModule
 from overlay.in_memory.running import RunningProcess

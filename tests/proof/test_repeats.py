@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlay.errors import OverlayError
-from overlay.proof.commands.bench_page import page
 from overlay.proof.commands.bench_report import (
     OVERLAY,
     STOCK,
@@ -17,6 +16,7 @@ from overlay.proof.commands.bench_report import (
     BenchReport,
     benched,
     first_token_table,
+    page,
     step_table,
 )
 from overlay.proof.repeats import Sample, Served, Timed, order, read, read_served

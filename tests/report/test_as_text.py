@@ -11,11 +11,10 @@ from overlay._features.folder import Hole
 from overlay.commands.list_ import ListReport
 from overlay.package import VLLM
 from overlay.planning import advice
-from overlay.report.base import Report, failure
+from overlay.report import CheckReport, Report, StatusReport, failure
 from overlay.report.lines import Line, Span, aligned, paint
 from overlay.report.model import TargetReport
 from overlay.report.problems import ProblemPlace, problems
-from overlay.report.targets import CheckReport, StatusReport
 from overlay.report.wording import checked
 from overlay.results import (
     Code,

@@ -16,11 +16,10 @@ from overlay._processes.live import LiveProcess
 from overlay._processes.records import ProcessRecord
 from overlay.commands.list_ import ListReport
 from overlay.commands.live import ProcessesReport
+from overlay.report import CheckReport, Report, StatusReport, failure
 from overlay.report.as_json import as_json
-from overlay.report.base import Report, failure
 from overlay.report.lines import paint
 from overlay.report.model import Obstacle, TargetReport
-from overlay.report.targets import CheckReport, StatusReport
 from overlay.report.wording import status
 from overlay.results import (
     Code,

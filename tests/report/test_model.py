@@ -10,11 +10,10 @@ from overlay._features.folder import Hole
 from overlay._features.model import AddedFile, Feature, Patch, Topic, Variant
 from overlay.commands.list_ import ListReport
 from overlay.package import ReleaseRange
+from overlay.report import CheckReport, StatusReport, failure
 from overlay.report.as_json import as_data, as_json
-from overlay.report.base import failure
 from overlay.report.lines import enumeration
 from overlay.report.model import TargetReport
-from overlay.report.targets import CheckReport, StatusReport
 from overlay.results import (
     Code,
     FeatureResult,

@@ -13,10 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlay.commands.live import ProcessesReport
+from overlay.report import (
+    ApplyReport,
+    CheckReport,
+    DiffReport,
+    RevertReport,
+    StatusReport,
+    failure,
+)
 from overlay.report.as_json import SCHEMA, as_data
-from overlay.report.base import failure
 from overlay.report.model import Obstacle, TargetReport
-from overlay.report.targets import ApplyReport, CheckReport, DiffReport, RevertReport, StatusReport
 from overlay.results import Code, Exit, Reason, State, Verdict
 from scripts import render_json_keys
 from tests.report.test_as_text import targets

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from overlay.commands.since import Ownership, SinceReport, Turn, since
 from overlay.errors import UsageError
+from overlay.report import CheckReport
 from overlay.report.as_json import as_json
 from overlay.report.model import Obstacle, TargetFailure, TargetReport
-from overlay.report.targets import CheckReport
 from overlay.report.wording import checked
 from overlay.results import Code, Exit, FeatureResult, Reason, State
 from overlay.untrusted import printable

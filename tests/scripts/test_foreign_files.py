@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 ALLOWED = {
     "overlay/untrusted.py": "the functions that everything else goes through",
     "overlay/on_disk/files.py": "writes, in folders that were opened without following a link",
-    "overlay/on_disk/lock.py": "opens the folder vllm/ itself, as a folder; reads /proc",
+    "overlay/on_disk/journal.py": "opens the folder vllm/ itself, as a folder; reads /proc",
     "overlay/cache.py": "opens files of private folders, if they are regular; makes lock files",
     "overlay/in_memory/module_cache.py": "opens a private folder, and writes new files in one",
     "overlay/in_memory/import_hook.py": "reads modules that Python itself reads",
@@ -25,7 +25,7 @@ ALLOWED = {
     "overlay/_processes/records.py": "reads /proc, and a bounded part of a process's shared memory",
     "overlay/authoring/disk.py": "opens folders to sync and to lock them, and makes new files",
     "overlay/commands/output.py": "writes where the user says, and follows no link of others",
-    "overlay/_features/early_modules.py": "reads a table of the overlay's own",
+    "overlay/_features/vllm_defaults.py": "reads a table of the overlay's own",
     "overlay/commands/parallel.py": "opens the null device for workers",
     "overlay/commands/diagnosis.py": "reads /proc, /sys and torch's metadata",
     "overlay/cli/run.py": "opens the null device for writing",

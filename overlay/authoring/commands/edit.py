@@ -46,7 +46,7 @@ from overlay.planning.upstream import remembers
 from overlay.report.progress import doing
 from overlay.results import Fate
 from overlay.settings import in_home
-from overlay.targets.target import Progress
+from overlay.targets import Progress
 from overlay.untrusted import sha256
 
 #: The notes of a session: the folders of patches it was begun with, and the title of a feature

@@ -15,9 +15,8 @@ from overlay.errors import Command, absolute, command
 from overlay.on_disk.edits import MISSING, Beside
 from overlay.package import is_module
 from overlay.planning.matching import removed_by
-from overlay.report.base import Report, by_fields
+from overlay.report import Report, beside_lines, by_fields
 from overlay.report.lines import Line, Span, agree, count, enumeration, labelled
-from overlay.report.targets import beside_lines
 from overlay.results import Code, Fate, Outcome, Verdict
 
 

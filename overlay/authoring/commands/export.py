@@ -20,7 +20,7 @@ from overlay.errors import UsageError, command
 from overlay.package import Package, Tree
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
-from overlay.report.base import Report, plain
+from overlay.report import Report, plain
 from overlay.report.lines import Line, count, enumeration, labelled
 from overlay.report.progress import counting
 from overlay.results import Change, Code, State, Verdict

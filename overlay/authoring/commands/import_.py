@@ -47,8 +47,8 @@ from overlay.planning.scopes import Syntax
 from overlay.report.lines import enumeration
 from overlay.report.progress import counting, doing
 from overlay.settings import in_home
+from overlay.targets import Progress
 from overlay.targets.resolution import release_named
-from overlay.targets.target import Progress
 from overlay.untrusted import read_regular
 
 #: What the report of an import has of its summary, as it is there.

@@ -11,7 +11,7 @@ from overlay.authoring.landing import ContextKept, Summary, landings, moved_line
 from overlay.authoring.triage import FileFate
 from overlay.errors import Invocation, absolute, told_once
 from overlay.package import is_module
-from overlay.report.base import Report, by_fields, plain
+from overlay.report import Report, by_fields, plain
 from overlay.report.lines import BLANK, Line, Span, count, enumeration, labelled
 from overlay.results import Code, Fate, Outcome, Verdict
 

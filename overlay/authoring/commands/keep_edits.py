@@ -26,7 +26,7 @@ from overlay.on_disk.edits import folders_of
 from overlay.on_disk.journal import reading
 from overlay.report.lines import enumeration, was_were
 from overlay.results import Change
-from overlay.targets.target import Target
+from overlay.targets import Target
 
 
 def keep(request: Request, targets: Sequence[Target], keep_as: Keep) -> Kept:

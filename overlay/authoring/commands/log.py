@@ -24,7 +24,7 @@ from overlay.commands.request import Request
 from overlay.commands.since import NOBODY, Ownership, upkeep
 from overlay.errors import OverlayError, UsageError
 from overlay.package import parse_version, path_problem
-from overlay.report.base import Report, by_fields
+from overlay.report import Report, by_fields
 from overlay.report.lines import (
     BLANK,
     MARK,

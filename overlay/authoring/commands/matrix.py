@@ -23,7 +23,7 @@ from overlay.package import VLLM, Package
 from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax
 from overlay.planning.upstream import by_distance, module_outcome, obsolete_by
-from overlay.report.base import Cell, Report, Table, plain
+from overlay.report import Cell, Report, Table, plain
 from overlay.report.lines import BLANK, Line, Span, count, enumeration, is_are, labelled
 from overlay.report.progress import counting
 from overlay.results import Code, Outcome, State, Verdict, whole_outcome

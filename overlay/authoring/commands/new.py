@@ -52,7 +52,7 @@ from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
 from overlay.report.progress import doing
 from overlay.results import Fate, Plan
-from overlay.targets.target import Progress, Target
+from overlay.targets import Progress, Target
 from overlay.untrusted import sha256
 
 

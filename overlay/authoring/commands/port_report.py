@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 from overlay.authoring.porting import FeaturePort, base_name
 from overlay.errors import Command, Invocation, absolute, command
 from overlay.package import ReleaseRange
-from overlay.report.base import Report
+from overlay.report import Report
 from overlay.report.lines import BLANK, Line, Span, count, enumeration, labelled
 from overlay.results import Code, Outcome, Verdict
 

@@ -18,7 +18,7 @@ from overlay.commands.request import Request
 from overlay.errors import OverlayError, UsageError, command
 from overlay.package import VLLM, Package
 from overlay.planning.scope_cache import Memo
-from overlay.report.base import Report
+from overlay.report import Report
 from overlay.report.lines import Line, Span, count, labelled
 from overlay.report.progress import counting
 from overlay.results import Code, Verdict

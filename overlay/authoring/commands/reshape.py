@@ -28,11 +28,11 @@ from overlay.errors import UsageError, command
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax
-from overlay.report.base import Report
+from overlay.report import Report
 from overlay.report.lines import Line, count, enumeration, labelled
 from overlay.report.progress import counting
 from overlay.results import Change, Code, Fate, Verdict
-from overlay.targets.target import Progress
+from overlay.targets import Progress
 
 
 @dataclass(frozen=True)

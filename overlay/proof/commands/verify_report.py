@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from overlay.proof.engine_compat import GraphMode
 from overlay.proof.verification import ModeOutcome
-from overlay.report.base import Report
+from overlay.report import Report
 from overlay.report.lines import BLANK, MARK, Line, Span, aligned, count, enumeration, labelled
 from overlay.results import Code, ModelRunner, Verdict
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from overlay.errors import OverlayError
 from overlay.proof.commands.bench import BenchStage, Launch, OnJob
-from overlay.proof.commands.bench_page import page
-from overlay.proof.commands.bench_report import OVERLAY, STOCK, V2, BenchReport
+from overlay.proof.commands.bench_report import OVERLAY, STOCK, V2, BenchReport, page
 from overlay.proof.commands.question import ENGINES, BenchQuestion, Budget, Part
 from overlay.proof.engine_pool import EngineEnd, Job
 from overlay.proof.repeats import Quantity
