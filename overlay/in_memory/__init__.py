@@ -4,7 +4,8 @@
 ``preparation`` plans, ``module_cache`` keeps patched text in a private cache, and vLLM's own caches
 apart, ``import_hook`` hands it to the import system and compares what runs with the plan,
 ``import_watch`` waits for modules that stay as they are, ``ranks`` compares the ranks of an engine,
-and ``log`` reaches vLLM's log.  What a process runs after the overlay has started in it is an ``Activation``.
+and ``log`` reaches vLLM's log.  What a process runs after the overlay has started in it is an
+``Activation``.
 """
 
 from __future__ import annotations

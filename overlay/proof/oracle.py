@@ -110,12 +110,6 @@ def make_rule(vocab: int = 192, wrong_every: int = 7, seed: int = 0) -> Rule:
     return Rule(tuple(successor), tuple(drafted))
 
 
-def swapped(rule: Rule, adapter: str) -> tuple[tuple[int, int], ...]:
-    """The pairs of tokens that an adapter of this name lets the target take for each other."""
-    ids = random.Random(adapter).sample(range(FIRST_TOKEN, rule.vocab), 8)
-    return tuple(zip(ids[::2], ids[1::2], strict=True))
-
-
 def _extend(table: Sequence[int], tokens: Sequence[int], count: int) -> list[int]:
     if len(tokens) < 2:
         raise ValueError(f"the rule needs two known tokens, not {len(tokens)}")
