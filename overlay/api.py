@@ -37,8 +37,9 @@ if TYPE_CHECKING:
         RevertReport,
         StatusReport,
     )
+    from overlay.report.codes import Code
     from overlay.report.model import Obstacle, TargetReport
-    from overlay.results import Code, FeatureResult, FileResult, HunkResult, Notice, Reason, State
+    from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State
     from overlay.targets import Progress
 
 #: A path or a name.

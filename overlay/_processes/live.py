@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from overlay._processes import records
-from overlay._processes.records import CodeState, Effect, Meaning, ProcessRecord, counts_of
+from overlay import _processes
+from overlay._processes import CodeState, Effect, Meaning, ProcessRecord, counts_of
 from overlay.errors import OverlayError
 from overlay.results import Way
 
@@ -67,7 +67,7 @@ def processes(proc: Path = Path("/proc")) -> tuple[LiveProcess, ...]:
         raise OverlayError(
             f"expected the running processes under {proc}, found none; --live needs Linux"
         )
-    by_pid = {record.pid: record for record in records.read_all()}
+    by_pid = {record.pid: record for record in _processes.read_all()}
     every = {process.pid: process for process in _own(proc)}
     ours = {
         pid: process for pid, process in every.items() if pid in by_pid or _is_vllm(proc, process)
@@ -256,7 +256,7 @@ def family(pid: int, proc: Path = Path("/proc")) -> tuple[Member, ...]:
     caller's own process calls itself a worker, too.
     """
     parents = _Parents(proc)
-    recorded = {record.pid: record for record in records.read_all()}
+    recorded = {record.pid: record for record in _processes.read_all()}
     first = {each: parents.first(each, recorded) for each in recorded}
     mine = parents.first(pid, recorded)
     members = [each for each in recorded if first[each] == mine]

@@ -68,7 +68,7 @@ def _stopped(arguments: list[str], error: Exception) -> Report:
     """The report of a command that an exception ended."""
     from overlay.errors import OverlayError, UsageError, described
     from overlay.report import failure
-    from overlay.results import Code
+    from overlay.report.codes import Code
     from overlay.untrusted import printable
 
     command = _command(arguments)

@@ -32,6 +32,7 @@ from overlay.commands.scene import (
 from overlay.commands.status import by_ledger, with_plugin, with_running
 from overlay.on_disk import transaction as commit
 from overlay.report import ApplyReport
+from overlay.report.codes import Verdict
 from overlay.report.model import TargetReport
 from overlay.report.wording import (
     applied,
@@ -42,7 +43,6 @@ from overlay.report.wording import (
     with_idle,
     would_apply,
 )
-from overlay.results import Verdict
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,11 @@ from overlay.planning.advice import for_malformed
 from overlay.planning.planner import below
 from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
+from overlay.report.codes import Code
 from overlay.report.lines import is_are
 from overlay.report.model import Obstacle, Pending, TargetReport
 from overlay.report.problems import CLASH, word
-from overlay.results import Clash, Code, FeatureResult, Plan, Reason, State
+from overlay.results import Clash, FeatureResult, Plan, Reason, State
 from overlay.untrusted import all_unreadable, sha256
 
 if TYPE_CHECKING:

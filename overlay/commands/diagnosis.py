@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import overlay
-from overlay import settings
+from overlay import _processes, settings
 from overlay import settings as switches
 from overlay._features.folder import load_all
 from overlay._features.switches import Declaration, check_values, declarations
@@ -29,7 +29,6 @@ from overlay._features.vllm_defaults import (
     requested_runner,
     runs,
 )
-from overlay._processes import records
 from overlay.cache import PrivateFolder, cache_folder, size_of
 from overlay.commands.cache import PARTS
 from overlay.commands.request import find_project
@@ -312,7 +311,7 @@ def cache() -> CacheFacts:
 
 
 def _records() -> str:
-    folder = next(records.usable(make=False), None)
+    folder = next(_processes.usable(make=False), None)
     return "no folder yet; the first process of vLLM makes one" if folder is None else str(folder)
 
 

@@ -15,9 +15,9 @@ from overlay.planning.diff import render
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
 from overlay.report import DiffReport
+from overlay.report.codes import Exit
 from overlay.report.progress import doing
 from overlay.report.wording import differs, together
-from overlay.results import Exit
 from overlay.untrusted import all_unreadable
 
 if TYPE_CHECKING:

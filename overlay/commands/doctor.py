@@ -19,9 +19,9 @@ from overlay.commands.status import of_files
 from overlay.errors import Absent, OverlayError
 from overlay.package import VLLM
 from overlay.report import Report, plain
+from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, MARK, Line, Span, count, labelled
 from overlay.report.wording import attention
-from overlay.results import Code, Verdict
 from overlay.targets.resolution import resolve_each
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from overlay.commands.request import Request
 from overlay.errors import PackageIndexError, UsageError, command
 from overlay.package import VLLM, Package, package_of_distribution
 from overlay.report import Report, plain
+from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, MARK, Line, Span, count, enumeration, is_are, labelled
-from overlay.results import Code, Verdict
 
 #: Why a feature is kept as a patch, in words.
 REASONS = {

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from overlay._features.switches import declarations
+from overlay._processes import Effect
 from overlay._processes import live as running_processes
-from overlay._processes.records import Effect
 from overlay.commands.scene import expect_known
 from overlay.errors import OverlayError
 from overlay.package import VLLM
 from overlay.report import Report, by_fields, plain
+from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, MARK, Line, Span, aligned, count, enumeration, labelled
-from overlay.results import Code, Verdict
 from overlay.targets.environments import resolve_installed
 
 if TYPE_CHECKING:

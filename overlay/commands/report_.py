@@ -26,8 +26,8 @@ from overlay.commands.status import status
 from overlay.errors import OverlayError, UsageError
 from overlay.report import Report, Table, by_fields, failure
 from overlay.report.as_json import as_data
+from overlay.report.codes import Code, Exit, Verdict
 from overlay.report.lines import BLANK, Line, Span, count, enumeration, labelled
-from overlay.results import Code, Exit, Verdict
 from overlay.targets.environments import is_environment
 from overlay.untrusted import printable
 

@@ -50,6 +50,7 @@ from overlay.on_disk.rebuild import rebuild
 from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
 from overlay.report import RevertReport
+from overlay.report.codes import Code
 from overlay.report.lines import enumeration, is_are, was_were
 from overlay.report.model import Obstacle, TargetReport
 from overlay.report.wording import (
@@ -63,7 +64,7 @@ from overlay.report.wording import (
     taken_off,
     together,
 )
-from overlay.results import Change, Code, FeatureResult, FileResult, Plan, Reason, State
+from overlay.results import Change, FeatureResult, FileResult, Plan, Reason, State
 from overlay.untrusted import all_unreadable
 
 if TYPE_CHECKING:

@@ -34,11 +34,12 @@ from overlay.errors import (
 )
 from overlay.on_disk.files import foreign_state
 from overlay.package import VLLM, Package
+from overlay.report.codes import Code
 from overlay.report.lines import vllm
 from overlay.report.model import Obstacle, TargetReport
 from overlay.report.progress import doing
 from overlay.report.wording import idle_by_default, was_interrupted
-from overlay.results import Code, FeatureResult, Notice, Plan, Reason, State
+from overlay.results import FeatureResult, Notice, Plan, Reason, State
 from overlay.targets import resolution
 
 if TYPE_CHECKING:

@@ -21,20 +21,12 @@ from overlay._features.model import Feature, Patch
 from overlay._features.patch_headers import author, last_update
 from overlay.errors import UsageError, command, described
 from overlay.report import CheckReport, plain
+from overlay.report.codes import Code, Exit, Verdict
 from overlay.report.lines import Line, Span, count, enumeration, labelled
 from overlay.report.model import TargetReport
 from overlay.report.problems import explained, next_steps, word
 from overlay.report.target_text import newest_reason
-from overlay.results import (
-    Code,
-    Exit,
-    FeatureResult,
-    FileResult,
-    HunkResult,
-    Reason,
-    State,
-    Verdict,
-)
+from overlay.results import FeatureResult, FileResult, HunkResult, Reason, State
 from overlay.untrusted import parse_json, printable, read_regular
 
 #: The most bytes of an earlier report: a hundred features on all releases are a tenth of it.

@@ -22,11 +22,12 @@ from overlay.on_disk.disk_state import from_ledger
 from overlay.on_disk.journal import reading
 from overlay.on_disk.ledger import damaged_copies, reinstall
 from overlay.report import StatusReport
+from overlay.report.codes import Code
 from overlay.report.lines import enumeration
 from overlay.report.model import Obstacle
 from overlay.report.wording import status as status_verdict
 from overlay.report.wording import together
-from overlay.results import Code, Notice, Reason, State
+from overlay.results import Notice, Reason, State
 from overlay.settings import kept_out, plugin_allowed
 from overlay.untrusted import all_unreadable
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from overlay._features.sources import EFFECTS_MODULE
 from overlay._features.vllm_defaults import asking
-from overlay._processes.records import (
+from overlay._processes import (
     COUNTS_NAME,
     Effect,
     EffectRecord,

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from overlay._processes.records import CodeState
+from overlay._processes import CodeState
 from overlay.in_memory.import_watch import (
     HookError,
     WatchFinder,

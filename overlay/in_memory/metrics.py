@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from overlay._processes import Effect, Meaning
 from overlay._processes.live import Member, Number, family
-from overlay._processes.records import Effect, Meaning
 from overlay.untrusted import printable
 
 #: What the name of every metric of the overlay begins with.

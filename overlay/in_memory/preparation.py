@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import overlay
+from overlay import _processes
 from overlay._features.sources import fingerprint, owner_problem, patches_folders
-from overlay._processes import records
 from overlay.cache import cache_folder
 from overlay.errors import OverlayError, TargetError
 from overlay.in_memory import NOT_ASKED, FeatureDecision
@@ -233,7 +233,7 @@ def _places() -> Iterable[Path]:
     The last one lasts as long as this process does.
     """
     yield cache_folder() / "modules"
-    for folder in records.usable():  # the user's own, and found again by the next process
+    for folder in _processes.usable():  # the user's own, and found again by the next process
         yield folder / "modules"
     with contextlib.suppress(OSError):
         place = tempfile.mkdtemp(prefix=f"vllm-overlay-{os.geteuid()}-")

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from overlay.report.codes import Code, Exit, Verdict
 from overlay.report.lines import BLANK, STOPPED, Line, Span, enumeration, labelled
-from overlay.results import Code, Exit, State, Verdict
+from overlay.results import State
 
 if TYPE_CHECKING:
     from overlay.report.model import TargetFailure, TargetReport

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from overlay.errors import NOTHING_NAMED, Command, Invocation
-from overlay.results import Code, FeatureResult, Notice, Reason, State, worst
+from overlay.report.codes import Code
+from overlay.results import FeatureResult, Notice, Reason, State, worst
 
 if TYPE_CHECKING:
     from overlay._features.vllm_defaults import RunnerNote

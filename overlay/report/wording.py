@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from overlay.errors import command
+from overlay.report.codes import Code, Exit, Verdict
 from overlay.report.lines import (
     STOPPED,
     agree,
@@ -22,7 +23,7 @@ from overlay.report.lines import (
 )
 from overlay.report.model import Pending, TargetFailure, TargetReport
 from overlay.report.problems import CLASH, MALFORMED, problems, word
-from overlay.results import Change, Code, Exit, FeatureResult, State, Verdict
+from overlay.results import Change, FeatureResult, State
 
 if TYPE_CHECKING:
     from pathlib import Path

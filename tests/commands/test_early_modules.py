@@ -15,7 +15,8 @@ from overlay.authoring.commands.edit_report import AuthoredFile, AuthoredHunks, 
 from overlay.authoring.commands.import_report import ImportReport
 from overlay.authoring.triage import FileFate
 from overlay.package import KNOWN_RELEASES, module_name
-from overlay.results import Code, Fate, Verdict
+from overlay.report.codes import Code, Verdict
+from overlay.results import Fate
 from scripts.vllm_import_graph import Tree, unpacked
 from tests.support import fake_vllm
 from tests.support.cli import PROPOSE, Cli

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from overlay import __version__
+from overlay._processes import CodeState, ModuleRecord
 from overlay._processes.live import LiveProcess
-from overlay._processes.records import CodeState, ModuleRecord
 from overlay.commands.live import ProcessesReport
-from overlay.results import Code, Verdict
+from overlay.report.codes import Code, Verdict
 from tests.support.cli import Cli
 from tests.support.process_records import record
 

@@ -23,7 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from overlay.results import Code
+from overlay.report.codes import Code
 from tests.draft_graphs.double_environment import SITE, write_mutated
 from tests.draft_graphs.mutation_table import MUTATIONS
 from tests.draft_graphs.mutation_types import Mutation

@@ -15,15 +15,16 @@ from typing import Any
 import pytest
 
 import overlay
+from overlay._processes import CodeState, Effect, EffectRecord, ModuleRecord, ProcessRecord
 from overlay._processes.live import LiveProcess, strangers_noted
-from overlay._processes.records import CodeState, Effect, EffectRecord, ModuleRecord, ProcessRecord
 from overlay.commands import diagnosis
 from overlay.commands.doctor import doctor
 from overlay.commands.live import ProcessesReport, live, running
 from overlay.commands.report_ import report as collect
 from overlay.commands.request import Request
 from overlay.report.as_json import as_data
-from overlay.results import Code, Verdict, Way
+from overlay.report.codes import Code, Verdict
+from overlay.results import Way
 from tests.in_memory.boxes import REPO, Box
 
 #: What the command imports beyond the standard library; not every Python needs all of it.

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from overlay import _processes
 from overlay import settings as switches
-from overlay._processes import records
 from overlay.in_memory import Activation, decision
 from overlay.in_memory import module_cache as caches
 from overlay.in_memory import plugin as process
@@ -375,7 +375,7 @@ def test_other_code_than_planned_fails_the_import(monkeypatch: pytest.MonkeyPatc
     code = compile(text, "m.py", "exec")
     stored = StoredModule("vllm/m.py", None, Path("m.py"), text, code)
     activation = Activation(Way.MEMORY, "0.32.0", "/site", (), "d", scopes={"vllm.m": ("run",)})
-    monkeypatch.setattr(records, "write", lambda record: None)
+    monkeypatch.setattr(_processes, "write", lambda record: None)
     own = RunningProcess(switches.read({}))
     own.activated(activation)
     module = types.ModuleType("vllm.m")

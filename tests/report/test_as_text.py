@@ -12,22 +12,12 @@ from overlay.commands.list_ import ListReport
 from overlay.package import VLLM
 from overlay.planning import advice
 from overlay.report import CheckReport, Report, StatusReport, failure
+from overlay.report.codes import Code, Exit, Verdict
 from overlay.report.lines import Line, Span, aligned, paint
 from overlay.report.model import TargetReport
 from overlay.report.problems import ProblemPlace, problems
 from overlay.report.wording import checked
-from overlay.results import (
-    Code,
-    Exit,
-    FeatureResult,
-    FileResult,
-    HunkResult,
-    Notice,
-    Reason,
-    State,
-    Verdict,
-    combine,
-)
+from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State, combine
 from tests.report.test_model import listed_feature
 
 states = st.sampled_from(list(State))

@@ -12,26 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlay._features.folder import Hole
+from overlay._processes import ProcessRecord
 from overlay._processes.live import LiveProcess
-from overlay._processes.records import ProcessRecord
 from overlay.commands.list_ import ListReport
 from overlay.commands.live import ProcessesReport
 from overlay.report import CheckReport, Report, StatusReport, failure
 from overlay.report.as_json import as_json
+from overlay.report.codes import Code, Verdict
 from overlay.report.lines import paint
 from overlay.report.model import Obstacle, TargetReport
 from overlay.report.wording import status
-from overlay.results import (
-    Code,
-    FeatureResult,
-    FileResult,
-    HunkResult,
-    Notice,
-    Reason,
-    State,
-    Verdict,
-    Way,
-)
+from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State, Way
 from tests.commands.conftest import fake_vllm
 from tests.report.test_model import listed_feature
 from tests.support.cli import Cli

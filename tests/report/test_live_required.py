@@ -5,10 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overlay._processes import Effect, EffectRecord, ProcessRecord
 from overlay._processes.live import LiveProcess
-from overlay._processes.records import Effect, EffectRecord, ProcessRecord
 from overlay.commands.live import not_active, running
-from overlay.results import Code, Way
+from overlay.report.codes import Code
+from overlay.results import Way
 
 #: What processes do, by the states of the features ``a`` and ``b``; ``None``: its code is absent.
 STATES = st.sampled_from([*Effect, None])

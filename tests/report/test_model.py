@@ -12,18 +12,10 @@ from overlay.commands.list_ import ListReport
 from overlay.package import ReleaseRange
 from overlay.report import CheckReport, StatusReport, failure
 from overlay.report.as_json import as_data, as_json
+from overlay.report.codes import Code, Verdict
 from overlay.report.lines import enumeration
 from overlay.report.model import TargetReport
-from overlay.results import (
-    Code,
-    FeatureResult,
-    FileResult,
-    HunkResult,
-    Notice,
-    Reason,
-    State,
-    Verdict,
-)
+from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State
 
 PROPOSER = "vllm/v1/spec_decode/llm_base_proposer.py"
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from overlay.authoring.commands.matrix import MatrixCell, MatrixReport, MatrixRow
 from overlay.commands.report_ import CollectedReport, Section, collected, page
 from overlay.report import failure
-from overlay.results import Code, State, Verdict
+from overlay.report.codes import Code, Verdict
+from overlay.results import State
 from overlay.untrusted import printable
 from tests.commands.test_report_command import Page, expect_safe
 

@@ -9,7 +9,8 @@ from typing import Any, ClassVar, NamedTuple
 from packaging.version import Version
 
 from overlay.report import Report, by_fields, plain
-from overlay.results import Code, Exit, State, Verdict
+from overlay.report.codes import Code, Exit, Verdict
+from overlay.results import State
 
 
 class Part(NamedTuple):

@@ -22,8 +22,9 @@ from overlay.report import (
     failure,
 )
 from overlay.report.as_json import SCHEMA, as_data
+from overlay.report.codes import Code, Exit, Verdict
 from overlay.report.model import Obstacle, TargetReport
-from overlay.results import Code, Exit, Reason, State, Verdict
+from overlay.results import Reason, State
 from scripts import render_json_keys
 from tests.report.test_as_text import targets
 from tests.support.cli import ADDED, PROPOSER, Cli

@@ -16,9 +16,10 @@ from overlay.commands.since import Ownership, SinceReport, Turn, since
 from overlay.errors import UsageError
 from overlay.report import CheckReport
 from overlay.report.as_json import as_json
+from overlay.report.codes import Code, Exit
 from overlay.report.model import Obstacle, TargetFailure, TargetReport
 from overlay.report.wording import checked
-from overlay.results import Code, Exit, FeatureResult, Reason, State
+from overlay.results import FeatureResult, Reason, State
 from overlay.untrusted import printable
 
 NAMES = ("a", "b|<x>&*", "c\x1b]0;x\x07")

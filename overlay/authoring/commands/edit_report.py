@@ -16,8 +16,9 @@ from overlay.on_disk.edits import MISSING, Beside
 from overlay.package import is_module
 from overlay.planning.matching import removed_by
 from overlay.report import Report, beside_lines, by_fields
+from overlay.report.codes import Code, Verdict
 from overlay.report.lines import Line, Span, agree, count, enumeration, labelled
-from overlay.results import Code, Fate, Outcome, Verdict
+from overlay.results import Fate, Outcome
 
 
 class AuthoredHunks(NamedTuple):

@@ -21,9 +21,10 @@ from overlay.package import Package, Tree
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
 from overlay.report import Report, plain
+from overlay.report.codes import Code, Verdict
 from overlay.report.lines import Line, count, enumeration, labelled
 from overlay.report.progress import counting
-from overlay.results import Change, Code, State, Verdict
+from overlay.results import Change, State
 from overlay.settings import in_home
 from overlay.untrusted import parse_toml, read_regular
 

@@ -57,7 +57,8 @@ from overlay.package import Package, ReleaseRange
 from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax
 from overlay.planning.text import Edit, SourceText, TextError
-from overlay.results import Code, Outcome, Verdict
+from overlay.report.codes import Code, Verdict
+from overlay.results import Outcome
 
 #: The file of a feature that has the bytes which it was read from.
 ORIGIN = "origin/01.patch"

@@ -12,8 +12,9 @@ from overlay.authoring.triage import FileFate
 from overlay.errors import Invocation, absolute, told_once
 from overlay.package import is_module
 from overlay.report import Report, by_fields, plain
+from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, Line, Span, count, enumeration, labelled
-from overlay.results import Code, Fate, Outcome, Verdict
+from overlay.results import Fate, Outcome
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from overlay.commands.since import NOBODY, Ownership, upkeep
 from overlay.errors import OverlayError, UsageError
 from overlay.package import parse_version, path_problem
 from overlay.report import Report, by_fields
+from overlay.report.codes import Code, Verdict
 from overlay.report.lines import (
     BLANK,
     MARK,
@@ -38,7 +39,7 @@ from overlay.report.lines import (
 )
 from overlay.report.model import TargetFailure, TargetReport
 from overlay.report.problems import word
-from overlay.results import ANY_MORE, Code, FeatureResult, State, Verdict
+from overlay.results import ANY_MORE, FeatureResult, State
 from overlay.targets.resolution import releases
 
 _PULL = re.compile(r"/pull/(\d+)\b")

@@ -24,9 +24,10 @@ from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax
 from overlay.planning.upstream import by_distance, module_outcome, obsolete_by
 from overlay.report import Cell, Report, Table, plain
+from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, Line, Span, count, enumeration, is_are, labelled
 from overlay.report.progress import counting
-from overlay.results import Code, Outcome, State, Verdict, whole_outcome
+from overlay.results import Outcome, State, whole_outcome
 from overlay.targets import resolution
 from overlay.targets.resolution import release_named, releases, spelt
 

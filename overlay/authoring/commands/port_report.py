@@ -12,8 +12,9 @@ from overlay.authoring.porting import FeaturePort, base_name
 from overlay.errors import Command, Invocation, absolute, command
 from overlay.package import ReleaseRange
 from overlay.report import Report
+from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, Line, Span, count, enumeration, labelled
-from overlay.results import Code, Outcome, Verdict
+from overlay.results import Outcome
 
 
 class ScopeViews(NamedTuple):

@@ -19,9 +19,9 @@ from overlay.errors import OverlayError, UsageError, command
 from overlay.package import VLLM, Package
 from overlay.planning.scope_cache import Memo
 from overlay.report import Report
+from overlay.report.codes import Code, Verdict
 from overlay.report.lines import Line, Span, count, labelled
 from overlay.report.progress import counting
-from overlay.results import Code, Verdict
 from overlay.targets.resolution import release_named
 
 

@@ -29,9 +29,10 @@ from overlay.planning.attempt import Texts, attempt
 from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax
 from overlay.report import Report
+from overlay.report.codes import Code, Verdict
 from overlay.report.lines import Line, count, enumeration, labelled
 from overlay.report.progress import counting
-from overlay.results import Change, Code, Fate, Verdict
+from overlay.results import Change, Fate
 from overlay.targets import Progress
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from overlay.proof.repeats import Gap, Quantity
 from overlay.report import Report, by_fields, plain
+from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, Line, Span, aligned, count, enumeration, labelled
-from overlay.results import Code, ModelRunner, Verdict
+from overlay.results import ModelRunner
 from overlay.untrusted import printable
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 from overlay.proof.engine_compat import GraphMode
 from overlay.proof.verification import ModeOutcome
 from overlay.report import Report
+from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, MARK, Line, Span, aligned, count, enumeration, labelled
-from overlay.results import Code, ModelRunner, Verdict
+from overlay.results import ModelRunner
 
 if TYPE_CHECKING:
     from overlay.proof.rounding import Rounding

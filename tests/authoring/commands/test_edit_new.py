@@ -16,7 +16,8 @@ from overlay._features.folder import load
 from overlay.authoring import disk
 from overlay.authoring.commands.edit_report import NewReport
 from overlay.planning.planner import plan
-from overlay.results import Code, State, Verdict
+from overlay.report.codes import Code, Verdict
+from overlay.results import State
 from tests.support import releases
 from tests.support.cli import PROPOSER, RUNNER, Cli, edit
 from tests.support.faults import FaultyOs, faulty, in_child, killing

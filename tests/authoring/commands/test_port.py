@@ -21,7 +21,8 @@ from overlay.authoring.commands.port_session import Key, ask
 from overlay.commands.request import Request
 from overlay.errors import OverlayError
 from overlay.planning.planner import plan
-from overlay.results import Code, State
+from overlay.report.codes import Code
+from overlay.results import State
 from tests.support import port_world as world
 from tests.support.cli import Cli
 from tests.support.patches import hunk, patch_text, write_feature
