@@ -66,7 +66,7 @@ def test_it_is_read_as_it_was_written(
         assert journal.exists(root, package)
         assert journal.pending(root, package)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(journal.lock, "shared", _no_lock)
+            patch.setattr(journal, "shared", _no_lock)
             with journal.reading(root, package=package) as begun:
                 assert begun == written
         journal.remove(root, package)

@@ -27,7 +27,7 @@ from tests.support.sites import interrupt_in_the_middle
 from tests.support.transactions import ONE, PROPOSER, TWO, Site
 
 #: Every module of the overlay that looks at a target or writes there during a transaction.
-MODULES = (files, untrusted, files, journal, ledger)
+MODULES = (files, untrusted, journal, ledger)
 #: Of the hundred or so calls that write, how many lie between two that are tried.
 STEP = 53
 LOOKING = CALLS | {"stat", "lstat", "fstat", "read", "listdir", "scandir"}
@@ -98,10 +98,10 @@ SWAPS = [
 
 Action = Callable[[Site], object]
 ACTIONS: dict[str, tuple[Callable[[Site], object], Action]] = {
-    "apply": (lambda site: None, lambda site: files.apply(ONE)),
-    "upgrade": (lambda site: files.apply(ONE), lambda site: files.apply(TWO)),
-    "revert": (lambda site: files.apply(ONE), lambda site: files.revert()),
-    "recover": (interrupt_in_the_middle, lambda site: recovery.recover(files.root)),
+    "apply": (lambda site: None, lambda site: site.apply(ONE)),
+    "upgrade": (lambda site: site.apply(ONE), lambda site: site.apply(TWO)),
+    "revert": (lambda site: site.apply(ONE), lambda site: site.revert()),
+    "recover": (interrupt_in_the_middle, lambda site: recovery.recover(site.root)),
 }
 
 
