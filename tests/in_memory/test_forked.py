@@ -26,7 +26,7 @@ forked = multiprocessing.get_context("fork").Process(target=child, name="EngineC
 forked.start(); forked.join(); assert forked.exitcode == 0
 """
 RECORD = """
-    from overlay._processes import records
+    from overlay import _processes as records
     [mine] = [r for r in records.read_all() if r.pid == os.getpid()]
     print(mine.role, mine.way.value, flush=True)
 """

@@ -270,7 +270,7 @@ def test_a_damaged_cache_is_made_again(box: Box) -> None:
 
 
 def test_the_record_proves_what_runs(box: Box) -> None:
-    show = PATCHED + "from overlay._processes import records; import os\n"
+    show = PATCHED + "from overlay import _processes as records; import os\n"
     show += "[r] = [r for r in records.read_all() if r.pid == os.getpid()]\n"
     show += "print([(m.module.rpartition('.')[2], {s: c.value for s, c in m.scopes.items()})"
     show += " for m in r.modules], r.way.value)"
@@ -347,7 +347,7 @@ def test_an_open_cache_is_not_executed(box: Box) -> None:
 def test_no_place_to_write_leaves_the_feature_out(box: Box) -> None:
     nowhere = {"OVERLAY_CACHE": "/proc/nowhere", "TMPDIR": "/proc/nowhere"}
     code = "import tempfile; tempfile.tempdir = '/proc/nowhere'\n"
-    code += "from overlay._processes import records; records.folders = lambda: ()\n"
+    code += "from overlay import _processes as records; records.folders = lambda: ()\n"
     log = box.run(code + PRISTINE, **nowhere)
     assert "no place" in log
     done = box.attempt(code + "register()", **nowhere, OVERLAY_REQUIRED="demo")
