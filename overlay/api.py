@@ -26,17 +26,15 @@ from overlay.settings import in_home
 if TYPE_CHECKING:
     from overlay._features.model import Feature
     from overlay._processes.live import LiveProcess
+    from overlay.commands.apply import ApplyReport
+    from overlay.commands.check import CheckReport
+    from overlay.commands.diff import DiffReport
     from overlay.commands.doctor import DoctorReport
     from overlay.commands.list_ import ListReport
     from overlay.commands.live import ProcessesReport
-    from overlay.report import (
-        ApplyReport,
-        CheckReport,
-        DiffReport,
-        Report,
-        RevertReport,
-        StatusReport,
-    )
+    from overlay.commands.revert import RevertReport
+    from overlay.commands.status import StatusReport
+    from overlay.report import Report
     from overlay.report.codes import Code
     from overlay.report.model import Obstacle, TargetReport
     from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State
@@ -49,10 +47,10 @@ R = TypeVar("R", bound="Report")
 
 #: Where each type of the promise is defined; imported when it is asked for.
 _TYPES = {
-    "ApplyReport": "overlay.report",
-    "CheckReport": "overlay.report",
-    "Code": "overlay.results",
-    "DiffReport": "overlay.report",
+    "ApplyReport": "overlay.commands.apply",
+    "CheckReport": "overlay.commands.check",
+    "Code": "overlay.report.codes",
+    "DiffReport": "overlay.commands.diff",
     "DoctorReport": "overlay.commands.doctor",
     "Feature": "overlay._features.model",
     "FeatureResult": "overlay.results",
@@ -65,9 +63,9 @@ _TYPES = {
     "ProcessesReport": "overlay.commands.live",
     "Reason": "overlay.results",
     "Report": "overlay.report",
-    "RevertReport": "overlay.report",
+    "RevertReport": "overlay.commands.revert",
     "State": "overlay.results",
-    "StatusReport": "overlay.report",
+    "StatusReport": "overlay.commands.status",
     "TargetReport": "overlay.report.model",
 }
 

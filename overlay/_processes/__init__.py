@@ -1,5 +1,4 @@
-"""What each process says it runs: one small file a process, in the user's runtime folder.
-"""
+"""What each process says it runs: one small file a process, in the user's runtime folder."""
 
 from __future__ import annotations
 

@@ -6,16 +6,16 @@ the pristine copies and the rows in RECORD.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from overlay._features.model import of_package
 from overlay.commands.assess import is_changed, prove
-from overlay.commands.scene import ended, only, with_notices, writable
+from overlay.commands.scene import OneTarget, ended, only, with_notices, writable
 from overlay.commands.status import of_files
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.journal import reading
-from overlay.report import AdoptReport
 from overlay.report.wording import adopted, together
 
 if TYPE_CHECKING:
@@ -27,6 +27,13 @@ if TYPE_CHECKING:
     from overlay.commands.request import Request
     from overlay.report.model import TargetReport
     from overlay.targets import Target
+
+
+@dataclass(frozen=True)
+class AdoptReport(OneTarget):
+    """What ``adopt`` took over."""
+
+    _command: ClassVar[str] = "adopt"
 
 
 def adopt(request: Request) -> AdoptReport:

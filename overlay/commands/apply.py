@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from overlay.commands.assess import (
     Decision,
@@ -18,11 +19,11 @@ from overlay.commands.assess import (
     outlook,
     until_current,
 )
-from overlay.commands.request import Request
+from overlay.commands.request import Request, expect_known
 from overlay.commands.scene import (
+    OneTarget,
     Scene,
     ended,
-    expect_known,
     only,
     with_notices,
     with_requirements,
@@ -31,7 +32,6 @@ from overlay.commands.scene import (
 )
 from overlay.commands.status import by_ledger, with_plugin, with_running
 from overlay.on_disk import transaction as commit
-from overlay.report import ApplyReport
 from overlay.report.codes import Verdict
 from overlay.report.model import TargetReport
 from overlay.report.wording import (
@@ -43,6 +43,17 @@ from overlay.report.wording import (
     with_idle,
     would_apply,
 )
+
+
+@dataclass(frozen=True)
+class ApplyReport(OneTarget):
+    """What ``apply`` did, or would do.
+
+    :ivar changed: the files of the package that were written or removed, sorted.
+    """
+
+    _command: ClassVar[str] = "apply"
+    changed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

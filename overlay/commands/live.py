@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from overlay._features.switches import declarations
 from overlay._processes import Effect
 from overlay._processes import live as running_processes
-from overlay.commands.scene import expect_known
+from overlay.commands.request import expect_known
 from overlay.errors import OverlayError
 from overlay.package import VLLM
 from overlay.report import Report, by_fields, plain

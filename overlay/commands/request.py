@@ -19,7 +19,7 @@ import os
 import re
 import stat
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -204,6 +204,9 @@ def words_of(name: str | None, python: str | None) -> tuple[str, ...]:
 #: What to do where a feature is in none of the folders.
 FURTHER = "name the folder of a further feature with --patches DIR"
 
+#: With which ``--require`` means every feature that is made for the release.
+EVERY = "all"
+
 
 class Request(NamedTuple):
     """The part of a command's arguments that all commands share.
@@ -342,4 +345,18 @@ class Request(NamedTuple):
             feature
             for feature in features
             if (not self.features or feature.id in self.features) and feature.id not in self.without
+        )
+
+
+def expect_known(require: Sequence[str], features: Sequence[Feature]) -> None:
+    """Refuse a required feature that does not exist.
+
+    :raises UsageError: naming every unknown id, and the known ones.
+    """
+    ids = [feature.id for feature in features]
+    unknown = [name for name in dict.fromkeys(require) if name not in (*ids, EVERY)]
+    if unknown:
+        raise UsageError(
+            f"--require {', '.join(unknown)}: expected {EVERY} or one of "
+            f"{', '.join(ids) or 'none'}{did_you_mean(unknown, ids, FURTHER)}"
         )

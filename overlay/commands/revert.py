@@ -8,15 +8,16 @@ was applied, and has to fit without the one that goes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from overlay._features.model import of_package
 from overlay.commands import KEEP_EDITS, load
 from overlay.commands.assess import absent, is_changed, needed, until_current
 from overlay.commands.scene import (
+    OneTarget,
     ended,
     notices,
     refuse_release,
@@ -49,10 +50,11 @@ from overlay.on_disk.journal import reading
 from overlay.on_disk.rebuild import rebuild
 from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
-from overlay.report import RevertReport
+from overlay.report import Report
 from overlay.report.codes import Code
-from overlay.report.lines import enumeration, is_are, was_were
+from overlay.report.lines import Line, enumeration, is_are, was_were
 from overlay.report.model import Obstacle, TargetReport
+from overlay.report.target_text import beside_lines
 from overlay.report.wording import (
     adopt_first,
     also_kept,
@@ -75,6 +77,37 @@ if TYPE_CHECKING:
     from overlay.report import Report
     from overlay.report.model import TargetReport
     from overlay.targets import Target
+
+
+@dataclass(frozen=True)
+class RevertReport(OneTarget):
+    """What ``revert`` did.
+
+    :ivar changed: the files of the package that were written or removed, sorted.
+    :ivar kept: the feature that holds the edits, where there were any and they were to be kept.
+    :ivar beside: path and change of each file that no feature carries; not kept, not put back.
+    """
+
+    _command: ClassVar[str] = "revert"
+    changed: tuple[str, ...] = ()
+    kept: Report | None = None
+    beside: tuple[tuple[str, str], ...] = ()
+
+    def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:
+        """The text of the feature that holds the edits, and what no feature holds."""
+        if self.kept is not None:
+            yield from self.kept.own_lines(verbose=verbose)
+        if self.beside:
+            feature_beside = getattr(self.kept, "beside", ())
+            yield from beside_lines([each for each in self.beside if each not in feature_beside])
+
+    def own_data(self) -> dict[str, Any]:
+        """The feature that holds the edits, under ``kept``."""
+        feature_data = {} if self.kept is None else self.kept.own_data()
+        data = {"kept": feature_data["new"]} if "new" in feature_data else {}
+        if self.beside:
+            data["beside"] = [{"path": path, "what": what} for path, what in self.beside]
+        return data
 
 
 class Keep(NamedTuple):

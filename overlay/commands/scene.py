@@ -16,12 +16,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from overlay._features.model import packages_of
-from overlay.commands.request import FURTHER
+from overlay.commands.request import EVERY
 from overlay.errors import (
     NOTHING_NAMED,
     Absent,
@@ -30,10 +30,10 @@ from overlay.errors import (
     UsageError,
     command,
     current,
-    did_you_mean,
 )
 from overlay.on_disk.files import foreign_state
 from overlay.package import VLLM, Package
+from overlay.report import Report
 from overlay.report.codes import Code
 from overlay.report.lines import vllm
 from overlay.report.model import Obstacle, TargetReport
@@ -51,6 +51,23 @@ if TYPE_CHECKING:
     from overlay.report.model import TargetReport
     from overlay.results import FeatureResult
     from overlay.targets import Target
+
+
+@dataclass(frozen=True)
+class OneTarget(Report):
+    """Answer that speaks of one target.
+
+    :ivar target: vLLM there, or the one package that is meant.
+    :ivar others: the other packages there that features are for.
+    """
+
+    target: TargetReport
+    others: tuple[TargetReport, ...] = field(default=(), kw_only=True)
+
+    @property
+    def targets(self) -> tuple[TargetReport, ...]:
+        """The target, and the other packages there."""
+        return (self.target, *self.others)
 
 
 def resolve(request: Request, package: Package = VLLM) -> Target:
@@ -307,26 +324,10 @@ def with_features(target: TargetReport, features: Sequence[FeatureResult]) -> Ta
     return replace(target, features=tuple(features))
 
 
-EVERY = "all"
-
 _SATISFIED = frozenset({State.APPLIED, State.UPSTREAMED})
 
 #: States that an apply which goes through turns into ``applied``.
 _COMING = frozenset({State.PRISTINE, State.PARTIAL})
-
-
-def expect_known(require: Sequence[str], features: Sequence[Feature]) -> None:
-    """Refuse a required feature that does not exist.
-
-    :raises UsageError: naming every unknown id, and the known ones.
-    """
-    ids = [feature.id for feature in features]
-    unknown = [name for name in dict.fromkeys(require) if name not in (*ids, EVERY)]
-    if unknown:
-        raise UsageError(
-            f"--require {', '.join(unknown)}: expected {EVERY} or one of "
-            f"{', '.join(ids) or 'none'}{did_you_mean(unknown, ids, FURTHER)}"
-        )
 
 
 def with_required(

@@ -19,8 +19,9 @@ from xml.sax.saxutils import escape
 from overlay._features import sources
 from overlay._features.model import Feature, Patch
 from overlay._features.patch_headers import author, last_update
+from overlay.commands.check import CheckReport
 from overlay.errors import UsageError, command, described
-from overlay.report import CheckReport, plain
+from overlay.report import plain
 from overlay.report.codes import Code, Exit, Verdict
 from overlay.report.lines import Line, Span, count, enumeration, labelled
 from overlay.report.model import TargetReport

@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
 from overlay import settings
 from overlay._features.model import SHIPPED, of_package
-from overlay.commands.request import Request
-from overlay.commands.scene import expect_known, report, survey, with_requirements, with_runner
+from overlay.commands.request import Request, expect_known
+from overlay.commands.scene import OneTarget, report, survey, with_requirements, with_runner
 from overlay.errors import OverlayError, command
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import from_ledger
 from overlay.on_disk.journal import reading
 from overlay.on_disk.ledger import damaged_copies, reinstall
-from overlay.report import StatusReport
 from overlay.report.codes import Code
-from overlay.report.lines import enumeration
+from overlay.report.lines import Line, enumeration, labelled
 from overlay.report.model import Obstacle
 from overlay.report.wording import status as status_verdict
 from overlay.report.wording import together
@@ -37,6 +36,22 @@ if TYPE_CHECKING:
     from overlay.report.model import TargetReport
     from overlay.settings import Switches
     from overlay.targets import Target
+
+
+@dataclass(frozen=True)
+class StatusReport(OneTarget):
+    """What is applied to a target.
+
+    :ivar patches: the folders of patches that were read beside the shipped one, in order.
+    """
+
+    _command: ClassVar[str] = "status"
+    patches: tuple[str, ...] = ()
+
+    def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:
+        """The folders of patches, if ``verbose``."""
+        for folder in ("shipped", *self.patches) if verbose else ():
+            yield labelled(0, "patches: ", folder)
 
 
 def with_plugin(

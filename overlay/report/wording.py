@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from overlay.package import Package
-    from overlay.report import RevertReport
+    from overlay.report import Report
 
 
 #: What a feature does in a state that needs the user; what several do.
@@ -364,13 +364,13 @@ def not_reverted(target: TargetReport, paths: Sequence[str]) -> Verdict:
     return Verdict(Code.REVERT_REFUSED, text)
 
 
-def also_kept(report: RevertReport, folder: Path) -> Verdict:
+def also_kept(report: Report, folder: Path) -> Verdict:
     """The verdict of a ``revert`` that has saved the edits as a feature first."""
     text = f"{report.verdict.removesuffix('.')}; the edits are kept in {folder}."
     return Verdict(report.code, text)
 
 
-def left_as_it_is(report: RevertReport, beside: Sequence[tuple[str, str]], titles: str) -> Verdict:
+def left_as_it_is(report: Report, beside: Sequence[tuple[str, str]], titles: str) -> Verdict:
     """The verdict of a ``revert --keep-as`` beside whose edits there are others.
 
     :param beside: path and change of each file that no feature carries; not kept, not put back.

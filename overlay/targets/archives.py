@@ -272,7 +272,7 @@ def read_sdist(file: IO[bytes], name: str, package: Package) -> Sources:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
         with gzip.GzipFile(fileobj=file) as plain:
-            bounded = cast(IO[bytes], _Bounded(plain, name, size))
+            bounded = cast("IO[bytes]", _Bounded(plain, name, size))
             with tarfile.open(fileobj=bounded, mode="r|", encoding="utf-8") as archive:
                 sources = _collect(archive, name, package)
             while bounded.read(_CHUNK_BYTES):

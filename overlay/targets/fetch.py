@@ -83,7 +83,7 @@ def _take(
     if remote is None:
         sources = _whole(session, candidate, release, progress)
         return sources, _origin(candidate, candidate.hash, doubts)
-    wheel = Wheel(cast(IO[bytes], remote), candidate.filename, release.package)
+    wheel = Wheel(cast("IO[bytes]", remote), candidate.filename, release.package)
     remote.prefetch(wheel.extents(), str(release), progress)
     doubts.append(
         f"{release} has no sdist: its files were taken out of {candidate.filename} without "

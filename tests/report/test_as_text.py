@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlay._features.folder import Hole
+from overlay.commands.check import CheckReport
 from overlay.commands.list_ import ListReport
+from overlay.commands.status import StatusReport
 from overlay.package import VLLM
 from overlay.planning import advice
-from overlay.report import CheckReport, Report, StatusReport, failure
+from overlay.report import Report, failure
 from overlay.report.codes import Code, Exit, Verdict
 from overlay.report.lines import Line, Span, aligned, paint
 from overlay.report.model import TargetReport

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from overlay._features.folder import Hole
 from overlay._processes import ProcessRecord
 from overlay._processes.live import LiveProcess
+from overlay.commands.check import CheckReport
 from overlay.commands.list_ import ListReport
 from overlay.commands.live import ProcessesReport
-from overlay.report import CheckReport, Report, StatusReport, failure
+from overlay.commands.status import StatusReport
+from overlay.report import Report, failure
 from overlay.report.as_json import as_json
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import paint

@@ -8,9 +8,11 @@ from packaging.version import Version
 
 from overlay._features.folder import Hole
 from overlay._features.model import AddedFile, Feature, Patch, Topic, Variant
+from overlay.commands.check import CheckReport
 from overlay.commands.list_ import ListReport
+from overlay.commands.status import StatusReport
 from overlay.package import ReleaseRange
-from overlay.report import CheckReport, StatusReport, failure
+from overlay.report import failure
 from overlay.report.as_json import as_data, as_json
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import enumeration

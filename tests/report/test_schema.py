@@ -12,15 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overlay.commands.apply import ApplyReport
+from overlay.commands.check import CheckReport
+from overlay.commands.diff import DiffReport
 from overlay.commands.live import ProcessesReport
-from overlay.report import (
-    ApplyReport,
-    CheckReport,
-    DiffReport,
-    RevertReport,
-    StatusReport,
-    failure,
-)
+from overlay.commands.revert import RevertReport
+from overlay.commands.status import StatusReport
+from overlay.report import failure
 from overlay.report.as_json import SCHEMA, as_data
 from overlay.report.codes import Code, Exit, Verdict
 from overlay.report.model import Obstacle, TargetReport

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overlay.commands.check import CheckReport
 from overlay.commands.since import Ownership, SinceReport, Turn, since
 from overlay.errors import UsageError
-from overlay.report import CheckReport
 from overlay.report.as_json import as_json
 from overlay.report.codes import Code, Exit
 from overlay.report.model import Obstacle, TargetFailure, TargetReport

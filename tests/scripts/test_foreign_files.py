@@ -22,7 +22,7 @@ ALLOWED = {
     "overlay/in_memory/module_cache.py": "opens a private folder, and writes new files in one",
     "overlay/in_memory/import_hook.py": "reads modules that Python itself reads",
     "overlay/_processes/live.py": "reads /proc",
-    "overlay/_processes/__init__.py": "reads /proc, and a bounded part of a process's shared memory",
+    "overlay/_processes/__init__.py": "reads /proc, and a part of a process's shared memory",
     "overlay/authoring/disk.py": "opens folders to sync and to lock them, and makes new files",
     "overlay/commands/output.py": "writes where the user says, and follows no link of others",
     "overlay/_features/vllm_defaults.py": "reads a table of the overlay's own",

@@ -15,9 +15,10 @@ from overlay.errors import Command, absolute, command
 from overlay.on_disk.edits import MISSING, Beside
 from overlay.package import is_module
 from overlay.planning.matching import removed_by
-from overlay.report import Report, beside_lines, by_fields
+from overlay.report import Report, by_fields
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import Line, Span, agree, count, enumeration, labelled
+from overlay.report.target_text import beside_lines
 from overlay.results import Fate, Outcome
 
 
