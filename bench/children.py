@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from overlay.proof.process_group import ProcessGroup, Watchdog
+from overlay.proof.engine_pool import ProcessGroup, Watchdog
 
 
 def run_child(

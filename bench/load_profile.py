@@ -27,8 +27,7 @@ sys.path.insert(0, str(ROOT))
 
 from bench.children import run_child
 from bench.plan import ENGINES, has_plugin
-from overlay.proof.engine_launch import append_path, link_packages
-from overlay.proof.process_group import Watchdog
+from overlay.proof.engine_pool import Watchdog, append_path, link_packages
 
 
 def arguments() -> argparse.Namespace:

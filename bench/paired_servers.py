@@ -26,7 +26,7 @@ HERE = Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parents[1]))
 
 from bench.paired_load import Engine, Party, compared, in_turn, numbers, party, start_all
-from overlay.proof.serving_runs import half_of, requests_at, requests_of
+from overlay.proof.serving import half_of, requests_at, requests_of
 
 FIRST_TOKEN = "first token"
 _RATE = "--request-rate"
@@ -44,7 +44,7 @@ def serve(given: dict[str, Any]) -> None:
     from vllm.platforms import current_platform
 
     from overlay.proof import step_time
-    from overlay.proof.commands.launch import as_arguments
+    from overlay.proof.commands.bench import as_arguments
     from overlay.proof.serving import Client, Server, ServingSpec
     from overlay.proof.shapes import SHAPES, write_tokenizer
 

@@ -177,7 +177,7 @@ def chosen_prompts(args: argparse.Namespace) -> tuple[list[list[int]], list[list
     """Prompts to train on, and those held out, which are written where that was asked for."""
     from bench.pair import answers
     from bench.pair.documents import passages
-    from overlay.proof.texts import questions
+    from overlay.proof.oracle import questions
 
     tokenizer = answers.Tokenizer(args.model)
     every = questions(args.seed, passages(ROOT / "docs"))

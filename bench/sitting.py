@@ -18,8 +18,7 @@ from bench import meeting
 from bench.children import run_child
 from bench.plan import ENGINES, Party, Place, has_plugin
 from bench.turns import Turns
-from overlay.proof.engine_launch import append_path, link_packages
-from overlay.proof.process_group import Watchdog
+from overlay.proof.engine_pool import Watchdog, append_path, link_packages
 
 
 class Sitting:

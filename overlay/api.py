@@ -20,28 +20,25 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from overlay.commands import lazy as commands
 from overlay.commands.request import Request
-from overlay.errors import OverlayError, UsageError
-from overlay.results.invocation import invoked
+from overlay.errors import OverlayError, UsageError, invoked
 from overlay.settings import in_home
 
 if TYPE_CHECKING:
     from overlay._features.model import Feature
     from overlay._processes.live import LiveProcess
+    from overlay.commands.apply import ApplyReport
+    from overlay.commands.check import CheckReport
+    from overlay.commands.diff import DiffReport
     from overlay.commands.doctor import DoctorReport
     from overlay.commands.list_ import ListReport
     from overlay.commands.live import ProcessesReport
-    from overlay.report.base import Report
+    from overlay.commands.revert import RevertReport
+    from overlay.commands.status import StatusReport
+    from overlay.report import Report
     from overlay.report.codes import Code
     from overlay.report.model import Obstacle, TargetReport
-    from overlay.report.targets import (
-        ApplyReport,
-        CheckReport,
-        DiffReport,
-        RevertReport,
-        StatusReport,
-    )
     from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State
-    from overlay.targets.target import Progress
+    from overlay.targets import Progress
 
 #: A path or a name.
 Place: TypeAlias = str | Path
@@ -50,10 +47,10 @@ R = TypeVar("R", bound="Report")
 
 #: Where each type of the promise is defined; imported when it is asked for.
 _TYPES = {
-    "ApplyReport": "overlay.report.targets",
-    "CheckReport": "overlay.report.targets",
+    "ApplyReport": "overlay.commands.apply",
+    "CheckReport": "overlay.commands.check",
     "Code": "overlay.report.codes",
-    "DiffReport": "overlay.report.targets",
+    "DiffReport": "overlay.commands.diff",
     "DoctorReport": "overlay.commands.doctor",
     "Feature": "overlay._features.model",
     "FeatureResult": "overlay.results",
@@ -65,10 +62,10 @@ _TYPES = {
     "Obstacle": "overlay.report.model",
     "ProcessesReport": "overlay.commands.live",
     "Reason": "overlay.results",
-    "Report": "overlay.report.base",
-    "RevertReport": "overlay.report.targets",
+    "Report": "overlay.report",
+    "RevertReport": "overlay.commands.revert",
     "State": "overlay.results",
-    "StatusReport": "overlay.report.targets",
+    "StatusReport": "overlay.commands.status",
     "TargetReport": "overlay.report.model",
 }
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from overlay.proof.commands.bench_report import DEFAULT, OVERLAY, OVERLAY_V1, PLAIN, STOCK, V2
 from overlay.proof.repeats import Sample
-from overlay.proof.reports.benched import DEFAULT, OVERLAY, OVERLAY_V1, PLAIN, STOCK, V2
 from scripts.performance_data import short_gpu
 
 #: Every engine that ``overlay bench`` times, in the order of the columns.

@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from overlay._features.model_runners import MODELS, ONLY_V2, SETTINGS, Setting
+from overlay._features.vllm_defaults import MODELS, ONLY_V2, SETTINGS, Setting
 from scripts.render_performance import between, table
 
 PAGE = ROOT / "docs/model-runners.md"

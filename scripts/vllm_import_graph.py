@@ -231,7 +231,7 @@ def table(early: Mapping[str, frozenset[str]]) -> str:
 
 
 def _write_table() -> None:
-    from overlay._features.early_modules import TABLE
+    from overlay._features.vllm_defaults import TABLE
     from overlay.package import KNOWN_RELEASES
 
     early = {}

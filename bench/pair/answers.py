@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from bench.pair.llama import Decoding, padded
-from overlay.proof.texts import Question
+from overlay.proof.oracle import Question
 
 #: The temperatures of answers that are trained on.
 TEMPERATURES = (0.0, 0.0, 0.7, 1.0)

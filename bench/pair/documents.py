@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
-from overlay.proof.texts import Passage, docstrings, quoted
+from overlay.proof.oracle import Passage, docstrings, quoted
 
 
 def passages(folder: Path) -> Iterator[Passage]:

@@ -12,8 +12,7 @@ from typing import NamedTuple
 from overlay._features.binary_patch import BinaryPatchError, read_binary
 from overlay._features.model import FILE_SCOPE, Hunk, Patch, WholeFile, blob_id
 from overlay._features.patch_headers import read_headers, way
-from overlay._features.patch_hunks import read_hunks
-from overlay._features.patch_source import FORBIDDEN, WHOLE, Source
+from overlay._features.patch_hunks import FORBIDDEN, WHOLE, Source, read_hunks
 from overlay.errors import PatchFormatErrors
 from overlay.package import VLLM, Package, file_problem, is_module
 

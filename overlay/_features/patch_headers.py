@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from datetime import date
 
 from overlay._features.model import PortedWay
-from overlay._features.patch_source import Source, diff_begins
+from overlay._features.patch_hunks import Source, diff_begins
 from overlay.package import parse_release
 
 REQUIRED_HEADERS = ("Description", "Origin", "Last-Update")

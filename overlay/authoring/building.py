@@ -49,8 +49,8 @@ from overlay.planning.planner import Stack
 from overlay.planning.scopes import Syntax, UnparsableError, find
 from overlay.planning.telling import SHARE, new_lines
 from overlay.planning.text import Edit, SourceText, TextError
+from overlay.report.lines import enumeration
 from overlay.report.progress import Progress, counting
-from overlay.report.words import enumeration
 from overlay.results import Fate, Outcome, whole_outcome
 
 

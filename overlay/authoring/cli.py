@@ -16,7 +16,7 @@ from overlay.authoring.commands.new import new_from_edits
 from overlay.authoring.commands.port_report import PortReport
 from overlay.authoring.commands.reshape import keep_context
 from overlay.authoring.paths import PathRule
-from overlay.cli.group import cli
+from overlay.cli import cli
 from overlay.cli.options import (
     WRITABLE_HELP,
     asks,
@@ -30,7 +30,7 @@ from overlay.settings import in_home
 
 if TYPE_CHECKING:
     from overlay.commands.request import Request
-    from overlay.report.base import Report
+    from overlay.report import Report
 
 
 _CONTEXT = context_option(

@@ -10,7 +10,7 @@ from overlay.authoring.commands import export as exporting
 from overlay.authoring.commands import log as history
 from overlay.authoring.commands import prune as pruning
 from overlay.authoring.commands.matrix import matrix as matrix_of
-from overlay.cli.group import cli
+from overlay.cli import cli
 from overlay.cli.options import (
     asks,
     complete_features,
@@ -23,7 +23,7 @@ from overlay.settings import in_home
 
 if TYPE_CHECKING:
     from overlay.commands.request import Request
-    from overlay.report.base import Report
+    from overlay.report import Report
 
 
 @cli.command()

@@ -16,8 +16,7 @@ from overlay.authoring.commands import port as porting
 from overlay.authoring.commands import port_session as sessions
 from overlay.authoring.commands.port_report import open_lines
 from overlay.authoring.commands.port_session import Key
-from overlay.cli.deprecations import warn
-from overlay.cli.group import cli
+from overlay.cli import cli, warn
 from overlay.cli.options import (
     asks,
     looks_or_writes,

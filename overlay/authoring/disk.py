@@ -10,8 +10,8 @@ What lies in a session's folder is written and removed through no symbolic link 
 
 One overlay command at a time writes into a folder: its lock is ``flock`` on the folder itself.  On
 a file system without such locks it is a file in the user's cache, as for a target
-(``overlay.on_disk.lock``).  Where that has no locks either, nothing is written: two commands that
-tidy and switch at once leave half a feature.
+(``overlay.on_disk.journal``).  Where that has no locks either, nothing is written: two commands
+that tidy and switch at once leave half a feature.
 
 The calls are written ``os.<name>``, so that the fault tests can fail or kill at each of them.
 """

@@ -25,14 +25,13 @@ from overlay.authoring.composing import (
 )
 from overlay.authoring.variants import serving, with_base_has
 from overlay.authoring.writing import check_files, patch_bytes, with_tests
-from overlay.errors import UsageError
+from overlay.errors import UsageError, command
 from overlay.package import VLLM, Package, ReleaseRange, Tree, file_problem, is_module
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.planner import plan
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
 from overlay.results import FeatureResult, State
-from overlay.results.invocation import command
 
 
 @dataclass(frozen=True)

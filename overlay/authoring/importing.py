@@ -24,12 +24,12 @@ from overlay.authoring.triage import (
     sort_files,
     uncompilable,
 )
+from overlay.errors import command
 from overlay.package import VLLM, Package
 from overlay.planning.scopes import Syntax
+from overlay.report.lines import enumeration
 from overlay.report.progress import Progress, counting
-from overlay.report.words import enumeration
 from overlay.results import Fate
-from overlay.results.invocation import command
 
 _PULL = re.compile(r"\(#(\d+)\)\s*$")
 _UPSTREAM = "https://github.com/vllm-project/vllm"

@@ -9,18 +9,17 @@ from typing import NamedTuple
 
 from packaging.version import Version
 
-from overlay._features.early_modules import early_among, why_on_disk
 from overlay._features.model import AddedFile
+from overlay._features.vllm_defaults import early_among, why_on_disk
 from overlay.authoring.composing import CONTEXT
 from overlay.authoring.context import FittedHunks
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.triage import FileFate
+from overlay.errors import command
 from overlay.package import KNOWN_RELEASES, ReleaseRange, hiding, is_module
 from overlay.planning.upstream import module_in
-from overlay.report.lines import Line, Span, labelled
-from overlay.report.words import count, enumeration
+from overlay.report.lines import Line, Span, count, enumeration, labelled
 from overlay.results import Fate, Outcome
-from overlay.results.invocation import command
 
 
 class ContextKept(NamedTuple):

@@ -22,6 +22,7 @@ from overlay.authoring.composing import CONTEXT, NotComposable, compose, context
 from overlay.authoring.following import Moved, follow, follow_each
 from overlay.authoring.locating import OWN_BASE, ReadBy, ReleaseTexts
 from overlay.authoring.port_warnings import port_warnings
+from overlay.errors import command
 from overlay.package import is_module
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.planner import Stack
@@ -29,10 +30,9 @@ from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.telling import context_of
 from overlay.planning.text import TextError
 from overlay.planning.upstream import evidence, module_outcome, obsolete_by
-from overlay.report.base import plain
-from overlay.report.words import enumeration
+from overlay.report import plain
+from overlay.report.lines import enumeration
 from overlay.results import Outcome, State, whole_outcome
-from overlay.results.invocation import command
 from overlay.settings import in_home
 from overlay.untrusted import read_below
 

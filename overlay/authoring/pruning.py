@@ -20,15 +20,14 @@ from overlay.authoring.landing import names_from
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.variants import patch_file, with_base_has, with_merged, with_releases
 from overlay.authoring.writing import check_files, patch_bytes
-from overlay.errors import PatchFormatErrors, UsageError
+from overlay.errors import PatchFormatErrors, UsageError, command
 from overlay.package import ReleaseRange
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.planner import below
 from overlay.planning.scopes import Syntax
 from overlay.planning.upstream import obsolete_by
-from overlay.report.base import by_fields
+from overlay.report import by_fields
 from overlay.results import Change, Plan, State
-from overlay.results.invocation import command
 
 #: Path below a feature's folder -> its bytes; ``None``: the file goes.
 Files = Mapping[str, bytes | None]

@@ -17,10 +17,9 @@ from overlay.authoring.locating import ReleaseTexts
 from overlay.errors import UsageError
 from overlay.package import VLLM, Package, parse_version
 from overlay.report.progress import doing
-from overlay.targets import resolution
+from overlay.targets import Progress, Target, resolution
 from overlay.targets.releases import releases_folder
 from overlay.targets.resolution import release_named, releases, spelt
-from overlay.targets.target import Progress, Target
 
 
 def names_of(package: Package) -> tuple[str, ...]:

@@ -17,8 +17,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from overlay.authoring.git import Checkout
 from overlay.authoring.incoming import MAX_BYTES, Commit, read_changes
-from overlay.errors import PackageIndexError, UsageError, causes_of, without_secrets
-from overlay.results.invocation import is_offline
+from overlay.errors import PackageIndexError, UsageError, causes_of, is_offline, without_secrets
 from overlay.settings import in_home
 from overlay.untrusted import read_regular
 
@@ -216,8 +215,7 @@ def fetch(url: str, limit: int) -> bytes:
     """
     from urllib3.exceptions import HTTPError
 
-    from overlay.targets.http import Adapter
-    from overlay.targets.limits import Carrier, Clock
+    from overlay.targets.http import Adapter, Carrier, Clock
 
     name, clock = without_secrets(url), Clock(SECONDS)
     if is_offline():

@@ -11,7 +11,7 @@ from overlay._features.model import MODULE_SCOPE, Hunk
 from overlay._features.sources import unread
 from overlay.authoring.incoming import ChangeKind, Commit, IncomingFile
 from overlay.authoring.locating import replay
-from overlay.errors import UsageError, told_once
+from overlay.errors import UsageError, command, told_once
 from overlay.package import (
     VLLM,
     Package,
@@ -25,9 +25,8 @@ from overlay.package import (
 )
 from overlay.planning.scopes import Syntax
 from overlay.planning.text import SourceText
-from overlay.report.base import by_fields
+from overlay.report import by_fields
 from overlay.results import Fate
-from overlay.results.invocation import command
 
 #: Folders and endings of files that a patch of an installation has no use for.
 _TESTS = (

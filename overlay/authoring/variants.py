@@ -13,7 +13,7 @@ from itertools import groupby
 
 from packaging.version import Version
 
-from overlay._features.feature_folder import essence
+from overlay._features.folder import essence
 from overlay._features.model import FILE_SCOPE, Feature, Hunk, PortedWay, Topic, Variant
 from overlay.authoring.composing import ScopedText
 from overlay.authoring.porting import FeaturePort, Porter, TopicPort

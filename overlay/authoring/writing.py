@@ -21,7 +21,7 @@ from packaging.version import Version
 
 from overlay._features import sources
 from overlay._features.binary_patch import literal
-from overlay._features.feature_folder import read_feature
+from overlay._features.folder import read_feature
 from overlay._features.model import Feature, Hunk, UpstreamTest, WholeFile, blob_id
 from overlay._features.patch_headers import REPEATED
 from overlay._features.sources import (

@@ -13,20 +13,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from overlay.cli.deprecations import warn_of_writing
-from overlay.cli.group import View, completion_item, everywhere, patches_option, view_option
-from overlay.commands.project import find_project
-from overlay.commands.request import Request
-from overlay.errors import OverlayError
+from overlay.cli import (
+    View,
+    completion_item,
+    everywhere,
+    patches_option,
+    view_option,
+    warn_of_writing,
+)
+from overlay.commands.request import Request, find_project
+from overlay.errors import Invocation, OverlayError, absolute, invoked, remember
 from overlay.package import KNOWN_RELEASES
 from overlay.report.progress import Meter
-from overlay.results.invocation import Invocation, absolute, invoked, remember
 from overlay.untrusted import printable
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from overlay.report.base import Report
+    from overlay.report import Report
 
 F = TypeVar("F", bound=Callable[..., Any])
 

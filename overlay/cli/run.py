@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from overlay.cli.group import COMMANDS, View, cli
+from overlay.cli import COMMANDS, View, cli
 
 if TYPE_CHECKING:
-    from overlay.report.base import Report
+    from overlay.report import Report
 
 ERROR, INTERRUPTED = 2, 130
 
@@ -67,7 +67,7 @@ def _answer(arguments: list[str], view: View) -> Report | str | int:
 def _stopped(arguments: list[str], error: Exception) -> Report:
     """The report of a command that an exception ended."""
     from overlay.errors import OverlayError, UsageError, described
-    from overlay.report.base import failure
+    from overlay.report import failure
     from overlay.report.codes import Code
     from overlay.untrusted import printable
 

@@ -6,29 +6,34 @@ the pristine copies and the rows in RECORD.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from overlay._features.model import of_package
-from overlay.commands.scene import ended, writable
+from overlay.commands.assess import is_changed, prove
+from overlay.commands.scene import OneTarget, ended, only, with_notices, writable
 from overlay.commands.status import of_files
-from overlay.commands.target_report import only, with_notices
-from overlay.commands.unrecorded import is_changed, prove
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.journal import reading
-from overlay.report.outcomes import adopted
-from overlay.report.targets import AdoptReport
-from overlay.report.wording import together
+from overlay.report.wording import adopted, together
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from overlay._features.model import Feature
+    from overlay.commands.assess import Unrecorded
     from overlay.commands.request import Request
-    from overlay.commands.unrecorded import Unrecorded
     from overlay.report.model import TargetReport
-    from overlay.targets.target import Target
+    from overlay.targets import Target
+
+
+@dataclass(frozen=True)
+class AdoptReport(OneTarget):
+    """What ``adopt`` took over."""
+
+    _command: ClassVar[str] = "adopt"
 
 
 def adopt(request: Request) -> AdoptReport:

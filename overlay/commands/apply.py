@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from overlay.commands.assess import (
     Decision,
@@ -18,24 +19,41 @@ from overlay.commands.assess import (
     outlook,
     until_current,
 )
-from overlay.commands.next_process import with_plugin, with_running
-from overlay.commands.request import Request
-from overlay.commands.required import expect_known, with_requirements
-from overlay.commands.scene import Scene, ended, writable
-from overlay.commands.status import by_ledger
-from overlay.commands.target_report import only, with_notices, with_runner
+from overlay.commands.request import Request, expect_known
+from overlay.commands.scene import (
+    OneTarget,
+    Scene,
+    ended,
+    only,
+    with_notices,
+    with_requirements,
+    with_runner,
+    writable,
+)
+from overlay.commands.status import by_ledger, with_plugin, with_running
 from overlay.on_disk import transaction as commit
 from overlay.report.codes import Verdict
 from overlay.report.model import TargetReport
-from overlay.report.outcomes import (
+from overlay.report.wording import (
     applied,
     not_applied,
     required_missing,
+    together,
     untested_refused,
+    with_idle,
     would_apply,
 )
-from overlay.report.targets import ApplyReport
-from overlay.report.wording import together, with_idle
+
+
+@dataclass(frozen=True)
+class ApplyReport(OneTarget):
+    """What ``apply`` did, or would do.
+
+    :ivar changed: the files of the package that were written or removed, sorted.
+    """
+
+    _command: ClassVar[str] = "apply"
+    changed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,9 @@ from typing import Any, ClassVar, NamedTuple
 
 from overlay.cache import PrivateFolder, cache_folder, remove, size_of
 from overlay.errors import OverlayError
-from overlay.report.base import Report, by_fields
+from overlay.report import Report, by_fields
 from overlay.report.codes import Code, Verdict
-from overlay.report.lines import Line, Span
-from overlay.report.words import count, megabytes
+from overlay.report.lines import Line, Span, count, megabytes
 from overlay.untrusted import kind, require_private
 
 #: Folder of the cache -> what it holds, and the names of its entries; receipts are

@@ -4,26 +4,67 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
 from overlay.commands.assess import examine, outlook
 from overlay.commands.parallel import cores, in_processes, in_threads, stepped
 from overlay.commands.request import Request, words_of
-from overlay.commands.scene import Scene, scene_of
-from overlay.commands.target_report import with_runner
-from overlay.errors import OverlayError, ReleaseError, described
+from overlay.commands.scene import Scene, scene_of, with_runner
+from overlay.errors import (
+    NOTHING_NAMED,
+    Invocation,
+    OverlayError,
+    ReleaseError,
+    current,
+    described,
+    invoked,
+)
+from overlay.report import Report
+from overlay.report.lines import enumeration
 from overlay.report.model import TargetFailure, TargetReport
 from overlay.report.progress import counting
-from overlay.report.targets import CheckReport
 from overlay.report.wording import checked, nothing_new
 from overlay.results import State
-from overlay.results.invocation import NOTHING_NAMED, Invocation, current, invoked
 from overlay.targets.resolution import packages_meant, releases
 
 if TYPE_CHECKING:
     from overlay._features.model import Feature
-    from overlay.targets.target import Target
+    from overlay.targets import Target
+
+
+@dataclass(frozen=True)
+class CheckReport(Report):
+    """Whether features can be applied to targets.
+
+    :ivar checked: the targets that could be read.
+    :ivar failures: those that could not.
+    """
+
+    _command: ClassVar[str] = "check"
+    checked: tuple[TargetReport, ...]
+    failures: tuple[TargetFailure, ...] = ()
+
+    @property
+    def targets(self) -> tuple[TargetReport, ...]:
+        """The targets that could be read."""
+        return self.checked
+
+    @property
+    def error(self) -> str | None:
+        """Why some targets could not be read."""
+        shared: dict[str, list[TargetFailure]] = {}
+        for failure in self.failures:
+            shared.setdefault(failure.cause or failure.error, []).append(failure)
+        return "\n".join(_cause(cause, failures) for cause, failures in shared.items()) or None
+
+
+def _cause(cause: str, failures: list[TargetFailure]) -> str:
+    """What kept targets from being read, once."""
+    if len(failures) == 1 or failures[0].cause is None:
+        return failures[0].error
+    names = [str(failure.target) for failure in failures]
+    return f"releases {enumeration(names, most=len(names))}: {cause}"
 
 
 #: Below this many targets a second process costs more than it saves.

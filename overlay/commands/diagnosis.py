@@ -18,21 +18,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import overlay
-from overlay import settings
+from overlay import _processes, settings
 from overlay import settings as switches
 from overlay._features.folder import load_all
-from overlay._features.model_runners import (
+from overlay._features.switches import Declaration, check_values, declarations
+from overlay._features.vllm_defaults import (
     Runs,
     advice,
     has_ascend,
     requested_runner,
     runs,
 )
-from overlay._features.switches import Declaration, check_values, declarations
-from overlay._processes import records
 from overlay.cache import PrivateFolder, cache_folder, size_of
 from overlay.commands.cache import PARTS
-from overlay.commands.project import find_project
+from overlay.commands.request import find_project
 from overlay.errors import OverlayError, UsageError, close_names
 from overlay.on_disk import ledger as ledgers
 from overlay.package import VLLM
@@ -48,8 +47,8 @@ from overlay.targets.environments import (
 from overlay.untrusted import problem_of_owner, read_regular
 
 if TYPE_CHECKING:
+    from overlay.targets import Target
     from overlay.targets.environments import Environment
-    from overlay.targets.target import Target
 
 
 GROUP = "vllm.general_plugins"
@@ -312,7 +311,7 @@ def cache() -> CacheFacts:
 
 
 def _records() -> str:
-    folder = next(records.usable(make=False), None)
+    folder = next(_processes.usable(make=False), None)
     return "no folder yet; the first process of vLLM makes one" if folder is None else str(folder)
 
 
@@ -325,7 +324,7 @@ def known_runner(target: Target | None, environment: Mapping[str, str]) -> Model
 
 
 def model_runner(target: Target | None, elsewhere: Environment | None) -> str:
-    """Which model runner the installed release chooses; see ``overlay._features.model_runners``."""
+    """Which model runner the installed release chooses; see ``overlay._features.vllm_defaults``."""
     # A search on the path; nothing of vllm-ascend is imported.
     if elsewhere is None:
         ascend = find_spec("vllm_ascend") is not None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from overlay._features.model import of_package
 from overlay.commands.assess import needed
 from overlay.commands.request import Request
-from overlay.commands.scene import scene_of
-from overlay.commands.target_report import report
+from overlay.commands.scene import OneTarget, report, scene_of
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import PristineView, with_edits
 from overlay.on_disk.journal import reading
@@ -16,10 +16,8 @@ from overlay.planning.diff import render
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
 from overlay.report.codes import Exit
-from overlay.report.outcomes import differs
 from overlay.report.progress import doing
-from overlay.report.targets import DiffReport
-from overlay.report.wording import together
+from overlay.report.wording import differs, together
 from overlay.untrusted import all_unreadable
 
 if TYPE_CHECKING:
@@ -28,7 +26,27 @@ if TYPE_CHECKING:
     from overlay._features.model import Feature
     from overlay.on_disk.journal import Journal
     from overlay.results import Plan
-    from overlay.targets.target import Target
+    from overlay.targets import Target
+
+
+@dataclass(frozen=True)
+class DiffReport(OneTarget):
+    """The change to a pristine target.
+
+    :ivar diff: one unified diff; empty where there is no change or a feature does not fit.
+    """
+
+    _command: ClassVar[str] = "diff"
+    diff: bytes = b""
+
+    @property
+    def body(self) -> bytes:
+        """The diff."""
+        return self.diff
+
+    def own_data(self) -> dict[str, Any]:
+        """The diff as text, under ``diff``."""
+        return {"diff": self.diff.decode("utf-8", "backslashreplace")}
 
 
 def diff(request: Request) -> DiffReport:

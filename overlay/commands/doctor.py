@@ -18,11 +18,10 @@ from overlay.commands.request import Request
 from overlay.commands.status import of_files
 from overlay.errors import Absent, OverlayError
 from overlay.package import VLLM
-from overlay.report.base import Report, plain
+from overlay.report import Report, plain
 from overlay.report.codes import Code, Verdict
-from overlay.report.lines import BLANK, MARK, Line, Span, labelled
+from overlay.report.lines import BLANK, MARK, Line, Span, count, labelled
 from overlay.report.wording import attention
-from overlay.report.words import count
 from overlay.targets.resolution import resolve_each
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
         VllmFacts,
     )
     from overlay.report.model import TargetReport
-    from overlay.targets.target import Target
+    from overlay.targets import Target
 
 
 class Page(NamedTuple):

@@ -17,22 +17,23 @@ if TYPE_CHECKING:
     from overlay.commands.diff import diff as diff
     from overlay.commands.doctor import doctor as doctor
     from overlay.commands.list_ import list_ as list_
+    from overlay.commands.list_ import show as show
     from overlay.commands.live import live as live
     from overlay.commands.live import of_this_vllm as of_this_vllm
     from overlay.commands.report_ import report as report
     from overlay.commands.revert import Keep as Keep
     from overlay.commands.revert import revert as revert
-    from overlay.commands.show import show as show
     from overlay.commands.since import since as since
     from overlay.commands.status import status as status
 
-_COMMANDS = "adopt apply cache check diff doctor list_ live revert show since status".split()
+_COMMANDS = "adopt apply cache check diff doctor list_ live revert since status".split()
 
 #: Name -> the module that defines it, below ``overlay.commands``.
 _HOMES = {name: name for name in _COMMANDS} | {
     "Keep": "revert",
     "of_this_vllm": "live",
     "report": "report_",
+    "show": "list_",
 }
 
 if not TYPE_CHECKING:  # a type checker would take every name for one that is there

@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from overlay._features.switches import declarations
+from overlay._processes import Effect
 from overlay._processes import live as running_processes
-from overlay._processes.records import Effect
-from overlay.commands.required import expect_known
+from overlay.commands.request import expect_known
 from overlay.errors import OverlayError
 from overlay.package import VLLM
-from overlay.report.base import Report, by_fields, plain
+from overlay.report import Report, by_fields, plain
 from overlay.report.codes import Code, Verdict
-from overlay.report.lines import BLANK, MARK, Line, Span, aligned, labelled
-from overlay.report.words import count, enumeration
+from overlay.report.lines import BLANK, MARK, Line, Span, aligned, count, enumeration, labelled
 from overlay.targets.environments import resolve_installed
 
 if TYPE_CHECKING:

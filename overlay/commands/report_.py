@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import overlay
-from overlay.commands import wings
+from overlay.commands import MATRIX, load
 from overlay.commands.check import check
 from overlay.commands.doctor import doctor
 from overlay.commands.live import live
@@ -24,11 +24,10 @@ from overlay.commands.output import write_output
 from overlay.commands.request import Request
 from overlay.commands.status import status
 from overlay.errors import OverlayError, UsageError
+from overlay.report import Report, Table, by_fields, failure
 from overlay.report.as_json import as_data
-from overlay.report.base import Report, Table, by_fields, failure
 from overlay.report.codes import Code, Exit, Verdict
-from overlay.report.lines import BLANK, Line, Span, labelled
-from overlay.report.words import count, enumeration
+from overlay.report.lines import BLANK, Line, Span, count, enumeration, labelled
 from overlay.targets.environments import is_environment
 from overlay.untrusted import printable
 
@@ -87,7 +86,7 @@ def _sections(request: Request, releases: str | None, *, matrix: bool) -> Iterat
         span = "" if releases is None else f" --releases {releases}"
         yield _section(
             f"log --matrix{span}",
-            lambda: wings.load(wings.MATRIX, "--matrix").matrix(request, releases),
+            lambda: load(MATRIX, "--matrix").matrix(request, releases),
         )
 
 

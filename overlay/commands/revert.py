@@ -1,46 +1,113 @@
-"""``overlay revert``: the exact bytes that apply found, and nothing of the overlay left."""
+"""``overlay revert``: the exact bytes that apply found, and nothing of the overlay left.
+
+With ``--feature ID`` one feature goes, and the others stay as they are.  What is left is byte for
+byte what applying the others alone would have made, ledger included: they are planned again on the
+pristine text and applied.  So each feature that stays has to be at hand, in the form in which it
+was applied, and has to fit without the one that goes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from overlay._features.model import of_package
-from overlay.commands import wings
-from overlay.commands.scene import ended, refuse_release, root_of, scene_of
+from overlay.commands import KEEP_EDITS, load
+from overlay.commands.assess import absent, is_changed, needed, until_current
+from overlay.commands.scene import (
+    OneTarget,
+    ended,
+    notices,
+    refuse_release,
+    report,
+    root_of,
+    scene_of,
+    with_notices,
+)
 from overlay.commands.status import of_files, with_next_process
-from overlay.commands.take_off import take_off
-from overlay.commands.target_report import notices
-from overlay.commands.unrecorded import is_changed
-from overlay.errors import LedgerError, OverlayError, RevertRefused, UsageError
+from overlay.errors import (
+    LedgerError,
+    OverlayError,
+    RevertRefused,
+    UsageError,
+    command,
+    did_you_mean,
+)
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction as commit
-from overlay.on_disk.disk_state import from_ledger
+from overlay.on_disk.changes import as_applied
+from overlay.on_disk.disk_state import (
+    Condition,
+    PristineView,
+    conditions,
+    from_ledger,
+    keep_edit,
+    void,
+)
 from overlay.on_disk.journal import reading
 from overlay.on_disk.rebuild import rebuild
+from overlay.planning.planner import plan as make_plan
+from overlay.planning.scope_cache import Memo
+from overlay.report import Report
 from overlay.report.codes import Code
-from overlay.report.model import TargetReport
-from overlay.report.outcomes import (
+from overlay.report.lines import Line, enumeration, is_are, was_were
+from overlay.report.model import Obstacle, TargetReport
+from overlay.report.target_text import beside_lines
+from overlay.report.wording import (
     adopt_first,
     also_kept,
     left_as_it_is,
     not_kept,
     not_reverted,
+    not_taken_off,
     reverted,
+    taken_off,
+    together,
 )
-from overlay.report.targets import RevertReport
-from overlay.report.wording import together
-from overlay.results import Change, FeatureResult, FileResult, Plan, State
+from overlay.results import Change, FeatureResult, FileResult, Plan, Reason, State
+from overlay.untrusted import all_unreadable
 
 if TYPE_CHECKING:
     from overlay._features.model import Feature
     from overlay.commands.request import Request
     from overlay.on_disk.changes import Rebuilt
     from overlay.on_disk.ledger import Ledger
-    from overlay.report.base import Report
-    from overlay.targets.target import Target
+    from overlay.report import Report
+    from overlay.report.model import TargetReport
+    from overlay.targets import Target
+
+
+@dataclass(frozen=True)
+class RevertReport(OneTarget):
+    """What ``revert`` did.
+
+    :ivar changed: the files of the package that were written or removed, sorted.
+    :ivar kept: the feature that holds the edits, where there were any and they were to be kept.
+    :ivar beside: path and change of each file that no feature carries; not kept, not put back.
+    """
+
+    _command: ClassVar[str] = "revert"
+    changed: tuple[str, ...] = ()
+    kept: Report | None = None
+    beside: tuple[tuple[str, str], ...] = ()
+
+    def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:
+        """The text of the feature that holds the edits, and what no feature holds."""
+        if self.kept is not None:
+            yield from self.kept.own_lines(verbose=verbose)
+        if self.beside:
+            feature_beside = getattr(self.kept, "beside", ())
+            yield from beside_lines([each for each in self.beside if each not in feature_beside])
+
+    def own_data(self) -> dict[str, Any]:
+        """The feature that holds the edits, under ``kept``."""
+        feature_data = {} if self.kept is None else self.kept.own_data()
+        data = {"kept": feature_data["new"]} if "new" in feature_data else {}
+        if self.beside:
+            data["beside"] = [{"path": path, "what": what} for path, what in self.beside]
+        return data
 
 
 class Keep(NamedTuple):
@@ -93,7 +160,7 @@ def revert(request: Request, keep_as: Keep | None = None) -> RevertReport:
         return take_off(request, recovery, explicit=explicit)
     if keep_as is None:
         return _everything(request, targets, recovery, explicit=explicit)
-    edits: Kept = wings.load(wings.KEEP_EDITS, "--keep-as").keep(request, targets, keep_as)
+    edits: Kept = load(KEEP_EDITS, "--keep-as").keep(request, targets, keep_as)
     recovery = "; ".join(text for text in (recovery, *edits.notes) if text)
     if edits.report is None:
         report = _everything(request, targets, recovery, explicit=explicit, edits=edits.edits)
@@ -252,3 +319,211 @@ def _report(target: Target, plan: Plan) -> TargetReport:
         notices=(*notices(target.warnings), *plan.notices),
         package=target.package.name,
     )
+
+
+def take_off(request: Request, recovery: str | None, *, explicit: bool) -> RevertReport:
+    """Take off the features of ``request``; refuse where the others could not stay as they are.
+
+    Of several packages none is changed unless all can be.
+
+    :param recovery: what ending an interrupted transaction had to say.
+    :raises UsageError: if a feature is neither applied nor at hand.
+    :raises OverlayError: if the patches or the ledger cannot be read, or the target not written.
+    """
+    features = request.at_hand()
+    targets = scene_of(request._replace(features=(), require=()), features).targets
+    return until_current(lambda: _attempt(request, targets, features, recovery, explicit=explicit))
+
+
+@dataclass(frozen=True)
+class _Removal:
+    """What is to go from one package, and what stays there.
+
+    :ivar applied: ids of the features that are applied; :ivar going: those that are taken off.
+    :ivar staying: the features that stay; :ivar plan: of these, or of all where none goes.
+    :ivar obstacles: what keeps them from staying as they are.
+    """
+
+    target: Target
+    applied: list[str]
+    going: list[str]
+    staying: tuple[Feature, ...]
+    plan: Plan
+    obstacles: tuple[Obstacle, ...]
+    basis: str
+
+    @property
+    def refused(self) -> bool:
+        """Whether it cannot be done."""
+        return bool(self.obstacles) or self.plan.state.needs_attention
+
+    def work(self) -> commit.Work:
+        """The transaction that does it."""
+        if any(result.state is State.PRISTINE for result in self.plan.features):
+            return commit.applying(self.target, self.plan, self.staying, self.basis)
+        return commit.reverting(self.target, basis=self.basis)
+
+
+def _attempt(
+    request: Request,
+    targets: Sequence[Target],
+    features: tuple[Feature, ...],
+    recovery: str | None,
+    *,
+    explicit: bool,
+) -> RevertReport:
+    """Plan what stays, and apply that.
+
+    :raises PlanOutdated: if another command changed what is applied in between.
+    """
+    removals = [_removal(request, target, features) for target in targets]
+    _expect_known(request.features, removals, features)
+    # A package without any of the features is left alone, unless no package has one.
+    removals = [each for each in removals if each.going] or removals[:1]
+    answers = [report(each.target, each.plan, each.staying) for each in removals]
+    if any(each.refused for each in removals):
+        return _none_taken_off(removals, answers)
+    works = [each.work() for each in removals if each.going]
+    outcomes: Sequence[commit.TransactionResult] = [commit.TransactionResult("revert")]
+    if works:
+        outcomes = commit.carry_out(works)
+    verdicts = []
+    for at, (each, outcome) in enumerate(zip(removals, outcomes, strict=True)):
+        staying = tuple(
+            as_applied(result) if result.state is State.PRISTINE else result
+            for result in each.plan.features
+        )
+        removed = tuple(FeatureResult(name, State.PRISTINE) for name in each.going)
+        before = [recovery] if recovery and not at else []
+        answer = replace(answers[at], features=(*removed, *staying))
+        answer = with_notices(answer, [*before, *outcome.warnings])
+        answers[at] = with_next_process(answer, each.target, features, explicit=explicit)
+        verdicts.append(taken_off(answers[at], each.going, request.features, len(outcome.changed)))
+    changed = tuple(path for outcome in outcomes for path in outcome.changed)
+    return RevertReport(together(verdicts), answers[0], changed, others=tuple(answers[1:]))
+
+
+def _removal(request: Request, target: Target, features: tuple[Feature, ...]) -> _Removal:
+    """What is to go from one package, and a plan of what stays."""
+    root = target.root
+    assert root is not None, "a release is refused before"
+    features = of_package(features, target.package)
+    with reading(root, package=target.package):
+        present = ledgers.load(root, target.package)
+        ledger = _in_force(present, target)
+        applied = [] if ledger is None else [entry.result.feature for entry in ledger.applied]
+        going = [name for name in applied if name in request.features]
+        staying = _staying(ledger, features, going)
+        obstacles = () if ledger is None else _obstacles(ledger, target, features, staying, going)
+        plan = Plan(() if ledger is None else tuple(entry.result for entry in ledger.applied))
+        if ledger is not None and going and not obstacles:
+            view = PristineView(target, ledger, ledgers.copies(root, target.package))
+            with all_unreadable(needed(target, staying, ledger), target.read):
+                plan = make_plan(staying, view, target.release, target.record, Memo())
+    basis = ledgers.digest(present)
+    return _Removal(target, applied, going, staying, plan, obstacles, basis)
+
+
+def _none_taken_off(removals: Sequence[_Removal], answers: Sequence[TargetReport]) -> RevertReport:
+    """The report of a removal without which the other features could not stay."""
+    verdicts, reports = [], []
+    for each, answer in zip(removals, answers, strict=True):
+        reports.append(replace(answer, obstacles=each.obstacles, features=each.plan.features))
+        if each.refused:
+            verdicts.append(not_taken_off(reports[-1], each.going))
+    return RevertReport(together(verdicts), reports[0], others=tuple(reports[1:]))
+
+
+def _in_force(ledger: Ledger | None, target: Target) -> Ledger | None:
+    """The ledger, unless it says nothing about this vLLM any more."""
+    if ledger is None or void(ledger, conditions(ledger, target.read), target.public):
+        return None
+    return ledger
+
+
+def _expect_known(
+    ids: Sequence[str],
+    removals: Sequence[_Removal],
+    features: Sequence[Feature],
+) -> None:
+    """Refuse a feature that is neither applied nor at hand.
+
+    :raises UsageError: naming those that are.
+    """
+    applied = [name for each in removals for name in each.applied]
+    possible = list(dict.fromkeys([*applied, *(feature.id for feature in features)]))
+    unknown = [name for name in dict.fromkeys(ids) if name not in possible]
+    if unknown:
+        raise UsageError(
+            f"--feature {', '.join(unknown)}: expected one of {', '.join(possible) or 'none'}"
+            f"{did_you_mean(unknown, possible)}"
+        )
+
+
+def _staying(
+    ledger: Ledger | None, features: tuple[Feature, ...], going: Sequence[str]
+) -> tuple[Feature, ...]:
+    """The features of the ledger that stay, in the order in which they are applied."""
+    listed = {entry.result.feature for entry in ledger.features} if ledger is not None else set()
+    return tuple(feature for feature in features if feature.id in listed.difference(going))
+
+
+def _obstacles(
+    ledger: Ledger,
+    target: Target,
+    features: tuple[Feature, ...],
+    staying: Sequence[Feature],
+    going: Sequence[str],
+) -> tuple[Obstacle, ...]:
+    """What keeps the others from staying as they are."""
+    if not going:
+        return ()
+    obstacles = []
+    strangers = [(name, origin) for name, origin in absent(ledger, features) if name not in going]
+    if strangers:
+        names = ", ".join(f"{name} (from {origin})" for name, origin in strangers)
+        obstacles.append(
+            Obstacle(
+                Code.NOT_AT_HAND,
+                f"{names} would have to stay and {is_are(strangers)} not among these patches",
+                Reason(
+                    "what stays is planned again, for which its patches are needed",
+                    f"name the folder with --patches, or run {command('revert')} to take "
+                    "everything off",
+                ),
+            )
+        )
+    obstacles += _in_another_form(ledger, staying)
+    now = conditions(ledger, target.read)
+    edited = [path for path, state in now.items() if state is Condition.EDITED]
+    if edited:
+        obstacles.append(
+            Obstacle(
+                Code.REVERT_REFUSED,
+                f"{enumeration(edited)} {was_were(edited)} edited after the overlay applied",
+                Reason(
+                    "taking the feature off would lose the edit",
+                    keep_edit(ledger.package),
+                ),
+            )
+        )
+    return tuple(obstacles)
+
+
+def _in_another_form(ledger: Ledger, staying: Sequence[Feature]) -> list[Obstacle]:
+    """The obstacle that patches of what stays are not those that were applied, where it is so."""
+    digests = {entry.result.feature: entry.digest for entry in ledger.applied}
+    changed = [each.id for each in staying if digests.get(each.id, each.digest) != each.digest]
+    if not changed:
+        return []
+    return [
+        Obstacle(
+            Code.REVERT_REFUSED,
+            f"{enumeration(changed)} would have to stay and {was_were(changed)} applied in another "
+            "form",
+            Reason(
+                "the patches at hand are not those that were applied",
+                f"run {command('apply')} first, which writes them again",
+            ),
+        )
+    ]

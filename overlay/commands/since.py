@@ -19,17 +19,15 @@ from xml.sax.saxutils import escape
 from overlay._features import sources
 from overlay._features.model import Feature, Patch
 from overlay._features.patch_headers import author, last_update
-from overlay.errors import UsageError, described
-from overlay.report.base import plain
+from overlay.commands.check import CheckReport
+from overlay.errors import UsageError, command, described
+from overlay.report import plain
 from overlay.report.codes import Code, Exit, Verdict
-from overlay.report.lines import Line, Span, labelled
+from overlay.report.lines import Line, Span, count, enumeration, labelled
 from overlay.report.model import TargetReport
 from overlay.report.problems import explained, next_steps, word
 from overlay.report.target_text import newest_reason
-from overlay.report.targets import CheckReport
-from overlay.report.words import count, enumeration
 from overlay.results import FeatureResult, FileResult, HunkResult, Reason, State
-from overlay.results.invocation import command
 from overlay.untrusted import parse_json, printable, read_regular
 
 #: The most bytes of an earlier report: a hundred features on all releases are a tenth of it.

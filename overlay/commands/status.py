@@ -1,30 +1,32 @@
-"""``overlay status``: what is applied, whether it is intact, and what the next process runs."""
+"""``overlay status``: what is applied, whether it is intact, and what the next process runs.
+
+Files on disk are half of the answer: where the plugin is installed, it patches in memory what is
+not applied on disk, so after ``apply --feature`` and after ``revert`` more runs than the files say.
+"""
 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
-from overlay._features.model import of_package
-from overlay.commands.next_process import plugin_patches, with_plugin
-from overlay.commands.request import Request
-from overlay.commands.required import expect_known, with_requirements
-from overlay.commands.scene import survey
-from overlay.commands.target_report import report, with_runner
-from overlay.errors import OverlayError
+from overlay import settings
+from overlay._features.model import SHIPPED, of_package
+from overlay.commands.request import Request, expect_known
+from overlay.commands.scene import OneTarget, report, survey, with_requirements, with_runner
+from overlay.errors import OverlayError, command
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import from_ledger
 from overlay.on_disk.journal import reading
 from overlay.on_disk.ledger import damaged_copies, reinstall
 from overlay.report.codes import Code
+from overlay.report.lines import Line, enumeration, labelled
 from overlay.report.model import Obstacle
-from overlay.report.targets import StatusReport
 from overlay.report.wording import status as status_verdict
 from overlay.report.wording import together
-from overlay.report.words import enumeration
 from overlay.results import Notice, Reason, State
-from overlay.results.invocation import command
 from overlay.settings import kept_out, plugin_allowed
 from overlay.untrusted import all_unreadable
 
@@ -32,7 +34,142 @@ if TYPE_CHECKING:
     from overlay._features.model import Feature
     from overlay.on_disk.ledger import Ledger
     from overlay.report.model import TargetReport
-    from overlay.targets.target import Target
+    from overlay.settings import Switches
+    from overlay.targets import Target
+
+
+@dataclass(frozen=True)
+class StatusReport(OneTarget):
+    """What is applied to a target.
+
+    :ivar patches: the folders of patches that were read beside the shipped one, in order.
+    """
+
+    _command: ClassVar[str] = "status"
+    patches: tuple[str, ...] = ()
+
+    def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:
+        """The folders of patches, if ``verbose``."""
+        for folder in ("shipped", *self.patches) if verbose else ():
+            yield labelled(0, "patches: ", folder)
+
+
+def with_plugin(
+    target: TargetReport,
+    everything: TargetReport,
+    features: Iterable[Feature],
+    *,
+    explicit: bool,
+) -> TargetReport:
+    """A target with the features that the plugin would patch in memory there.
+
+    The variables of this process are taken for those of the next one.
+
+    :param everything: the same target with the state of every feature.
+    :param features: every feature that the command knows of.
+    :param explicit: whether the user named the target; otherwise it is this Python's own vLLM.
+    """
+    switches = _switches()
+    if (
+        switches is None
+        or everything.needs_attention
+        or not plugin_patches(target, explicit=explicit)
+    ):
+        return target
+    features = tuple(features)
+    plugins_own = frozenset(known_to_plugin(features)) - _on_disk_only(everything, features)
+    coming = tuple(
+        result.feature
+        for result in everything.features
+        if result.state is State.PRISTINE
+        and result.feature in plugins_own
+        and switches.allows(result.feature)
+        and (switches.untested or not result.untested)
+    )
+    return replace(target, in_memory=coming)
+
+
+def _on_disk_only(target: TargetReport, features: tuple[Feature, ...]) -> frozenset[str]:
+    """The features that the plugin leaves out: memory comes too late, or is no way for them."""
+    if all(feature.shipped for feature in features):
+        return frozenset()
+    from packaging.version import InvalidVersion, Version
+
+    from overlay._features.vllm_defaults import not_in_memory
+
+    try:
+        release = None if target.vllm is None else Version(target.vllm)
+    except InvalidVersion:
+        release = None
+    return frozenset(not_in_memory(target.features, features, release, target.package))
+
+
+def with_running(changed: TargetReport) -> TargetReport:
+    """A target that was just changed, with the processes that run what was there before."""
+    from overlay._processes.live import processes
+
+    root = None if changed.root is None else os.path.realpath(changed.root)
+    try:
+        running = processes()
+    except OverlayError:
+        return changed  # only Linux tells which processes run
+    pids = [str(each.pid) for each in running if each.root and os.path.realpath(each.root) == root]
+    if not pids:
+        return changed
+    several = len(pids) > 1
+    text = (
+        f"{'processes' if several else 'process'} {enumeration(pids)} of vLLM "
+        f"{'run' if several else 'runs'} what was there before: restart vLLM there"
+    )
+    return replace(changed, notices=(*changed.notices, Notice(None, text)))
+
+
+def plugin_patches(target: TargetReport, *, explicit: bool) -> bool:
+    """Whether the plugin patches anything in memory in the next process on a target.
+
+    :param explicit: as for ``with_plugin``.
+    """
+    if target.root is None:
+        return False
+    folders = [str(target.root)] if explicit else [str(target.root), *sys.path]
+    return _switches() is not None and any(map(_has_plugin, folders))
+
+
+def plugin_may_add(feature: str | None, folders: Iterable[str]) -> bool:
+    """Whether the plugin may patch a feature, or any, in memory in a process that imports from
+    folders."""
+    switches = _switches()
+    if switches is None or not (feature is None or switches.allows(feature)):
+        return False
+    return any(map(_has_plugin, folders))
+
+
+def known_to_plugin(features: Iterable[Feature]) -> tuple[str, ...]:
+    """The ids of the features that the plugin knows of, among those of a command.
+
+    It reads the shipped ones and the folders in ``OVERLAY_PATCHES``, and neither ``--patches`` nor
+    the file of a project.
+    """
+    names = os.environ.get("OVERLAY_PATCHES", "").split(os.pathsep)
+    folders = {os.path.abspath(os.path.expanduser(folder)) for folder in names if folder}
+    return tuple(feature.id for feature in features if feature.origin in folders | {SHIPPED})
+
+
+def _switches() -> Switches | None:
+    """What the environment asks of the plugin; ``None`` where it patches nothing in memory."""
+    try:
+        switches = settings.read()
+    except OverlayError:
+        return None  # no process would start so: doctor says why
+    return switches if switches.mode is settings.Mode.AUTO and settings.plugin_allowed() else None
+
+
+def _has_plugin(folder: str) -> bool:
+    try:
+        names = os.listdir(folder or ".")
+    except OSError:
+        return False  # sys.path holds archives and folders that do not exist
+    return any(name.startswith("vllm_overlay-") and name.endswith(".dist-info") for name in names)
 
 
 def status(request: Request) -> StatusReport:

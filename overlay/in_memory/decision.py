@@ -27,7 +27,7 @@ from overlay._features.sources import (
     source_of,
 )
 from overlay.errors import Absent, OverlayError, TransactionError, UsageError
-from overlay.in_memory.activation import HARMLESS, NOT_ASKED, Activation, FeatureDecision
+from overlay.in_memory import HARMLESS, NOT_ASKED, Activation, FeatureDecision
 from overlay.package import VLLM
 from overlay.results import State, Way
 from overlay.settings import Mode, Switches
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from overlay.in_memory.preparation import Plans, PreparedModules
     from overlay.on_disk.ledger import Ledger
     from overlay.package import Package
-    from overlay.targets.target import Target
+    from overlay.targets import Target
 
 
 class RequiredMissing(OverlayError, RuntimeError):

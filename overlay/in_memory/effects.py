@@ -18,9 +18,9 @@ from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from overlay._features.model_runners import asking
 from overlay._features.sources import EFFECTS_MODULE
-from overlay._processes.records import (
+from overlay._features.vllm_defaults import asking
+from overlay._processes import (
     COUNTS_NAME,
     Effect,
     EffectRecord,

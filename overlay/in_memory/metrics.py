@@ -1,6 +1,6 @@
 """Metrics of the overlay: their names, and their values for the processes of a server.
 
-Nothing is counted here, and nothing is kept between two scrapes: see ``processes.family``.  How the
+Nothing is counted here, and nothing is kept between two scrapes: see ``_processes.live``.  How the
 values get into vLLM's registry is ``metrics_watch``.
 """
 
@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from overlay._processes.family import Member, Number, family
-from overlay._processes.records import Effect, Meaning
+from overlay._processes import Effect, Meaning
+from overlay._processes.live import Member, Number, family
 from overlay.untrusted import printable
 
 #: What the name of every metric of the overlay begins with.

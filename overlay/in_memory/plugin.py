@@ -54,10 +54,10 @@ def _start(environment: Environment) -> None:
     _process = process
     setattr(sys, _MARK, _identity())
     if activation.modules:  # patched in memory
-        from overlay.in_memory import vllm_caches
+        from overlay.in_memory import module_cache
 
-        if vllm_caches.concerned(activation.modules):
-            vllm_caches.keep_apart(activation.digest, activation.required)
+        if module_cache.concerned(activation.modules):
+            module_cache.keep_apart(activation.digest, activation.required)
     os.register_at_fork(after_in_child=process.after_fork)
     process.activated(activation)
     if activation.way is not Way.OFF:

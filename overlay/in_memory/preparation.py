@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import overlay
+from overlay import _processes
 from overlay._features.sources import fingerprint, owner_problem, patches_folders
-from overlay._processes import records
 from overlay.cache import cache_folder
 from overlay.errors import OverlayError, TargetError
+from overlay.in_memory import NOT_ASKED, FeatureDecision
 from overlay.in_memory import module_cache as store
-from overlay.in_memory.activation import NOT_ASKED, FeatureDecision
 from overlay.package import VLLM, is_module, module_name
 from overlay.results import State
 from overlay.settings import require_known
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from overlay.planning.scopes import Syntax
     from overlay.results import FeatureResult, Plan
     from overlay.settings import Switches
-    from overlay.targets.target import Target
+    from overlay.targets import Target
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ def _places() -> Iterable[Path]:
     The last one lasts as long as this process does.
     """
     yield cache_folder() / "modules"
-    for folder in records.usable():  # the user's own, and found again by the next process
+    for folder in _processes.usable():  # the user's own, and found again by the next process
         yield folder / "modules"
     with contextlib.suppress(OSError):
         place = tempfile.mkdtemp(prefix=f"vllm-overlay-{os.geteuid()}-")

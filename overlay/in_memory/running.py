@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from overlay import settings
+from overlay import _processes, settings
 from overlay._features.sources import EFFECTS_MODULE, EFFECTS_PATH, patches_folders
-from overlay._processes import records
 from overlay.in_memory import log
 from overlay.in_memory.import_watch import HookError
 from overlay.in_memory.ranks import RankReport
@@ -22,7 +21,7 @@ from overlay.untrusted import sha256
 
 if TYPE_CHECKING:
     from overlay._features.switches import Declaration
-    from overlay.in_memory.activation import Activation
+    from overlay.in_memory import Activation
     from overlay.in_memory.module_cache import StoredModule
     from overlay.results import ModelRunner
 
@@ -38,7 +37,7 @@ class RunningProcess:
     """
 
     activation: Activation
-    record: records.ProcessRecord
+    record: _processes.ProcessRecord
 
     def __init__(self, switches: settings.Switches) -> None:
         self.switches = switches
@@ -53,11 +52,11 @@ class RunningProcess:
         """Take over what activation decided, and write the record."""
         self.activation = activation
         pid = os.getpid()
-        self.record = records.ProcessRecord(
+        self.record = _processes.ProcessRecord(
             pid=pid,
-            started=records.start_time(pid),
+            started=_processes.start_time(pid),
             host=socket.gethostname(),
-            role=records.role(),
+            role=_processes.role(),
             rank=None,
             vllm=activation.vllm,
             root=activation.root,
@@ -82,16 +81,16 @@ class RunningProcess:
                 f"vllm-overlay: {name} was imported before its process was recorded; load the "
                 "plugin before that import, or set OVERLAY=off"
             )
-        from overlay.in_memory import verification
+        from overlay.in_memory import import_hook
 
-        scopes = verification.compare(module, stored.code, self.activation.scopes.get(name, ()))
-        wrong = [scope for scope, state in scopes.items() if state is records.CodeState.DIFFERS]
+        scopes = import_hook.compare(module, stored.code, self.activation.scopes.get(name, ()))
+        wrong = [scope for scope, state in scopes.items() if state is _processes.CodeState.DIFFERS]
         if wrong:
             raise HookError(
                 f"vllm-overlay: {name} was executed, but {', '.join(wrong)} is not the planned "
                 "code; another import hook or patcher replaced it. Remove that, or set OVERLAY=off."
             )
-        entry = records.ModuleRecord(name, sha256(stored.source), scopes)
+        entry = _processes.ModuleRecord(name, sha256(stored.source), scopes)
         self._change(self.record.with_module(entry))
 
     def bypassed(self, name: str, text: str) -> None:
@@ -100,12 +99,12 @@ class RunningProcess:
             raise HookError(text)
         scopes = self.activation.scopes.get(name) or ("<module>",)
         record = self.record.with_module(
-            records.ModuleRecord(name, "", dict.fromkeys(scopes, records.CodeState.UNPATCHED))
+            _processes.ModuleRecord(name, "", dict.fromkeys(scopes, _processes.CodeState.UNPATCHED))
         )
         names = sorted(
             module.module
             for module in record.modules
-            if module.state is records.CodeState.UNPATCHED
+            if module.state is _processes.CodeState.UNPATCHED
         )
         digest = f"{self.activation.digest} without {' '.join(names)}"
         summary = f"{self.activation.summary} but {', '.join(names)} unpatched"
@@ -120,7 +119,7 @@ class RunningProcess:
         from overlay.in_memory import import_hook
 
         import_hook.require_asked()
-        role = "worker" if self.record.role == records.MAIN else self.record.role
+        role = "worker" if self.record.role == _processes.MAIN else self.record.role
         self._change(self.record._replace(rank=rank, role=role))
         record = self.record
         return RankReport(
@@ -161,7 +160,7 @@ class RunningProcess:
 
     def runner(self, feature: str) -> ModelRunner | None:
         """The only model runner that a feature patches, as ``overlay check`` tells it."""
-        from overlay._features.model_runners import has_ascend, runner_of
+        from overlay._features.vllm_defaults import has_ascend, runner_of
 
         declared = self.declared().get(feature)
         if declared is not None and declared.model_runner is not None:
@@ -173,10 +172,10 @@ class RunningProcess:
 
     def publish(
         self,
-        effects: tuple[records.EffectRecord, ...],
+        effects: tuple[_processes.EffectRecord, ...],
         counters: tuple[tuple[str, str], ...],
         counts_fd: int | None,
-        meanings: tuple[records.Meaning | None, ...],
+        meanings: tuple[_processes.Meaning | None, ...],
     ) -> None:
         """Write into the record what features do and count; see ``ProcessRecord``."""
         self._change(
@@ -216,7 +215,7 @@ class RunningProcess:
         if self._said_in == os.getpid():
             return
         self._said_in = os.getpid()
-        self._change(self.record._replace(role=records.role()))
+        self._change(self.record._replace(role=_processes.role()))
         log.say([(logging.INFO, self._line())])
 
     def after_fork(self) -> None:
@@ -227,8 +226,8 @@ class RunningProcess:
         self._change(
             self.record._replace(
                 pid=pid,
-                started=records.start_time(pid),
-                role=records.role(),
+                started=_processes.start_time(pid),
+                role=_processes.role(),
                 rank=None,
                 effects=(),
                 counters=(),
@@ -260,14 +259,14 @@ class RunningProcess:
         there = os.path.exists(os.path.join(self.activation.root, EFFECTS_PATH))
         return there or EFFECTS_MODULE in self.activation.modules
 
-    def _change(self, record: records.ProcessRecord) -> None:
+    def _change(self, record: _processes.ProcessRecord) -> None:
         self.record = record
         self._write()
 
     def _write(self) -> None:
         try:
             with self._lock:
-                records.write(self.record)
+                _processes.write(self.record)
         except OSError as error:
             # A record is for whoever asks `overlay status --live`; serving does not depend on it.
             log.warn(f"this process cannot record what it runs: {error}")

@@ -1,15 +1,21 @@
-"""Compute the writes that an apply or a revert needs from the present files; write nothing."""
+"""Compute the writes that an apply or a revert needs from the present files; write nothing.
+
+What an apply records of itself (ledger, pristine copies, the overlay's rows in RECORD) is among
+them; ``assemble`` brings all into their order, and an ``Intent`` has its journal.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
+import overlay
 from overlay._features.model import Feature
-from overlay.errors import PlanOutdated, RevertRefused, TransactionError
+from overlay.errors import PlanOutdated, RevertRefused, TransactionError, command
 from overlay.on_disk import ledger as ledgers
-from overlay.on_disk.bookkeeping import new_ledger, record_path, same, state_files
 from overlay.on_disk.disk_state import (
     Condition,
     condition,
@@ -18,14 +24,157 @@ from overlay.on_disk.disk_state import (
     void,
     was_replaced,
 )
-from overlay.on_disk.ledger import Entry, Ledger, LedgerLost
-from overlay.on_disk.site import Site
-from overlay.on_disk.writes import Intent, assemble, hash_of
-from overlay.package import ReadOnce, Tree
-from overlay.results import Change, Plan, State
-from overlay.results.invocation import command
-from overlay.targets.installations import our_rows, release_part
-from overlay.untrusted import all_unreadable
+from overlay.on_disk.files import Form, Site
+from overlay.on_disk.journal import Journal, Step
+from overlay.on_disk.ledger import Entry, Ledger, LedgerFeature, LedgerLost, RecordEntry, hash_of
+from overlay.package import Package, ReadOnce, Tree
+from overlay.results import Change, FeatureResult, HunkResult, Plan, State
+from overlay.targets.installations import Row, our_rows, release_part, with_rows, without_rows
+from overlay.untrusted import all_unreadable, sha256
+
+
+def state_files(
+    site: Site, old: Ledger | None, new: Ledger | None, changes: Iterable[Change]
+) -> list[Change]:
+    """Compute the changes of RECORD and of the overlay's own folder."""
+    writes, package = [], site.package
+    contents: dict[str, bytes] = {}
+    if new is not None:
+        contents[package.ledger_path] = ledgers.encode(new)
+        for change in changes:
+            if change.before is not None:
+                contents[f"{package.pristine_folder}/{sha256(change.before)}"] = change.before
+        if new.record is None:
+            contents[package.ignore_path] = b"*\n"
+    for path in sorted(site.state_files() | set(contents)):
+        now, after = site.read(path), contents.get(path)
+        if now != after:
+            writes.append(Change(path, now, after))
+    for path, after in _records(site, old, new).items():
+        now = site.read(path)
+        if now is not None and now != after:
+            writes.append(Change(site.real(path), now, after))
+    return writes
+
+
+def _records(site: Site, old: Ledger | None, new: Ledger | None) -> dict[str, bytes]:
+    """Map the path of RECORD to its bytes: with the overlay's rows where there is a new ledger."""
+    contents: dict[str, bytes] = {}
+    package = site.package
+    if old is not None and old.record is not None:
+        now = site.read(old.record.path)
+        if now is not None:
+            ours = [row.path for row in _rows(old, package)]
+            contents[old.record.path] = without_rows(now, old.record.before, ours, package)
+    if new is not None and new.record is not None:
+        path = new.record.path
+        base = contents.get(path) or site.read(path)
+        if base is not None:
+            contents[path] = with_rows(base, _rows(new, package), package)
+    return contents
+
+
+def _rows(ledger: Ledger, package: Package) -> list[Row]:
+    copies = sorted({entry.before for entry in ledger.entries if entry.before is not None})
+    rows = [Row(f"{package.pristine_folder}/{copy}", copy) for copy in copies]
+    rows += [
+        Row(entry.path, entry.after, entry.size) for entry in ledger.entries if entry.before is None
+    ]
+    return rows
+
+
+def new_ledger(
+    site: Site,
+    plan: Plan,
+    features: Sequence[Feature],
+    release: str,
+    record_file: Path | None,
+    old: Ledger | None,
+) -> Ledger:
+    """Build the ledger of a target in which ``plan`` is applied.
+
+    :param old: the present ledger.
+    """
+    entries = []
+    for change in sorted(plan.changes):
+        old_entry = old.entry(change.path) if old else None
+        mode = old_entry.mode if old_entry else site.form(site.real(change.path)).mode
+        size = len(change.after or b"")
+        entries.append(
+            Entry(change.path, hash_of(change.before), hash_of(change.after), mode, size)
+        )
+    added = [entry.path for entry in entries if entry.before is None]
+    folders = {folder for path in added for folder in site.missing_folders(path)}
+    if old is not None:
+        folders |= {f for f in old.folders if any(path.startswith(f + "/") for path in added)}
+    by_name = {feature.id: feature for feature in features}
+    new = Ledger(
+        overlay=overlay.__version__,
+        release=release,
+        features=tuple(
+            LedgerFeature(feature.digest, feature.origin, as_applied(result), feature.source)
+            for result in plan.features
+            for feature in (by_name[result.feature],)
+        ),
+        entries=tuple(entries),
+        folders=tuple(sorted(folders)),
+        record=None,
+    )
+    return new._replace(record=_record_entry(site, record_file, old, new))
+
+
+def record_path(site: Site, record_file: Path | None) -> str | None:
+    """Path of RECORD in the target; ``None`` where it is not beside the package."""
+    if record_file is None or record_file.parent.parent.resolve() != site.root:
+        return None
+    return f"{record_file.parent.name}/{record_file.name}"
+
+
+def _record_entry(
+    site: Site, record_file: Path | None, old: Ledger | None, new: Ledger
+) -> RecordEntry | None:
+    path = record_path(site, record_file)
+    now = None if path is None else site.read(path)
+    if path is None or now is None:
+        return None
+    package = site.package
+    base = release_part(now, package)
+    if old is not None and old.record is not None and old.record.path == path:
+        rows = [row.path for row in _rows(old, package)]
+        base = without_rows(now, old.record.before, rows, package)
+    after = with_rows(base, _rows(new, package), package)
+    return RecordEntry(path, sha256(base), sha256(after))
+
+
+def same(old: Ledger, new: Ledger) -> bool:
+    """Whether two ledgers differ in the version of the overlay only."""
+
+    def essence(ledger: Ledger) -> tuple[object, ...]:
+        features = [
+            (entry.result.feature, entry.digest, entry.result.state) for entry in ledger.features
+        ]
+        return ledger.entries, ledger.folders, ledger.record, ledger.release, features
+
+    return essence(old) == essence(new)
+
+
+def as_applied(result: FeatureResult) -> FeatureResult:
+    """Result of a feature after its changes were written."""
+    return result._replace(
+        state=_applied(result.state),
+        files=tuple(
+            file._replace(state=_applied(file.state), hunks=tuple(map(_applied_hunk, file.hunks)))
+            for file in result.files
+        ),
+    )
+
+
+def _applied_hunk(hunk: HunkResult) -> HunkResult:
+    return hunk._replace(state=_applied(hunk.state))
+
+
+def _applied(state: State) -> State:
+    return State.APPLIED if state is State.PRISTINE else state
 
 
 class Rebuilt(NamedTuple):
@@ -305,3 +454,106 @@ def _removal(
     return assemble(
         action, site, writes, old, None, [*needed.writes], needed.left_alone, needed.modes
     )
+
+
+class Intent(NamedTuple):
+    """A transaction that is ready to be written.
+
+    :ivar writes: changes in the order in which they are made, each path as it is without links;
+        none: there is nothing to do.
+    :ivar forms: the mode and owner of each file that is written, by its path.
+    :ivar changed: the files of the package among them, as the ledger calls them.
+    """
+
+    action: str
+    writes: tuple[Change, ...] = ()
+    forms: Mapping[str, Form] = MappingProxyType({})
+    added_folders: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def journal(self) -> Journal:
+        """Build the journal of this transaction."""
+        steps = (Step(w.path, hash_of(w.before), hash_of(w.after)) for w in self.writes)
+        return Journal(
+            self.action, overlay.__version__, tuple(steps), self.added_folders, self.dropped
+        )
+
+
+def assemble(
+    action: str,
+    site: Site,
+    writes: Sequence[Change],
+    old: Ledger | None,
+    new: Ledger | None,
+    changed: Sequence[str],
+    left_alone: Sequence[str],
+    modes: Mapping[str, int] = MappingProxyType({}),
+) -> Intent:
+    """Order writes into a transaction.
+
+    :param old: the present ledger; :param new: the next one, ``None``: everything is removed.
+    :param changed: the files of the package among the writes, as the ledger calls them.
+    :param left_alone: files that a void ledger lists and no longer owns.
+    :param modes: of files that come back and are not there to say it, by their paths.
+    :raises TransactionError: if two writes are to one file.
+    """
+    package = site.package
+    counted = Counter(write.path for write in writes)
+    twice = sorted(path for path, times in counted.items() if times > 1)
+    if twice:
+        raise TransactionError(
+            f"{', '.join(twice)}: two files of the patches are one file here, by a link. Nothing "
+            "was changed; replace the link by a copy"
+        )
+    ordered = sorted(writes, key=lambda write: (_rank(write, new, package), write.path))
+    forms = {write.path: site.form(write.path) for write in ordered}
+    forms |= {path: forms[path]._replace(mode=mode) for path, mode in modes.items()}
+    missing_folders: dict[str, None] = {}
+    for write in ordered:
+        if write.after is not None:
+            missing_folders |= dict.fromkeys(site.missing_folders(write.path))
+    new_folders = set(new.folders) if new else set()
+    unused_folders = [
+        folder for folder in (old.folders if old else ()) if folder not in new_folders
+    ]
+    # Links inside the target are resolved; a folder that leads out of it is not removed.
+    dropped = [real for folder in unused_folders if (real := site.real_folder(folder))]
+    return Intent(
+        action=action,
+        writes=tuple(ordered),
+        forms=forms,
+        added_folders=tuple(folder for folder in missing_folders if folder != package.state_folder),
+        dropped=(
+            *reversed(dropped),
+            *(() if new and _has_copies(new) else (package.pristine_folder,)),
+        ),
+        changed=tuple(sorted(changed)),
+        warnings=tuple(
+            f"{path} is not what the overlay wrote, and belongs to the {package.title} that was "
+            "installed since: left as it is"
+            for path in left_alone
+        ),
+    )
+
+
+def _has_copies(ledger: Ledger) -> bool:
+    return any(entry.before is not None for entry in ledger.entries)
+
+
+def _rank(write: Change, new: Ledger | None, package: Package) -> int:
+    """Position of a write in the order of steps.
+
+    RECORD lists a file as long as it may be there; modules come before the call sites that need
+    them, and go after; the ledger is last to come.
+    """
+    if write.path.endswith("/RECORD"):
+        return 0 if new else 7
+    if write.path == package.ledger_path:
+        return 5
+    if write.path.startswith(package.state_folder):
+        return 6 if write.after is None else 1
+    if write.before is None:
+        return 2
+    return 4 if write.after is None else 3

@@ -10,9 +10,9 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 import overlay
+from overlay.errors import command
 from overlay.package import paths_in
 from overlay.results import Notice, Plan, Reason, State, combine
-from overlay.results.invocation import command
 from overlay.untrusted import sha256
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from overlay.errors import LedgerError, described, says_nothing_of_files
+from overlay.errors import LedgerError, command, described, says_nothing_of_files
 from overlay.package import (
     VLLM,
     Package,
@@ -22,7 +22,6 @@ from overlay.package import (
     require_text,
 )
 from overlay.results import FeatureResult, FileResult, HunkResult, Reason, State, combine
-from overlay.results.invocation import command
 from overlay.settings import FORMER_IDS
 from overlay.untrusted import is_folder, parse_json, read_below, sha256
 
@@ -432,3 +431,8 @@ def require_sha256(value: object) -> str:
 
 def _is_sha256(text: str) -> bool:
     return len(text) == 64 and _HEX.issuperset(text)
+
+
+def hash_of(data: bytes | None) -> str | None:
+    """The sha256 of a file's bytes; ``None`` for no file."""
+    return None if data is None else sha256(data)

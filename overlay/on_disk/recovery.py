@@ -18,12 +18,11 @@ from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 
-from overlay.errors import LedgerError, TransactionError
-from overlay.on_disk import files, journal, lock
+from overlay.errors import LedgerError, TransactionError, command
+from overlay.on_disk import files, journal
+from overlay.on_disk.files import unwritable
 from overlay.on_disk.journal import Journal, Step
-from overlay.on_disk.site import unwritable
 from overlay.package import VLLM, Package
-from overlay.results.invocation import command
 from overlay.untrusted import UnfitFile, problem_of_owner, read_below, sha256
 
 
@@ -35,7 +34,7 @@ class Content(Enum):
     FOREIGN = "foreign"
 
 
-def recover(root: Path, timeout: float = lock.TIMEOUT, package: Package = VLLM) -> str | None:
+def recover(root: Path, timeout: float = journal.TIMEOUT, package: Package = VLLM) -> str | None:
     """End a transaction that was interrupted in ``root``; commands that write call this first.
 
     A transaction that still runs is waited for.
@@ -51,7 +50,7 @@ def recover(root: Path, timeout: float = lock.TIMEOUT, package: Package = VLLM) 
     root = root.resolve()
     if not journal.pending(root, package):
         return None
-    with lock.exclusive(root, timeout, package):
+    with journal.exclusive(root, timeout, package):
         return recover_locked(root, package)
 
 

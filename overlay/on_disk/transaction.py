@@ -13,17 +13,16 @@ from overlay.errors import (
     PlanOutdated,
     RevertRefused,
     TransactionError,
+    command,
 )
-from overlay.on_disk import files, journal, lock, recovery
+from overlay.on_disk import files, journal, recovery
 from overlay.on_disk import ledger as ledgers
-from overlay.on_disk.changes import Application, Rebuilt, to_adopt, to_apply, to_revert
+from overlay.on_disk.changes import Application, Intent, Rebuilt, to_adopt, to_apply, to_revert
+from overlay.on_disk.files import Site, unwritable
 from overlay.on_disk.journal import Journal, reading
-from overlay.on_disk.site import Site, unwritable
-from overlay.on_disk.writes import Intent
 from overlay.package import Package
 from overlay.results import Change, Plan
-from overlay.results.invocation import command
-from overlay.targets.target import Target
+from overlay.targets import Target
 
 
 class TransactionResult(NamedTuple):
@@ -58,7 +57,7 @@ def applying(
 
 
 def would_apply(
-    target: Target, plan: Plan, features: Sequence[Feature], timeout: float = lock.TIMEOUT
+    target: Target, plan: Plan, features: Sequence[Feature], timeout: float = journal.TIMEOUT
 ) -> bool:
     """Whether applying would write anything; nothing is written, and an error is the same error.
 
@@ -126,7 +125,7 @@ class Work(NamedTuple):
 
 
 def carry_out(
-    works: Sequence[Work], timeout: float = lock.TIMEOUT
+    works: Sequence[Work], timeout: float = journal.TIMEOUT
 ) -> tuple[TransactionResult, ...]:
     """Change packages one after the other, each in a transaction of its own: all of it or nothing.
 
@@ -176,7 +175,7 @@ def _carried_out(work: Work, intent: Intent | None, timeout: float) -> Transacti
     root, package = work.root, work.package
     recovered = None
     if intent is None or intent.writes:
-        with lock.exclusive(root, timeout, package):
+        with journal.exclusive(root, timeout, package):
             # Another command may have died after the shared lock was released.
             recovered = recovery.recover_locked(root, package)
             site = Site(root, package)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from packaging.version import Version
 
 from overlay._features.model import Feature, Hunk, Patch
+from overlay.errors import Command, command
 from overlay.package import Package
 from overlay.planning.telling import REVIEW
 from overlay.results import Clash, Reason, State
-from overlay.results.invocation import Command, command
 
 
 def unrecorded(package: Package) -> Reason:

@@ -11,22 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from overlay.cli.group import cli, everywhere
+from overlay.cli import cli, everywhere
 from overlay.cli.options import json_option, verbose_option, with_request
 from overlay.commands.output import write_output
 from overlay.proof.commands import bench as benching
+from overlay.proof.commands import bench_report
 from overlay.proof.commands import verify as verifying
-from overlay.proof.commands.budget import BUDGET, Part
-from overlay.proof.commands.question import BenchQuestion
+from overlay.proof.commands.question import BUDGET, BenchQuestion, Part
 from overlay.proof.commands.verify_stage import VerifyQuestion
-from overlay.proof.graph_mode import GraphMode
-from overlay.proof.reports import bench_page
+from overlay.proof.engine_compat import GraphMode
 from overlay.report.progress import Meter
 
 if TYPE_CHECKING:
     from overlay.commands.request import Request
-    from overlay.proof.commands.budget import Schedule
-    from overlay.report.base import Report
+    from overlay.proof.commands.question import Schedule
+    from overlay.report import Report
 
 
 class NumberInRange(click.FloatRange):
@@ -314,7 +313,7 @@ def bench(
 
     report = benching.bench(BenchQuestion(**options), _on_engine(write), on_plan, write)
     if options["page"] is not None:
-        write_output("--html", options["page"], bench_page.page(report).encode())
+        write_output("--html", options["page"], bench_report.page(report).encode())
     if options["plot"] is not None:
-        write_output("--svg", options["plot"], bench_page.plot_file(report).encode())
+        write_output("--svg", options["plot"], bench_report.plot_file(report).encode())
     return report

@@ -1,6 +1,7 @@
-"""What ``verify`` and ``bench`` touch inside vLLM, 0.20.0 to 0.33.0, in one place.
+"""What engines are compared as, and what they touch inside vLLM, 0.20.0 to 0.33.0, in one place.
 
-Imported in the environment of the engine only; nothing here runs before vLLM may be imported.
+An engine's own process has this module, and none of those that judge and report; nothing here runs
+before vLLM may be imported.
 """
 
 from __future__ import annotations
@@ -9,9 +10,40 @@ import importlib
 import importlib.util
 from collections import Counter
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 from overlay.results import ModelRunner
+
+
+class GraphMode(str, Enum):
+    """What is compared: on model runner V1 ways of drafting, by ``OVERLAY_DRAFT_GRAPHS``."""
+
+    OFF = "off"
+    STEP = "step"
+    LOOP = "loop"
+    #: For configurations whose drafts come from one pass, so that steps and loops are the same.
+    WHOLE = "auto"
+    #: The release's own files, with which the overlay is compared on any model runner.
+    STOCK = "stock"
+    #: All features, as an engine gets them by itself.
+    OVERLAY = "overlay"
+
+    @property
+    def measure(self) -> bool:
+        """Whether the others are compared with it."""
+        return self in (GraphMode.OFF, GraphMode.STOCK)
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether it is draft graphs that it is about."""
+        return self in (GraphMode.STEP, GraphMode.LOOP, GraphMode.WHOLE)
+
+    @property
+    def shown(self) -> str:
+        """The name of the mode for people."""
+        return "whole" if self is GraphMode.WHOLE else self.value
+
 
 #: The feature that gives the drafter its graphs, and the package that it adds to vLLM.
 DRAFT_GRAPHS = "draft-graphs"

@@ -1,19 +1,26 @@
 """Run engines in processes of their own, some at a time, so that none outlives whoever asked.
 
-Each engine leads a process group, which a watchdog knows of (``process_group``).
+Each engine leads a process group, which a watchdog knows of, and has an import path that holds
+the overlay without its plugin.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from overlay.proof.process_group import ProcessGroup, Watchdog
+from overlay.errors import is_offline
 
 #: Seconds between two looks at the engines.
 _PAUSE = 0.1
@@ -154,3 +161,191 @@ def tail(log: Path) -> str:
         stream.seek(0, 2)
         stream.seek(max(0, stream.tell() - _LOG_TAIL))
         return stream.read().decode("utf-8", errors="replace")
+
+
+_WATCHDOG = """
+import os, signal, sys
+alive = set()
+for line in sys.stdin:
+    (alive.add if line[0] == "+" else alive.discard)(int(line[1:]))
+for group in alive:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+"""
+
+
+class Watchdog:
+    """Kills the groups that are still open when this process ends, however that ends.
+
+    It is a process that reads ``+GROUP`` and ``-GROUP`` until this one is gone.  Engines would
+    otherwise keep their GPU.
+    """
+
+    def __init__(self) -> None:
+        # In a session of its own: what ends this process's group must not end it.
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _WATCHDOG],
+            stdin=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._lock = threading.Lock()
+
+    def tell(self, sign: str, group: int) -> None:
+        """Say that a process group has begun (+) or ended (-)."""
+        assert self._process.stdin is not None
+        with self._lock:
+            self._process.stdin.write(f"{sign}{group}\n")
+            self._process.stdin.flush()
+
+    def close(self) -> None:
+        """End it; groups that have not ended are killed."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+class ProcessGroup:
+    """A program that leads a session and a process group of its own.
+
+    :param folder: its working folder; ``None``: this process's.
+    :param output: takes what it prints, errors included.
+    :param waits: whether it reads a line before it does anything: it gets one once the watchdog
+        knows of it, so that a program whose starter died before that ends by itself.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        output: IO[bytes],
+        folder: Path | None = None,
+        watchdog: Watchdog | None = None,
+        *,
+        waits: bool = False,
+    ) -> None:
+        self._watchdog = watchdog
+        self._process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=dict(environment),
+            stdin=subprocess.PIPE if waits else subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        if watchdog is not None:
+            watchdog.tell("+", self.number)
+        if self._process.stdin is not None:
+            # It may have died at once; its status will say so.
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.write(b"go\n")
+                self._process.stdin.flush()
+
+    @property
+    def number(self) -> int:
+        """The system's number of the group."""
+        return self._process.pid
+
+    def wait(self, seconds: float) -> int | None:
+        """Its exit status, negative for a signal; ``None`` where it runs after so many seconds."""
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def kill(self) -> None:
+        """Kill what is left of it, with all that it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.number, signal.SIGKILL)
+        self._process.wait()
+        if self._watchdog is not None:
+            self._watchdog.tell("-", self.number)
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def link_packages(folder: Path, packages: Iterable[Path] = ()) -> Path:
+    """Make a folder for an import path that holds ``overlay`` and the given packages only.
+
+    The folder that the overlay was imported from will not do: the metadata beside it would make
+    vLLM load the overlay's plugin.
+
+    :param folder: where to make it; its parent exists.
+    :param packages: folders of further packages, each linked by its own name.
+    """
+    folder.mkdir()
+    for package in (PACKAGE, *packages):
+        (folder / package.name).symlink_to(package.resolve(), target_is_directory=True)
+    return folder
+
+
+def append_path(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Copy environment variables with ``folder`` as the last entry of ``PYTHONPATH``.
+
+    With ``--offline`` the hub's client is told, too.
+    """
+    before = environment.get("PYTHONPATH")
+    path = f"{before}{os.pathsep}{folder}" if before else str(folder)
+    offline = {"HF_HUB_OFFLINE": "1"} if is_offline() else {}
+    return {**environment, "PYTHONPATH": path, **offline}
+
+
+def as_stock(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Copy environment variables for an engine of the release's own files, without the plugin.
+
+    :param folder: a copy of what is patched on disk as the release has it, or an empty one.
+    """
+    before = environment.get("PYTHONPATH")
+    path = f"{folder}{os.pathsep}{before}" if before else str(folder)
+    return {**environment, "PYTHONPATH": path, "OVERLAY": "off"}
+
+
+class WriterFailed(RuntimeError):
+    """The program that writes models ended without having written them.
+
+    :ivar status: its exit status; :ivar output: all that it printed.
+    """
+
+    def __init__(self, writer: str, status: int, output: str) -> None:
+        super().__init__(f"{writer} ended with status {status}:\n{output}")
+        self.status, self.output = status, output
+
+
+def write_models(
+    python: Path | str,
+    folder: Path,
+    writer: str,
+    environment: Mapping[str, str],
+    packages: Iterable[Path] = (),
+) -> None:
+    """Write models into ``folder``, in an environment that has PyTorch.
+
+    :param writer: the name of a module, which is run; :param packages: that it needs beside this.
+    :param environment: the variables to run under.
+    :raises WriterFailed: if it fails.
+    :raises subprocess.TimeoutExpired: if it takes longer than ten minutes.
+    """
+    with tempfile.TemporaryDirectory(prefix="models-") as work:
+        code = link_packages(Path(work, "code"), packages)
+        # Standard output is for the answer of the command that asks for the models.
+        writing = subprocess.run(
+            [str(python), "-m", writer, str(folder.resolve())],
+            cwd=work,
+            env=append_path(environment, code),
+            check=False,
+            timeout=600,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+        )
+    if writing.returncode:
+        raise WriterFailed(writer.rpartition(".")[2], writing.returncode, writing.stdout)

@@ -5,7 +5,8 @@ that whoever started it can first see to it that it ends with them.  It starts t
 child in its own process group, and calls the client of ``vllm bench serve`` in its own process:
 importing that takes as long as many of its runs.  The spec is :class:`ServingSpec` as JSON; the
 result is what ``repeats.read_served`` reads; where the server failed, with ``"problem": KIND`` and
-``"text"`` beside what was measured before.
+``"text"`` beside what was measured before.  How many runs a server gets, at which load, and which
+of them count, is ``measure``.
 """
 
 from __future__ import annotations
@@ -17,19 +18,135 @@ import json
 import os
 import re
 import socket
+import statistics
 import subprocess
 import sys
 import time
 import traceback
 import urllib.request
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from overlay.proof.engine_pool import write_result
-from overlay.proof.prompts import as_asked
-from overlay.proof.serving_runs import Limit, measure
+from overlay.proof.oracle import as_asked
 from overlay.proof.verify_engine import NOT_SERVED, RAISED, parser_class
+
+#: Runs of a cell until two in a row agree, at most, and the share by which these may differ.
+_MOST_RUNS, _AGREE = 5, 0.03
+_SECONDS_AT_RATE = 6
+_SHARE_OF_SATURATION = 0.5
+
+
+#: Sends so many requests; the client's result. The pair is the client's option, and its value, that
+#: says how fast it sends them.
+Ask = Callable[[int, tuple[str, str]], dict[str, Any]]
+
+
+class Limit:
+    """The time after which no further run of the client begins.
+
+    :param seconds: ``None``: there is none.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds, self._began = seconds, time.monotonic()
+
+    @property
+    def reached(self) -> bool:
+        """Whether the time is over."""
+        return self._seconds is not None and self.spent >= self._seconds
+
+    @property
+    def spent(self) -> float:
+        """Seconds since this was made."""
+        return time.monotonic() - self._began
+
+
+def steady(measure: Callable[[], float], limit: Limit) -> dict[str, Any] | None:
+    """Measure until two runs in a row agree; these two, and whether they do.
+
+    :return: ``None`` where the limit left no time for two.
+    """
+    values = list[float]()
+    while len(values) < _MOST_RUNS and (len(values) < 2 or not agree(*values[-2:])):
+        if limit.reached:
+            break
+        values.append(measure())
+    if len(values) < 2:
+        return None
+    return {"values": values[-2:], "runs": len(values), "agreed": agree(*values[-2:])}
+
+
+def agree(first: float, second: float) -> bool:
+    """Whether two runs differ so little that warming up has ended."""
+    return abs(first - second) <= _AGREE * max(first, second)
+
+
+def measure(
+    ask: Ask,
+    concurrency: Sequence[int],
+    rate: float | None,
+    limit: Limit,
+    keep: Callable[[dict[str, Any]], None],
+) -> None:
+    """Take the throughput at each concurrency, and the time to first token at one rate.
+
+    :param concurrency: numbers of requests at a time.
+    :param rate: of requests a second; ``None``: half of what the server answered at the highest
+        concurrency; 0: the time is not taken.
+    :param keep: is called with all that is measured, whenever something is.
+    """
+    answered = [0.0]
+
+    def throughput(size: int) -> float:
+        result = ask(requests_of(size), ("--max-concurrency", str(size)))
+        answered.append(float(result["request_throughput"]))
+        return float(result["output_throughput"])
+
+    cells: dict[str, Any] = {}
+    figures: dict[str, Any] = {"concurrency": cells, "first_token": None}
+    for size in concurrency:
+        cell = steady(partial(throughput, size), limit)
+        if cell is None:
+            return
+        cells[str(size)] = cell
+        keep(figures)
+    if rate is None:
+        rate = half_of(statistics.fmean(answered[-2:]))
+    if not rate:
+        return
+    values = list[float]()
+    for _ in range(3):
+        if limit.reached:
+            return
+        values.append(first_token(ask, rate))
+    # The first run at this rate meets batches that were not there before.
+    figures["first_token"] = {"rate": rate, "values": values[1:]}
+    keep(figures)
+
+
+def requests_of(size: int) -> int:
+    """The requests of a run with that many at a time."""
+    return max(8, 4 * size)
+
+
+def requests_at(rate: float) -> int:
+    """The requests of a run at a rate of so many a second."""
+    return max(8, round(rate * _SECONDS_AT_RATE))
+
+
+def half_of(answered: float) -> float:
+    """The rate of requests that is far enough from saturation for a time to first token."""
+    return round(_SHARE_OF_SATURATION * answered, 3)
+
+
+def first_token(ask: Ask, rate: float) -> float:
+    """The median milliseconds to the first token of one run at a rate of requests."""
+    return float(ask(requests_at(rate), ("--request-rate", str(rate)))["median_ttft_ms"])
+
 
 _HOST = "127.0.0.1"
 #: A line of vLLM's metrics that counts what was accepted at a position.

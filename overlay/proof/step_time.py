@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from overlay.proof.engine_compat import active_features
 from overlay.proof.engine_pool import write_result
-from overlay.proof.prompts import token_ids
+from overlay.proof.oracle import token_ids
 from overlay.proof.shapes import EAGLE3, SHAPES, Drafter, write_configs
 from overlay.proof.verify_engine import parser_class
 

@@ -20,8 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from overlay.proof.oracle import FIRST_TOKEN, Rule, continuation, make_rule
-from overlay.proof.prompts import EngineRequest
+from overlay.proof.oracle import FIRST_TOKEN, EngineRequest, Rule, continuation, make_rule
 from overlay.proof.tiny_models import (
     HEAD_DIM,
     HEADS,

@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 
 from overlay.errors import OverlayError
 from overlay.proof import oracle
-from overlay.proof.graph_mode import GraphMode
-from overlay.proof.oracle import Answer, OracleStep, Rule
-from overlay.proof.prompts import EngineRequest
+from overlay.proof.engine_compat import GraphMode
+from overlay.proof.oracle import Answer, EngineRequest, OracleStep, Rule
 from overlay.proof.rounding import Opinion, Rounding
-from overlay.report.base import plain
+from overlay.report import plain
 from overlay.results import ModelRunner
 
 

@@ -22,9 +22,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from overlay.proof import engine_compat, oracle
+from overlay.proof.engine_compat import GraphMode
 from overlay.proof.engine_pool import write_result
-from overlay.proof.graph_mode import GraphMode
-from overlay.proof.prompts import EngineRequest
+from overlay.proof.oracle import EngineRequest
 from overlay.proof.rounding import partings
 from overlay.results import ModelRunner
 

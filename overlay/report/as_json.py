@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from overlay.report.base import Report
+from overlay.report import Report
+from overlay.report.lines import vllm
 from overlay.report.model import TargetReport
 from overlay.report.problems import explained, next_steps
-from overlay.report.words import vllm
 from overlay.results import FeatureResult, FileResult, HunkResult, Reason, State
 
 #: Version of the JSON, described by ``schema-2.json``.  Under the same number, keys and codes are

@@ -10,12 +10,12 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from overlay.errors import NOTHING_NAMED, Command, Invocation
 from overlay.report.codes import Code
 from overlay.results import FeatureResult, Notice, Reason, State, worst
-from overlay.results.invocation import NOTHING_NAMED, Command, Invocation
 
 if TYPE_CHECKING:
-    from overlay._features.model_runners import RunnerNote
+    from overlay._features.vllm_defaults import RunnerNote
 
 
 class Obstacle(NamedTuple):

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from overlay.package import package_named
 from overlay.planning.advice import another_variant
+from overlay.report.lines import enumeration
 from overlay.report.model import TargetReport
-from overlay.report.words import enumeration
 from overlay.results import Clash, FeatureResult, FileResult, Reason, State, Unusable
 
 _WHY = {

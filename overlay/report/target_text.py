@@ -5,16 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from overlay.errors import command
 from overlay.package import is_module, package_named
-from overlay.report.lines import BLANK, MARK, Line, Span, aligned, labelled
+from overlay.report.lines import (
+    BLANK,
+    MARK,
+    Line,
+    Span,
+    aligned,
+    count,
+    enumeration,
+    labelled,
+    vllm,
+)
 from overlay.report.model import Obstacle, TargetReport
 from overlay.report.problems import Problem, problems, same_cause, word
-from overlay.report.words import count, enumeration, vllm
 from overlay.results import Clash, FeatureResult, FileResult, Notice, Reason, State
-from overlay.results.invocation import command
 
 #: How many files or patches of one problem are named, unless all are asked for.
 _MOST_NAMES = 6
+
+
+#: The most files beside modules that the text names one by one; the JSON has all of them.
+_MOST_BESIDE = 200
 
 
 def target_lines(targets: tuple[TargetReport, ...], *, verbose: bool = False) -> Iterator[Line]:
@@ -280,3 +293,15 @@ def newest_reason(group: Sequence[tuple[str, Reason]]) -> Reason:
     if len(steps) > 1:
         reason = reason._replace(next_step=f"{reason.next_step}; the same for the others")
     return reason
+
+
+def beside_lines(beside: Sequence[tuple[str, str]]) -> Iterator[Line]:
+    """The changed files that are not modules: a line each, at most so many."""
+    for path, what in beside[:_MOST_BESIDE]:
+        lost = what.startswith(State.MISSING.value)
+        why = "lost, unless you say that it was removed" if lost else "no feature carries it"
+        yield Line((Span("! ", "bad"),), (Span(f"{path} ({what}): {why}"),))
+    if len(beside) > _MOST_BESIDE:
+        yield Line(
+            (Span("! ", "bad"),), (Span(f"{len(beside) - _MOST_BESIDE} others of that kind"),)
+        )

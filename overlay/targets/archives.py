@@ -15,8 +15,8 @@ from typing import IO, cast
 
 from overlay.errors import Absent, ArchiveError
 from overlay.package import Package
+from overlay.targets import MAX_FILE_BYTES, Sources, Target, targets_of
 from overlay.targets.installations import Record, header, owns, unreadable, version_in_source
-from overlay.targets.target import MAX_FILE_BYTES, Sources, Target, targets_of
 from overlay.untrusted import open_regular
 
 #: The most members of an archive (vLLM 0.33.0 has 9629).
@@ -272,7 +272,7 @@ def read_sdist(file: IO[bytes], name: str, package: Package) -> Sources:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
         with gzip.GzipFile(fileobj=file) as plain:
-            bounded = cast(IO[bytes], _Bounded(plain, name, size))
+            bounded = cast("IO[bytes]", _Bounded(plain, name, size))
             with tarfile.open(fileobj=bounded, mode="r|", encoding="utf-8") as archive:
                 sources = _collect(archive, name, package)
             while bounded.read(_CHUNK_BYTES):

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 from overlay.errors import Absent, TargetError
 from overlay.package import VLLM, Package
+from overlay.targets import Target, targets_of
 from overlay.targets.installations import read_bytes, target_at, unreadable
-from overlay.targets.target import Target, targets_of
 from overlay.untrusted import open_regular
 
 #: A script names its interpreter in its first bytes; a program does not begin so.

@@ -13,12 +13,11 @@ from packaging.version import Version
 
 from overlay.errors import ArchiveError, PackageIndexError, without_secrets
 from overlay.package import Package, PackageRelease, parse_version
+from overlay.targets import Origin, Progress, Sources
 from overlay.targets.archives import MAX_UNPACKED_BYTES, Wheel, read_sdist, read_wheel
-from overlay.targets.http import IndexSession, RemotePart
-from overlay.targets.http_errors import local_path, too_large
+from overlay.targets.http import IndexSession, RemotePart, local_path, too_large
 from overlay.targets.index import Candidate, OfferedRelease, listing, unknown_release
 from overlay.targets.pip_config import configured
-from overlay.targets.target import Origin, Progress, Sources
 from overlay.untrusted import open_regular
 
 #: The most bytes of an sdist; those of vLLM 0.33.0 unpack to 137 million.
@@ -84,7 +83,7 @@ def _take(
     if remote is None:
         sources = _whole(session, candidate, release, progress)
         return sources, _origin(candidate, candidate.hash, doubts)
-    wheel = Wheel(cast(IO[bytes], remote), candidate.filename, release.package)
+    wheel = Wheel(cast("IO[bytes]", remote), candidate.filename, release.package)
     remote.prefetch(wheel.extents(), str(release), progress)
     doubts.append(
         f"{release} has no sdist: its files were taken out of {candidate.filename} without "

@@ -2,50 +2,263 @@
 
 ``requests`` carries it: proxies, netrc, certificates, redirects (which drop logins) and retries.
 Every failure becomes a ``PackageIndexError`` that names the URL, without its secrets.
+
+``requests`` and ``urllib3`` limit only the silence between two bytes, so a server that sends one
+byte a second, in the headers, in the body, in redirects or in one answer after another, would be
+waited for without end.  A ``Clock`` cuts the connections off instead.
 """
 
 from __future__ import annotations
 
 import netrc
 import os
+import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 import requests
 import urllib3
 from requests.adapters import HTTPAdapter
 from requests.utils import get_netrc_auth
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 from urllib3.exceptions import HTTPError as TransportError
-from urllib3.exceptions import NewConnectionError
 from urllib3.exceptions import TimeoutError as TransportTimeout
 from urllib3.poolmanager import ProxyManager
 
-from overlay.errors import PackageIndexError, without_secrets
-from overlay.results.invocation import is_offline
-from overlay.targets.http_errors import (
-    OFFLINE,
-    BrokenOffError,
-    NotFoundError,
-    bad_range,
-    broken_off,
-    local_path,
-    network_error,
-    split,
-    status_error,
-    too_large,
-    too_slow,
-    without_login,
-)
-from overlay.targets.limits import Carrier, Clock, pools
+from overlay.errors import PackageIndexError, causes_of, is_offline, without_secrets
+from overlay.targets import Progress
 from overlay.targets.pip_config import IndexConfig
-from overlay.targets.target import Progress
 from overlay.untrusted import read_regular
+
+#: Statuses of a server that may answer if it is asked again.
+BUSY = (429, 500, 502, 503, 504)
+
+#: The message where the user forbids the network.
+OFFLINE = (
+    "--offline forbids the network. Run the command once without --offline, which keeps what it "
+    "fetches in the cache"
+)
+
+
+class NotFoundError(PackageIndexError):
+    """The server answers, and has no such page."""
+
+
+class BrokenOffError(PackageIndexError):
+    """The answer began and broke off, or the server is busy; asking again may help."""
+
+
+def split(url: str) -> SplitResult:
+    """The parts of a URL.
+
+    :raises PackageIndexError: if it has none (``http://[::1``).
+    """
+    try:
+        return urlsplit(url)
+    except ValueError as error:
+        raise PackageIndexError(no_url(url)) from error
+
+
+def no_url(text: str) -> str:
+    """The message of a text that should be a URL; what parsers say of it may hold a password."""
+    return (
+        f"{without_secrets(text)}: expected an http, https or file URL. Check the index URL in "
+        "pip's configuration (PIP_INDEX_URL)"
+    )
+
+
+def without_login(url: str) -> str:
+    """``url`` without user and password, as it is asked for."""
+    parts = split(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def local_path(url: str) -> Path | None:
+    """The path that a ``file:`` URL names, ``None`` for other URLs."""
+    parts = split(url)
+    return Path(unquote(parts.path)) if parts.scheme == "file" else None
+
+
+def broken_off(url: str, expected: int, length: int) -> str:
+    """The message of an answer that ended before its bytes did."""
+    return (
+        f"{without_secrets(url)}: expected {expected} bytes, the connection ended after {length}. "
+        "Try again"
+    )
+
+
+def too_large(url: str, limit: int, length: int | None = None) -> str:
+    """The message of an answer of more bytes than anything there has.
+
+    :param length: how many there are, as far as that is known.
+    """
+    size_text = "the server sends more" if length is None else f"found {length}"
+    return f"{without_secrets(url)}: expected at most {limit} bytes, {size_text}"
+
+
+def too_slow(url: str, seconds: float) -> str:
+    """The message of an answer that is not complete in time."""
+    return (
+        f"{without_secrets(url)}: expected all of it within {seconds:g} seconds, the server is "
+        "slower. Check the network and pip's proxy setting, or set PIP_DEFAULT_TIMEOUT to more "
+        "seconds, of which this limit is a multiple"
+    )
+
+
+def bad_range(value: str | None, url: str) -> str:
+    """The message of an answer that does not say which part of a file it is."""
+    return (
+        f"{without_secrets(url)}: expected a Content-Range such as 'bytes 0-99/1234', found "
+        f"{value!r}. The index or a proxy on the way is broken"
+    )
+
+
+def status_error(url: str, answer: requests.Response) -> PackageIndexError:
+    """The error of an answer with an error's status."""
+    status = answer.status_code
+    reason = without_secrets(answer.reason or "")
+    text = f"{without_secrets(url)}: the server answers {status} {reason}."
+    if status in (404, 410):
+        return NotFoundError(f"{text} Check the index URL in pip's configuration")
+    if status in (401, 403):
+        return PackageIndexError(
+            f"{text} Put user and password into the index URL or into a netrc file"
+        )
+    if status in BUSY:
+        return BrokenOffError(f"{text} Try again later")
+    return PackageIndexError(f"{text} Check the index URL in pip's configuration")
+
+
+def network_error(url: str, error: Exception, timeout: float) -> PackageIndexError:
+    """The error of a request that got no answer.
+
+    :param timeout: seconds that were waited for one.
+    """
+    where, causes = without_secrets(url), list(causes_of(error))
+    for cause in causes:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return PackageIndexError(
+                f"{where}: expected a certificate that this system trusts: {cause.verify_message}. "
+                "Set pip's 'cert' (PIP_CERT) or SSL_CERT_FILE to the right bundle"
+            )
+        if isinstance(cause, (requests.Timeout, TimeoutError)):
+            return PackageIndexError(
+                f"{where}: expected an answer within {timeout:g} seconds, none came. Check the "
+                "network and pip's proxy setting, or set PIP_DEFAULT_TIMEOUT"
+            )
+    if isinstance(error, ValueError):
+        return PackageIndexError(no_url(url))
+    return PackageIndexError(
+        f"{where}: cannot be reached: {without_secrets(str(causes[-1]))}. Check the network and "
+        "pip's index and proxy settings; releases that are in the cache already need no network"
+    )
+
+
+class Clock:
+    """The limit of time of one task, such as fetching a release, and of each part of it.
+
+    :param seconds: the limit of the whole, from now on.
+    :ivar limit: seconds that the part had which runs now, or ran last.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._end = self._part = time.monotonic() + seconds
+        self.limit = seconds
+        self._watched: list[socket.socket] = []
+
+    @property
+    def over(self) -> bool:
+        """Whether the time is up."""
+        return time.monotonic() >= self._part
+
+    @contextmanager
+    def running(self, seconds: float) -> Iterator[None]:
+        """Limit a part: when its time is up, each connection that it uses is cut off.
+
+        :param seconds: for the part; less where less is left of the whole.
+        """
+        now = time.monotonic()
+        self._part, self.limit = min(self._end, now + seconds), seconds
+        timer = threading.Timer(max(0.0, self._part - now), self._cut)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            self._watched.clear()
+
+    def watch(self, connected: socket.socket | None) -> None:
+        """Have a socket cut off when the time is up.
+
+        :raises ConnectTimeoutError: if it is already.
+        """
+        if connected is not None:
+            self._watched.append(connected)
+        if self.over:
+            raise ConnectTimeoutError(f"the {self.limit:g} seconds of the request are over")
+
+    def _cut(self) -> None:
+        for connected in list(self._watched):
+            with suppress(OSError):  # closed, or TLS has put another in its place
+                socket.socket.shutdown(connected, socket.SHUT_RDWR)
+
+
+def pools(clock: Clock) -> dict[str, type[HTTPConnectionPool]]:
+    """Pools whose connections a clock watches, by scheme.
+
+    It has to know the sockets: a connection forgets its own where the answer has no length.
+    """
+
+    class Plain(HTTPConnection):
+        def _new_conn(self) -> socket.socket:
+            clock.watch(None)
+            connection = super()._new_conn()
+            clock.watch(connection)  # a proxy may drip before there is TLS
+            return connection
+
+        def request(self, *words: Any, **options: Any) -> None:
+            clock.watch(self.sock)
+            super().request(*words, **options)
+
+    class Secure(Plain, HTTPSConnection):
+        def connect(self) -> None:
+            super().connect()
+            clock.watch(self.sock)
+
+    class PlainPool(HTTPConnectionPool):
+        ConnectionCls = Plain
+
+    class SecurePool(HTTPSConnectionPool):
+        ConnectionCls = Secure
+
+    return {"http": PlainPool, "https": SecurePool}
+
+
+class Carrier(requests.Session):
+    """A ``requests`` session that reads nothing of a redirect but its headers.
+
+    ``requests`` reads the body as well, all of it, whatever its size.
+    """
+
+    def get_redirect_target(self, resp: requests.Response) -> str | None:
+        """Where an answer leads to; its connection is closed."""
+        target = super().get_redirect_target(resp)
+        if target is not None:
+            resp.close()
+            resp._content = b""  # as if it had been read
+            vars(resp)["_content_consumed"] = True
+        return target
+
 
 #: Times pip's timeout (15 seconds unless it is configured) that a page may take, with all redirects
 #: and retries, so that PIP_DEFAULT_TIMEOUT raises these limits too: two minutes.

@@ -18,8 +18,7 @@ from packaging.version import Version
 
 from overlay.errors import PackageIndexError, without_secrets
 from overlay.package import VLLM, Package, PackageRelease, same_release
-from overlay.targets.http import IndexSession
-from overlay.targets.http_errors import NotFoundError, local_path
+from overlay.targets.http import IndexSession, NotFoundError, local_path
 from overlay.untrusted import parse_json
 
 _ACCEPT = (

@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 
 from overlay.errors import Absent, TargetError
 from overlay.package import Package, distribution_name, parse_release
-from overlay.targets.target import MAX_FILE_BYTES, Target, targets_of
+from overlay.targets import MAX_FILE_BYTES, Target, targets_of
 from overlay.untrusted import UnfitFile, parse_json, read_below, read_regular, sha256, way_out
 
 #: The most files and folders of a package that are listed; vLLM 0.32.0 has 3,663 on a CPU.

@@ -28,7 +28,7 @@ from packaging.version import Version
 from overlay.cache import PrivateFolder, cache_folder
 from overlay.errors import PackageIndexError
 from overlay.package import VLLM, Package, PackageRelease
-from overlay.targets.target import Origin, Progress, Sources, Target, left_out
+from overlay.targets import Origin, Progress, Sources, Target, left_out
 from overlay.untrusted import NotPrivate, parse_json
 
 if TYPE_CHECKING:

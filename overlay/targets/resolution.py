@@ -36,6 +36,7 @@ from overlay.package import (
     parse_version,
     same_release,
 )
+from overlay.targets import Progress, Target, targets_of
 from overlay.targets.environments import (
     environment_at,
     is_environment,
@@ -45,7 +46,6 @@ from overlay.targets.environments import (
 )
 from overlay.targets.installations import resolve_folder
 from overlay.targets.releases import resolve_release
-from overlay.targets.target import Progress, Target, targets_of
 
 #: A release with the name of its distribution, as pip takes it; what may follow ``==`` in
 #: ``--releases`` is more than a version.

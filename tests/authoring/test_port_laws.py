@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from overlay._features.feature_folder import essence
+from overlay._features.folder import essence
 from overlay._features.model import Feature, UpstreamTest, Variant
 from overlay.authoring.building import derived_tests
 from overlay.authoring.carry import _merged, carry

@@ -142,7 +142,7 @@ def test_no_engine_outlives_whoever_started_it(tmp_path: Path) -> None:
     starter = (
         f"import os, signal, sys; sys.path.insert(0, {bench!r})\n"
         "from bench.children import run_child\n"
-        "from overlay.proof.process_group import Watchdog\n"
+        "from overlay.proof.engine_pool import Watchdog\n"
         "from pathlib import Path\n"
         "def begin(group):\n"
         "    os.killpg(group, signal.SIGSTOP)\n"

@@ -19,7 +19,7 @@ from bench.pair.answers import Answers, Tokenizer, held_out, prompts
 from bench.pair.draft import Draft, attention, soft_loss
 from bench.pair.llama import Decoding, Llama, padded
 from bench.pair.training import Plan, measured, train
-from overlay.proof.texts import Question, questions
+from overlay.proof.oracle import Question, questions
 from tests.bench import tiny_gguf
 
 HELLO = [3 + byte for byte in b"hello"]

@@ -9,8 +9,8 @@ import click
 import pytest
 
 from overlay import __version__
-from overlay.cli.group import COMMANDS
-from overlay.cli.group import cli as group
+from overlay.cli import COMMANDS
+from overlay.cli import cli as group
 from tests.support import fake_vllm
 from tests.support.cli import ADDED, CAPTURE, PROPOSER, RUNNER, Cli, digest, drift, edit
 from tests.support.patches import write_feature

@@ -9,8 +9,8 @@ import pytest
 from packaging.version import Version
 
 from overlay import __version__
-from overlay.cli.deprecations import DEPRECATIONS, UNTIL, Deprecation, current_spelling
-from overlay.cli.group import cli as group
+from overlay.cli import DEPRECATIONS, UNTIL, Deprecation, current_spelling
+from overlay.cli import cli as group
 from tests.support.cli import Cli
 
 

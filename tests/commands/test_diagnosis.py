@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
-from overlay._features import model_runners as runners
+from overlay._features import vllm_defaults as runners
 from overlay.commands import diagnosis
 from overlay.commands.diagnosis import DeviceFacts, PluginFacts
 from tests.support import fake_vllm

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
-from overlay._features.early_modules import early_among, early_modules
 from overlay._features.folder import load
 from overlay._features.sources import shipped_folder
+from overlay._features.vllm_defaults import early_among, early_modules
 from overlay.authoring.commands.edit_report import AuthoredFile, AuthoredHunks, NewReport
 from overlay.authoring.commands.import_report import ImportReport
 from overlay.authoring.triage import FileFate

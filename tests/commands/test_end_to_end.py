@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from overlay.cli.group import COMMANDS
+from overlay.cli import COMMANDS
 from tests.support import fake_vllm
 from tests.support.cli import ADDED, CAPTURE, PROPOSE, PROPOSER, RUNNER, Cli, digest
 from tests.support.patches import hunk, patch_text, write_feature

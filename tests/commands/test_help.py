@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from overlay.cli.group import COMMANDS
-from overlay.cli.group import cli as group
+from overlay.cli import COMMANDS
+from overlay.cli import cli as group
 from tests.support.cli import Cli
 
 #: Options that ask for something more: without them it is not done, which no default could say.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from overlay.cli.group import COMMANDS
+from overlay.cli import COMMANDS
 from tests.support import fake_vllm
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from overlay._processes import records
+from overlay import _processes
 from overlay.results import Way
 from tests.support.cli import Cli, digest
 
@@ -100,9 +100,9 @@ def test_a_process_whose_record_is_nonsense_is_listed_all_the_same(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     for file in tmp_path.glob("vllm-overlay/*"):
         file.unlink()
-    record = records.ProcessRecord(
+    record = _processes.ProcessRecord(
         pid=os.getpid(),
-        started=records.start_time(os.getpid()),
+        started=_processes.start_time(os.getpid()),
         host=os.uname().nodename,
         role="worker",
         rank=0,
@@ -111,15 +111,15 @@ def test_a_process_whose_record_is_nonsense_is_listed_all_the_same(
         way=Way.MEMORY,
         digest="0" * 64,
         summary="demo (memory)",
-        modules=(records.ModuleRecord("vllm.a", "0" * 64, {"f": records.CodeState.RUNS}),),
+        modules=(_processes.ModuleRecord("vllm.a", "0" * 64, {"f": _processes.CodeState.RUNS}),),
         left_out=("other (drifted): why",),
         required=("demo",),
-        effects=(records.EffectRecord("demo", records.Effect.ACTIVE, "14 graphs"),),
+        effects=(_processes.EffectRecord("demo", _processes.Effect.ACTIVE, "14 graphs"),),
         counters=(("demo", "replays"),),
         counts_fd=5,
-        meanings=(records.Meaning("replays", (("graph", "loop"),)),),
+        meanings=(_processes.Meaning("replays", (("graph", "loop"),)),),
     )
-    records.write(record)
+    _processes.write(record)
     (file,) = tmp_path.glob("vllm-overlay/*.json")
     file.write_text(_spoilt(json.loads(file.read_text()), draw))
     _ask(cli, "status", "--live", *draw.draw(st.sampled_from([(), ("-v",), ("--json",)])))

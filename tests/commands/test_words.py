@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from overlay import __version__
+from overlay._processes import CodeState, ModuleRecord
 from overlay._processes.live import LiveProcess
-from overlay._processes.records import CodeState, ModuleRecord
 from overlay.commands.live import ProcessesReport
 from overlay.report.codes import Code, Verdict
 from tests.support.cli import Cli

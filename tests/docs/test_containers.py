@@ -24,8 +24,8 @@ import yaml
 from packaging.version import Version
 
 from overlay._features.folder import load
-from overlay._features.model_runners import ONLY_V2, Runs, runs, settings
 from overlay._features.sources import shipped_folder
+from overlay._features.vllm_defaults import ONLY_V2, Runs, runs, settings
 from overlay.cli.run import run
 from tests.in_memory.installed import copy_tree
 from tests.support.markdown import ROOT

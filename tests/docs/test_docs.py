@@ -13,7 +13,7 @@ import pytest
 from overlay import settings
 from overlay._features.folder import load
 from overlay._features.sources import shipped_folder
-from overlay.cli.group import COMMANDS, cli
+from overlay.cli import COMMANDS, cli
 from overlay.results import State
 from tests.support import markdown
 from tests.support.markdown import ROOT, Page

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from overlay.cli.group import COMMANDS
+from overlay.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".github/ISSUE_TEMPLATE"

@@ -12,7 +12,8 @@ import pytest
 from packaging.version import Version
 
 from overlay._features.folder import load
-from overlay._features.model_runners import (
+from overlay._features.sources import shipped_folder
+from overlay._features.vllm_defaults import (
     ONLY_V2,
     SETTINGS,
     V1_FILES,
@@ -26,7 +27,6 @@ from overlay._features.model_runners import (
     runs,
     settings,
 )
-from overlay._features.sources import shipped_folder
 from overlay.package import KNOWN_RELEASES
 from overlay.results import (
     RUNNER_FILES,

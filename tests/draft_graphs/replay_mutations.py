@@ -94,7 +94,7 @@ REPLAY_MUTATIONS = (
             f"{what} stay what they were ({kind.lower()})",
             "staging",
             one("staging.py", _staged_in(what, kind), old, new),
-            cast(Catcher, catcher),
+            cast("Catcher", catcher),
             # Only this draft reads the past through the tokens that it is given.
             engine="eagle3" if what == "the target's tokens" else "eagle3hid",
         )

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from overlay._processes import records
-from overlay._processes.records import ProcessRecord
+from overlay import _processes
+from overlay._processes import ProcessRecord
 from tests.draft_graphs.double_environment import ARGUMENTS, double_environment
 from tests.in_memory.installed import install_beside
 from tests.support.process_records import counting
@@ -80,7 +80,7 @@ def test_what_is_scraped_is_what_was_replayed(
 def neighbour(monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessRecord]:
     """Another engine of this user that counts; its record lies where every reader looks."""
     place = Path(tempfile.gettempdir(), f"vllm-overlay-{os.geteuid()}")
-    monkeypatch.setattr(records, "folders", lambda: (place,))
+    monkeypatch.setattr(_processes, "folders", lambda: (place,))
     with counting("worker", 0) as made:
         yield made
 
@@ -101,4 +101,4 @@ def test_the_script_for_a_gpu_finds_nothing_wrong_beside_another_engine(
     cells = json.loads(out.read_text())["cells"]
     assert [cell["api_servers"] for cell in cells] == [1, 2, 1]
     assert all(cell["replays"]["loop"] >= cell["drafts_verified"] > 0 for cell in cells)
-    assert list(records.read_all()) == [neighbour]  # it was there all the time
+    assert list(_processes.read_all()) == [neighbour]  # it was there all the time

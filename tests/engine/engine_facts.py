@@ -22,7 +22,7 @@ WATCHED_MODULES = (
 )
 #: What the proof itself imports of the overlay, each with a dot behind it: nothing that is added to
 #: vLLM may import any of it, which a test of the features' modules says.
-_OF_THE_PROOF = ("overlay.proof.", "overlay.results.")
+_OF_THE_PROOF = ("overlay.proof.", "overlay.results.", "overlay.errors.")
 #: Entry of ``speculative_config``.
 OWN_ATTENTION = "attention_backend"
 #: Name in the metrics without ``vllm:`` -> name in the result.

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from overlay.proof import engine_launch
-from overlay.proof.engine_launch import append_path, link_packages
-from overlay.proof.process_group import ProcessGroup
+from overlay.proof import engine_pool
+from overlay.proof.engine_pool import ProcessGroup, append_path, link_packages
 from tests.engine.engine_spec import EngineSpec
 
 __all__ = (
@@ -66,7 +65,7 @@ def write_models(
     :raises WriterFailed: if it fails.
     """
     variables = environment or foreign_environment()
-    engine_launch.write_models(python, folder, WRITERS[writer], variables, (TESTS,))
+    engine_pool.write_models(python, folder, WRITERS[writer], variables, (TESTS,))
 
 
 def launch(

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from overlay.proof.oracle import FIRST_TOKEN
-from overlay.proof.prompts import EngineRequest as Request
+from overlay.proof.oracle import EngineRequest as Request
 from overlay.results import ModelRunner
 
 __all__ = ("ASYNCHRONOUS", "QUICKEST", "EngineSpec", "Request", "make_requests")

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 
 from overlay.proof import oracle
+
+
+def swapped(rule: oracle.Rule, adapter: str) -> tuple[tuple[int, int], ...]:
+    """The pairs of tokens that an adapter of this name lets the target take for each other."""
+    ids = random.Random(adapter).sample(range(oracle.FIRST_TOKEN, rule.vocab), 8)
+    return tuple(zip(ids[::2], ids[1::2], strict=True))
 
 
 def adapted(rule: oracle.Rule, adapter: str | None) -> oracle.Rule:
@@ -13,7 +20,7 @@ def adapted(rule: oracle.Rule, adapter: str | None) -> oracle.Rule:
     if adapter is None:
         return rule
     successor = list(rule.successor)
-    for first, second in oracle.swapped(rule, adapter):
+    for first, second in swapped(rule, adapter):
         successor[first], successor[second] = successor[second], successor[first]
     return replace(rule, successor=tuple(successor))
 

@@ -18,10 +18,9 @@ from overlay.proof.oracle import (
     count_steps,
     drafts,
     make_rule,
-    swapped,
 )
 from tests.engine.engine_spec import EngineSpec, Request, make_requests
-from tests.engine.expected_steps import adapted, undisturbed
+from tests.engine.expected_steps import adapted, swapped, undisturbed
 from tests.engine.tiny_adapters import ADAPTERS, MAX_RANK
 
 RULE = make_rule()

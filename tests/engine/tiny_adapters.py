@@ -14,7 +14,8 @@ import json
 from pathlib import Path
 from typing import Final
 
-from overlay.proof.oracle import Rule, swapped
+from overlay.proof.oracle import Rule
+from tests.engine.expected_steps import swapped
 
 #: The adapters that ``tiny_models`` writes, in a folder of their own beside the models.
 ADAPTERS: Final = ("swap-one", "swap-two")

@@ -13,7 +13,7 @@ import pytest
 import overlay
 from overlay import settings
 from overlay._features.folder import load
-from overlay._processes.records import Effect, EffectRecord, of_features
+from overlay._processes import Effect, EffectRecord, of_features
 from overlay.errors import PatchFormatErrors
 from overlay.in_memory.effects import EffectWatch
 from overlay.on_disk.ledger import Entry, Ledger, LedgerFeature, decode, encode

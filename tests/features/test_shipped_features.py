@@ -30,8 +30,8 @@ from overlay.planning.planner import plan
 from overlay.planning.scopes import Syntax
 from overlay.planning.text import SourceText
 from overlay.results import Plan, State
+from overlay.targets import Target
 from overlay.targets.resolution import resolve
-from overlay.targets.target import Target
 from tests.support.shipped_features import (
     BOOKKEEPING,
     DBO,

@@ -93,7 +93,7 @@ WAVES = (
 
 def keep_nothing_apart() -> None:
     """Take the remedy out of the plugin of this process; a ``pre`` hook."""
-    from overlay.in_memory import vllm_caches as caches
+    from overlay.in_memory import module_cache as caches
 
     caches.keep_apart = lambda key, required=False: None
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from overlay.proof.engine_launch import link_packages
+from overlay.proof.engine_pool import link_packages
 
 TESTS = Path(__file__).resolve().parents[1]
 #: How a process knows that it runs where the installation is mounted read-only.

@@ -36,9 +36,9 @@ def start_nodes(nodes: list[dict[str, str]]) -> Any:
 
 def describe(worker: Any) -> dict[str, Any]:
     """What the worker's process runs, by its record; called there."""
-    from overlay._processes import records
+    from overlay import _processes
 
-    (own,) = [record for record in records.read_all() if record.pid == os.getpid()]
+    (own,) = [record for record in _processes.read_all() if record.pid == os.getpid()]
     return {
         "digest": own.digest,
         "rank": own.rank,
@@ -57,7 +57,7 @@ def run(model: str, nodes: list[int]) -> list[dict[str, Any]]:
     from vllm.utils.network_utils import get_distributed_init_method, get_open_port
     from vllm.v1.executor.ray_utils import RayWorkerWrapper
 
-    from overlay._processes.family import family
+    from overlay._processes.live import family
 
     world = len(nodes)
     config = EngineArgs(

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from overlay._processes import live, records
+from overlay import _processes
+from overlay._processes import live
 from overlay.in_memory.import_hook import PendingModules
 from tests.in_memory.boxes import OTHER_FINDER, PATCHED, PRISTINE, Box
 from tests.in_memory.test_process import second_feature
@@ -82,10 +83,10 @@ def test_without_a_requirement_it_is_said_once_and_recorded(box: Box, prefix: st
     record = json.loads(done.stdout)
     assert record["summary"] == "demo (memory) but vllm.v1.spec_decode.proposer unpatched"
     assert record["digest"] != record.pop("planned")
-    read = records._decoded({"schema": records.SCHEMA, **record})
+    read = _processes._decoded({"schema": _processes.SCHEMA, **record})
     assert read is not None
     (module,) = read.modules
-    assert module.scopes == {"SpecDecodeBaseProposer._first": records.CodeState.UNPATCHED}
+    assert module.scopes == {"SpecDecodeBaseProposer._first": _processes.CodeState.UNPATCHED}
     said = live.problem(read, [])
     assert said is not None
     assert said.startswith("vllm.v1.spec_decode.proposer: unpatched")
@@ -178,7 +179,7 @@ def test_a_later_vllm_without_a_name_of_ours_starts_unless_a_feature_is_required
     file.write_text("def renamed(): ...\n")
     load = f"import {name}\n"
     keep = (
-        "import overlay.in_memory.vllm_caches as c\nc.concerned = lambda modules: bool(modules)\n"
+        "import overlay.in_memory.module_cache as c\nc.concerned = lambda modules: bool(modules)\n"
     )
     code = keep + (load if early else "") + "register()\n" + load
     log = box.run(code)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from overlay.in_memory import vllm_caches as caches
+from overlay.in_memory import module_cache as caches
 
 
 def registry() -> types.ModuleType:

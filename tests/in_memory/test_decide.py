@@ -16,8 +16,7 @@ import pytest
 import overlay
 from overlay import settings
 from overlay.errors import TargetError, UsageError
-from overlay.in_memory import decision, import_hook
-from overlay.in_memory.activation import Activation, FeatureDecision
+from overlay.in_memory import Activation, FeatureDecision, decision, import_hook
 from overlay.in_memory.decision import RequiredMissing, decide
 from overlay.in_memory.module_cache import StoredModule
 from overlay.on_disk.ledger import load

@@ -15,13 +15,13 @@ from packaging.version import Version
 import overlay
 from overlay import settings
 from overlay._features.sources import further_packages, patches_folders
+from overlay.in_memory import FeatureDecision
 from overlay.in_memory import decision as decisions
-from overlay.in_memory.activation import FeatureDecision
 from overlay.in_memory.decision import digest, root_of, settled_without_plan
 from overlay.on_disk.ledger import Ledger, load
 from overlay.results import Reason, State
+from overlay.targets import Target
 from overlay.targets.resolution import resolve
-from overlay.targets.target import Target
 from tests.support import fake_vllm
 from tests.support.cli import ADDED, PROPOSE, PROPOSER
 from tests.support.patches import write_feature

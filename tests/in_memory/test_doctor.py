@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import overlay
+from overlay._processes import CodeState, Effect, EffectRecord, ModuleRecord, ProcessRecord
 from overlay._processes.live import LiveProcess, strangers_noted
-from overlay._processes.records import CodeState, Effect, EffectRecord, ModuleRecord, ProcessRecord
 from overlay.commands import diagnosis
 from overlay.commands.doctor import doctor
 from overlay.commands.live import ProcessesReport, live, running

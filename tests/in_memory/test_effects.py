@@ -45,7 +45,7 @@ MORE = {
 SERVE = """
 register()
 import json, os, importlib
-from overlay._processes import records
+from overlay import _processes as records
 def report():
     from vllm.v1 import overlay_effects as effects
     {report}

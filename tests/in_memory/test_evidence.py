@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 
-from overlay.in_memory import verification as evidence
+from overlay.in_memory import import_hook as evidence
 
 TEXT = """
 import functools

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from overlay._processes import records
+from overlay import _processes
 from overlay._processes.live import problem
 from overlay.in_memory import plugin as process
 from overlay.results import Way
@@ -26,7 +26,7 @@ forked = multiprocessing.get_context("fork").Process(target=child, name="EngineC
 forked.start(); forked.join(); assert forked.exitcode == 0
 """
 RECORD = """
-    from overlay._processes import records
+    from overlay import _processes as records
     [mine] = [r for r in records.read_all() if r.pid == os.getpid()]
     print(mine.role, mine.way.value, flush=True)
 """
@@ -52,7 +52,7 @@ def test_a_forked_child_of_a_process_that_is_off_is_off_and_says_so(box: Box) ->
     assert done.stdout.split() == ["engine", "core", "off"]
 
 
-def record(way: Way, **more: object) -> records.ProcessRecord:
+def record(way: Way, **more: object) -> _processes.ProcessRecord:
     given: dict[str, object] = {
         "pid": 1,
         "started": "1",
@@ -66,7 +66,7 @@ def record(way: Way, **more: object) -> records.ProcessRecord:
         "summary": way.value,
     }
     # Keywords of a helper, typed as object.
-    return records.ProcessRecord(**{**given, **more})  # type: ignore[arg-type]
+    return _processes.ProcessRecord(**{**given, **more})  # type: ignore[arg-type]
 
 
 def test_where_all_are_off_nobody_needs_to_look() -> None:

@@ -65,19 +65,19 @@ HAZARDS = (
     ),
     Hazard(
         "vLLM's caches hash the file on disk: compiled models",
-        "overlay/in_memory/vllm_caches.py",
+        "overlay/in_memory/module_cache.py",
         ("_ahead_of_time.model_hash_key", "...", "return stock(forward)"),
         "tests/in_memory/test_caches.py::test_each_key_has_places_of_its_own",
     ),
     Hazard(
         "vLLM's caches hash the file on disk: model infos",
-        "overlay/in_memory/vllm_caches.py",
+        "overlay/in_memory/module_cache.py",
         ("_model_info.cache_dir", "...", "return stock()"),
         "tests/in_memory/test_caches.py::test_each_key_has_places_of_its_own",
     ),
     Hazard(
         "vLLM's caches hash the file on disk: nobody keeps them apart",
-        "overlay/in_memory/vllm_caches.py",
+        "overlay/in_memory/module_cache.py",
         ("concerned", "...", "return False"),
         "tests/in_memory/test_process.py::test_where_models_are_patched_vllms_caches_are_kept_apart",
     ),

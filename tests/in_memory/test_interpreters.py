@@ -20,7 +20,7 @@ def test_a_forked_child_has_a_record_of_its_own(box: Box) -> None:
 import os
 child = os.fork()
 if child == 0:
-    from overlay._processes import records
+    from overlay import _processes as records
     pids = {r.pid for r in records.read_all()}
     os._exit(0 if os.getpid() in pids and runs() == "patched" else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -34,7 +34,7 @@ def test_a_forked_child_that_became_another_program_is_not_listed(box: Box) -> N
         PATCHED
         + """
 import os, subprocess
-from overlay._processes import records
+from overlay import _processes as records
 child = subprocess.Popen(["sleep", "30"], preexec_fn=lambda: None)
 try:
     assert [one.pid for one in records.read_all()] == [os.getpid()]

@@ -7,7 +7,8 @@ from tests.in_memory.test_process import EARLY, second_feature
 
 SAYS = """
 import os
-from overlay._processes import live, records
+from overlay import _processes as records
+from overlay._processes import live
 [own] = [one for one in records.read_all() if one.pid == os.getpid()]
 print(live.problem(own, [own]))
 """

@@ -11,23 +11,23 @@ from pathlib import Path
 
 import pytest
 
-from overlay._processes import live, records
-from overlay._processes.records import CodeState, ModuleRecord
+from overlay import _processes
+from overlay._processes import CodeState, ModuleRecord, live
 from overlay.results import Way
 from tests.support.process_records import record
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(records, "folders", lambda: (tmp_path,))
+    monkeypatch.setattr(_processes, "folders", lambda: (tmp_path,))
     return tmp_path
 
 
 def test_a_record_comes_back_while_its_process_runs() -> None:
     modules = (ModuleRecord("vllm.a", "0" * 64, {"f": CodeState.RUNS}),)
     mine = record(os.getpid(), modules=modules, left_out=("x (drifted): gone",))
-    records.write(mine)
-    assert list(records.read_all()) == [mine]
+    _processes.write(mine)
+    assert list(_processes.read_all()) == [mine]
 
 
 @pytest.mark.parametrize(
@@ -48,10 +48,10 @@ def test_a_record_comes_back_while_its_process_runs() -> None:
 )
 def test_a_record_with_foreign_values_is_not_read(folder: Path, change: dict[str, object]) -> None:
     """Another version may have written it; its process is listed without a record."""
-    records.write(record(os.getpid()))
+    _processes.write(record(os.getpid()))
     [file] = folder.rglob("*.json")
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
-    assert list(records.read_all()) == []
+    assert list(_processes.read_all()) == []
 
 
 def test_a_record_of_an_ended_process_is_taken_away(folder: Path) -> None:
@@ -62,29 +62,29 @@ def test_a_record_of_an_ended_process_is_taken_away(folder: Path) -> None:
     )
     assert child.stdout is not None
     assert child.stdout.readline() == b"up\n"  # before it, its start is not yet told in full
-    records.write(record(child.pid))
+    _processes.write(record(child.pid))
     child.communicate(b"\n")
-    assert list(records.read_all()) == []
+    assert list(_processes.read_all()) == []
     assert list(folder.iterdir()) == []
 
 
 def test_a_reused_pid_is_noticed() -> None:
-    records.write(record(os.getpid(), started="1"))
-    assert list(records.read_all()) == []
+    _processes.write(record(os.getpid(), started="1"))
+    assert list(_processes.read_all()) == []
 
 
 def test_hosts_that_share_a_folder_keep_their_records(folder: Path) -> None:
     """As where TMPDIR lies on a cluster's own file system."""
     mine, other = record(os.getpid()), record(os.getpid(), host="another")
-    records.write(mine)
-    records.write(other)
-    assert list(records.read_all()) == [mine]
+    _processes.write(mine)
+    _processes.write(other)
+    assert list(_processes.read_all()) == [mine]
     files = sorted(folder.iterdir())
     assert len(files) == 2
     for file in files:
-        old = time.time() - records.FORGOTTEN_AFTER - 60
+        old = time.time() - _processes.FORGOTTEN_AFTER - 60
         os.utime(file, (old, old))
-    assert list(records.read_all()) == [mine]  # it runs, however old its record is
+    assert list(_processes.read_all()) == [mine]  # it runs, however old its record is
     assert len(list(folder.iterdir())) == 1
 
 
@@ -92,11 +92,11 @@ def test_hosts_that_share_a_folder_keep_their_records(folder: Path) -> None:
 def test_a_child_that_became_another_program_is_noticed(
     known: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    records.write(record(os.getpid(), started="12345 140732470190112"))
-    monkeypatch.setattr(records, "start_time", lambda pid: known)  # the stack is not always told
-    assert len(list(records.read_all())) == 1
-    monkeypatch.setattr(records, "start_time", lambda pid: "12345 140729645475200")
-    assert list(records.read_all()) == []
+    _processes.write(record(os.getpid(), started="12345 140732470190112"))
+    monkeypatch.setattr(_processes, "start_time", lambda pid: known)  # the stack is not always told
+    assert len(list(_processes.read_all())) == 1
+    monkeypatch.setattr(_processes, "start_time", lambda pid: "12345 140729645475200")
+    assert list(_processes.read_all()) == []
 
 
 def test_processes_with_and_without_a_record_are_listed_with_their_engine() -> None:
@@ -118,7 +118,7 @@ def test_processes_with_and_without_a_record_are_listed_with_their_engine() -> N
     assert engine.stdout is not None
     worker = int(engine.stdout.readline())
     try:
-        records.write(record(engine.pid))
+        _processes.write(record(engine.pid))
         listed = {each.pid: each for each in live.processes() if each.engine == engine.pid}
         assert set(listed) == {engine.pid, worker}
         assert listed[engine.pid].problem is None
@@ -215,26 +215,26 @@ def test_a_place_that_cannot_be_written_gives_way_to_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    monkeypatch.setattr(records, "folders", lambda: (Path("/proc/nowhere"), first, second))
+    monkeypatch.setattr(_processes, "folders", lambda: (Path("/proc/nowhere"), first, second))
     # For root no mode is in the way, so that a folder takes the record's place.
     name = f"{os.uname().nodename}-{os.getpid()}.json"
     (first / name).mkdir(parents=True)
     first.chmod(0o700)
-    records.write(record(os.getpid()))
+    _processes.write(record(os.getpid()))
     assert [place.name for place in second.iterdir()] == [name]
-    assert list(records.read_all()) == [record(os.getpid())]
+    assert list(_processes.read_all()) == [record(os.getpid())]
 
 
 def test_a_place_that_is_open_to_others_is_neither_written_nor_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_one, own = tmp_path / "open", tmp_path / "own"
-    monkeypatch.setattr(records, "folders", lambda: (open_one,))
-    records.write(record(os.getpid()))
+    monkeypatch.setattr(_processes, "folders", lambda: (open_one,))
+    _processes.write(record(os.getpid()))
     open_one.chmod(0o777)
-    assert list(records.read_all()) == []
+    assert list(_processes.read_all()) == []
     with pytest.raises(OSError, match="no folder"):
-        records.write(record(os.getpid()))
-    monkeypatch.setattr(records, "folders", lambda: (open_one, own))
-    records.write(record(os.getpid()))
+        _processes.write(record(os.getpid()))
+    monkeypatch.setattr(_processes, "folders", lambda: (open_one, own))
+    _processes.write(record(os.getpid()))
     assert list(own.iterdir())

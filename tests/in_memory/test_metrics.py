@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlay._processes import records
-from overlay._processes.family import Member, Number, family
-from overlay._processes.records import Effect, EffectRecord, Meaning, ProcessRecord
+from overlay import _processes
+from overlay._processes import Effect, EffectRecord, Meaning, ProcessRecord
+from overlay._processes.live import Member, Number, family
 from overlay.in_memory import metrics
 from overlay.in_memory.metrics import METRICS, MetricSample, Statistics
 from overlay.results import Way
@@ -113,7 +113,7 @@ def test_a_gauge_is_none_of_what_was_counted() -> None:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(records, "folders", lambda: (tmp_path,))
+    monkeypatch.setattr(_processes, "folders", lambda: (tmp_path,))
     return tmp_path
 
 
@@ -125,7 +125,7 @@ def totals(pid: int) -> tuple[float, list[int]]:
 
 def test_every_api_server_tells_the_same_and_a_restarted_engine_counts_on_its_own() -> None:
     server = record(os.getpid(), role="api server", rank=None, effects=())
-    records.write(server)
+    _processes.write(server)
     with counting("api server", None) as second:
         with counting("engine core", 0) as engine, counting("engine core", 1) as rank:
             expected = (21, sorted([second.pid, engine.pid, rank.pid]))
@@ -156,7 +156,7 @@ def test_workers_of_a_ray_cluster_belong_to_a_server_without_workers(tmp_path: P
 
 def test_a_process_that_is_off_beside_patched_ones_is_told() -> None:
     with counting("worker", 0) as patched:
-        records.write(record(os.getpid(), role="engine core", way=Way.OFF, summary="off"))
+        _processes.write(record(os.getpid(), role="engine core", way=Way.OFF, summary="off"))
         problems = {each.record.pid: each.problem for each in family(patched.pid)}
     assert problems == {
         os.getpid(): "is off (OVERLAY=off), its peers patched",
@@ -166,12 +166,12 @@ def test_a_process_that_is_off_beside_patched_ones_is_told() -> None:
 
 def test_a_record_of_an_older_overlay_has_names_alone() -> None:
     with counting("worker", 0) as made:
-        records.write(made._replace(meanings=()))
+        _processes.write(made._replace(meanings=()))
         found = list(metrics.samples(family(made.pid)))
         assert value(found, "events", event="replays of loop") == 7
 
 
 def test_a_record_keeps_what_its_numbers_mean() -> None:
     mine = record(os.getpid(), counters=(("f", "n"), ("f", "m")), meanings=(LOOP, None))
-    records.write(mine)
-    assert list(records.read_all()) == [mine]
+    _processes.write(mine)
+    assert list(_processes.read_all()) == [mine]

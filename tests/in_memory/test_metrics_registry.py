@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from overlay._processes import records
-from overlay._processes.family import Member, Number
-from overlay._processes.records import Effect, EffectRecord, Meaning, ProcessRecord
+from overlay import _processes
+from overlay._processes import Effect, EffectRecord, Meaning, ProcessRecord
+from overlay._processes.live import Member, Number
 from overlay.in_memory import metrics, metrics_watch
 from overlay.results import Way
 
@@ -143,7 +143,7 @@ def test_vllms_statistics_are_followed_by_the_overlays(
 
 
 def test_the_records_of_this_process_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "read_all", lambda: iter((MEMBER.record,)))
+    monkeypatch.setattr(_processes, "read_all", lambda: iter((MEMBER.record,)))
     registry = prometheus_client.CollectorRegistry()
     registry.register(metrics_watch.Collector())
     assert scraped(registry)["vllm_overlay_unreadable", "", ""] == 0

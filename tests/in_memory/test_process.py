@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from overlay import _processes
 from overlay import settings as switches
-from overlay._processes import records
-from overlay.in_memory import decision
+from overlay.in_memory import Activation, decision
+from overlay.in_memory import module_cache as caches
 from overlay.in_memory import plugin as process
-from overlay.in_memory import vllm_caches as caches
-from overlay.in_memory.activation import Activation
 from overlay.in_memory.import_watch import HookError
 from overlay.in_memory.module_cache import StoredModule
 from overlay.in_memory.running import RunningProcess
@@ -271,7 +270,7 @@ def test_a_damaged_cache_is_made_again(box: Box) -> None:
 
 
 def test_the_record_proves_what_runs(box: Box) -> None:
-    show = PATCHED + "from overlay._processes import records; import os\n"
+    show = PATCHED + "from overlay import _processes as records; import os\n"
     show += "[r] = [r for r in records.read_all() if r.pid == os.getpid()]\n"
     show += "print([(m.module.rpartition('.')[2], {s: c.value for s, c in m.scopes.items()})"
     show += " for m in r.modules], r.way.value)"
@@ -348,7 +347,7 @@ def test_an_open_cache_is_not_executed(box: Box) -> None:
 def test_no_place_to_write_leaves_the_feature_out(box: Box) -> None:
     nowhere = {"OVERLAY_CACHE": "/proc/nowhere", "TMPDIR": "/proc/nowhere"}
     code = "import tempfile; tempfile.tempdir = '/proc/nowhere'\n"
-    code += "from overlay._processes import records; records.folders = lambda: ()\n"
+    code += "from overlay import _processes as records; records.folders = lambda: ()\n"
     log = box.run(code + PRISTINE, **nowhere)
     assert "no place" in log
     done = box.attempt(code + "register()", **nowhere, OVERLAY_REQUIRED="demo")
@@ -376,7 +375,7 @@ def test_other_code_than_planned_fails_the_import(monkeypatch: pytest.MonkeyPatc
     code = compile(text, "m.py", "exec")
     stored = StoredModule("vllm/m.py", None, Path("m.py"), text, code)
     activation = Activation(Way.MEMORY, "0.32.0", "/site", (), "d", scopes={"vllm.m": ("run",)})
-    monkeypatch.setattr(records, "write", lambda record: None)
+    monkeypatch.setattr(_processes, "write", lambda record: None)
     own = RunningProcess(switches.read({}))
     own.activated(activation)
     module = types.ModuleType("vllm.m")

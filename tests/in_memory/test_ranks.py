@@ -83,7 +83,7 @@ parallel_state.init_distributed_environment(world, rank, method)
 parallel_state.ensure_model_parallel_initialized(world, 1)
 print("the model is loaded")
 if loads != "never":
-    from overlay._processes import records
+    from overlay import _processes as records
     (own,) = [one for one in records.read_all() if one.pid == os.getpid()]
     assert own.rank == rank, own
     assert own.role == "worker", own

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import overlay
-from overlay.on_disk import bookkeeping, ledger
+from overlay.on_disk import changes, ledger
+from overlay.on_disk.changes import assemble
+from overlay.on_disk.files import Site
 from overlay.on_disk.ledger import Entry, Ledger, RecordEntry
-from overlay.on_disk.site import Site
-from overlay.on_disk.writes import assemble
 from overlay.package import VLLM, Package, package_named
 from overlay.results import Change, FeatureResult, FileResult, HunkResult, Plan, Reason, State
 from overlay.targets.installations import Row, our_rows
@@ -38,7 +38,7 @@ def own_rows(package: Package) -> bytes:
     return f"{package.name}/a.py,,\na-1.dist-info/RECORD,,\n".encode()
 
 
-def changes(package: Package) -> tuple[Change, ...]:
+def two_changes(package: Package) -> tuple[Change, ...]:
     """Of a plan: one module is patched, one is added in a folder that is not there."""
     name = package.name
     return (
@@ -74,14 +74,14 @@ FEATURES = (
 
 def made(site: Site, record: str | None = RECORD, old: Ledger | None = None) -> Ledger:
     """The ledger of a target in which those changes are made."""
-    plan = Plan(RESULTS, changes(site.package))
+    plan = Plan(RESULTS, two_changes(site.package))
     file = None if record is None else site.root / record
-    return bookkeeping.new_ledger(site, plan, FEATURES, "0.26.0", file, old)
+    return changes.new_ledger(site, plan, FEATURES, "0.26.0", file, old)
 
 
 def carry_out(site: Site, old: Ledger | None, new: Ledger | None) -> list[str]:
     """Make the writes that record ``new``, and return their paths."""
-    writes = bookkeeping.state_files(site, old, new, changes(site.package))
+    writes = changes.state_files(site, old, new, two_changes(site.package))
     for write in writes:
         place = site.root / write.path
         assert write.before == (place.read_bytes() if place.exists() else None)
@@ -142,7 +142,7 @@ def test_a_mode_and_a_folder_that_the_ledger_knows_are_kept(tmp_path: Path) -> N
 
 def test_an_added_module_may_be_empty(tmp_path: Path) -> None:
     plan = Plan(RESULTS, (Change("vllm/b.py", None, b""),))
-    found = bookkeeping.new_ledger(target(tmp_path, VLLM), plan, FEATURES, "0.26.0", None, None)
+    found = changes.new_ledger(target(tmp_path, VLLM), plan, FEATURES, "0.26.0", None, None)
     assert found.entries == (Entry("vllm/b.py", None, sha256(b""), 0o644, 0),)
 
 
@@ -196,7 +196,7 @@ def test_what_is_no_longer_wanted_goes_and_a_strangers_file_stays(tmp_path: Path
         (site.root / path).write_bytes(b"x")
     writes = {
         write.path: write
-        for write in bookkeeping.state_files(site, None, made(site), changes(VLLM))
+        for write in changes.state_files(site, None, made(site), two_changes(VLLM))
     }
     assert f"{VLLM.pristine_folder}/mine" not in writes
     assert (writes[other].before, writes[other].after) == (b"x", None)
@@ -206,7 +206,7 @@ def test_the_form_of_record_is_kept(tmp_path: Path) -> None:
     site = target(tmp_path, VLLM)
     (site.root / RECORD).chmod(0o600)
     new = made(site)
-    writes = bookkeeping.state_files(site, None, new, changes(VLLM))
+    writes = changes.state_files(site, None, new, two_changes(VLLM))
     assert writes[-1][:2] == (RECORD, own_rows(VLLM))
     forms = assemble("apply", site, writes, None, new, [], []).forms
     assert (forms[RECORD].mode, forms[VLLM.ledger_path].mode) == (0o600, 0o644)
@@ -302,18 +302,18 @@ def test_a_record_that_somebody_removed_is_not_made_again(tmp_path: Path) -> Non
 
 def test_record_is_written_only_beside_the_package(tmp_path: Path) -> None:
     site = target(tmp_path / "site", VLLM)
-    assert bookkeeping.record_path(site, site.root / RECORD) == RECORD
-    assert bookkeeping.record_path(site, None) is None
+    assert changes.record_path(site, site.root / RECORD) == RECORD
+    assert changes.record_path(site, None) is None
     (tmp_path / "a.dist-info").mkdir()
-    assert bookkeeping.record_path(site, tmp_path / "a.dist-info/RECORD") is None
+    assert changes.record_path(site, tmp_path / "a.dist-info/RECORD") is None
     assert made(site, "../a.dist-info/RECORD").record is None
     (tmp_path / "link").symlink_to("site")
-    assert bookkeeping.record_path(site, tmp_path / "link" / RECORD) == RECORD
+    assert changes.record_path(site, tmp_path / "link" / RECORD) == RECORD
 
 
 def test_two_ledgers_are_the_same_whatever_overlay_wrote_them(tmp_path: Path) -> None:
     one = made(target(tmp_path, VLLM))
-    assert bookkeeping.same(one, one._replace(overlay="0.0.1"))
+    assert changes.same(one, one._replace(overlay="0.0.1"))
     (first, *rest) = one.features
     for other in (
         one._replace(entries=one.entries[1:]),
@@ -327,6 +327,6 @@ def test_two_ledgers_are_the_same_whatever_overlay_wrote_them(tmp_path: Path) ->
             features=(first._replace(result=first.result._replace(state=State.MISSING)), *rest)
         ),
     ):
-        assert not bookkeeping.same(one, other)
+        assert not changes.same(one, other)
     untested = first._replace(result=first.result._replace(untested=False), origin="x")
-    assert bookkeeping.same(one, one._replace(features=(untested, *rest)))
+    assert changes.same(one, one._replace(features=(untested, *rest)))

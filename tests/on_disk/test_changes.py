@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from overlay.errors import RevertRefused, TransactionError
-from overlay.on_disk.changes import to_adopt, to_apply, to_revert
+from overlay.on_disk.changes import Intent, to_adopt, to_apply, to_revert
 from overlay.on_disk.ledger import LedgerLost
-from overlay.on_disk.writes import Intent
 from overlay.package import VLLM, Package
 from overlay.results import Change
 from tests.support.small_targets import (

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from overlay.errors import TransactionError
-from overlay.on_disk import ledger, lock
+from overlay.on_disk import journal, ledger
 from overlay.on_disk import transaction as commit
 from overlay.on_disk.disk_state import conditions
 from overlay.on_disk.recovery import recover
@@ -156,22 +156,22 @@ def test_ctrl_c_at_any_moment(site: Site) -> None:
 
 
 def test_a_reader_waits_for_a_writer(site: Site) -> None:
-    with lock.exclusive(site.root):
+    with journal.exclusive(site.root):
         begun = time.monotonic()
-        in_use(lambda: lock.shared(site.root, timeout=0.2))
+        in_use(lambda: journal.shared(site.root, timeout=0.2))
     assert 0.2 <= time.monotonic() - begun < 5
 
 
 def test_the_holder_is_named(site: Site) -> None:
-    with lock.shared(site.root):
-        said = in_use(lambda: lock.exclusive(site.root, timeout=0.05))
+    with journal.shared(site.root):
+        said = in_use(lambda: journal.exclusive(site.root, timeout=0.05))
     if Path("/proc/locks").exists():
         assert f"process {os.getpid()}" in said
     assert "Nothing was changed" in said
 
 
 def test_readers_do_not_wait_for_each_other(site: Site) -> None:
-    with lock.shared(site.root), lock.shared(site.root, timeout=0):
+    with journal.shared(site.root), journal.shared(site.root, timeout=0):
         pass
 
 
@@ -179,23 +179,23 @@ def test_the_lock_dies_with_its_process(site: Site) -> None:
     ready, done = os.pipe()
 
     def hold() -> None:
-        with lock.exclusive(site.root):
+        with journal.exclusive(site.root):
             os.write(done, b"x")
             time.sleep(60)
 
     child = start_child(hold)
     os.read(ready, 1)
     os.kill(child, signal.SIGKILL)
-    with lock.exclusive(site.root, timeout=5):
+    with journal.exclusive(site.root, timeout=5):
         pass
     assert finish([child]) == [-signal.SIGKILL]
 
 
 def test_a_process_forked_meanwhile_does_not_keep_the_lock(site: Site) -> None:
-    with lock.exclusive(site.root):
+    with journal.exclusive(site.root):
         child = start_child(lambda: time.sleep(60))
     try:
-        with lock.exclusive(site.root, timeout=0):
+        with journal.exclusive(site.root, timeout=0):
             pass
     finally:
         os.kill(child, signal.SIGKILL)
@@ -204,14 +204,14 @@ def test_a_process_forked_meanwhile_does_not_keep_the_lock(site: Site) -> None:
 
 def test_locking_leaves_nothing(site: Site) -> None:
     before = snapshot(site.root)
-    with lock.exclusive(site.root):
+    with journal.exclusive(site.root):
         assert snapshot(site.root) == before
     assert snapshot(site.root) == before
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(TransactionError, match="cannot be opened to lock it"):
-        lock.shared(tmp_path).__enter__()
+        journal.shared(tmp_path).__enter__()
 
 
 @pytest.mark.parametrize("number", [errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP])
@@ -233,16 +233,16 @@ def test_where_folders_cannot_be_locked_a_file_is(
     assert list((tmp_path / "cache/vllm-overlay/locks").iterdir())
 
     def other() -> None:
-        in_use(lambda: lock.exclusive(site.root, timeout=0.05))
+        in_use(lambda: journal.exclusive(site.root, timeout=0.05))
 
-    with lock.exclusive(site.root):
+    with journal.exclusive(site.root):
         assert finish([start_child(other)]) == [0]
     site.revert()
     assert snapshot(site.root) == before
 
 
 def test_an_apply_waits_until_others_have_read(site: Site) -> None:
-    with lock.shared(site.root):
+    with journal.shared(site.root):
         child = start_child(lambda: site.apply() and None)
         time.sleep(0.2)
         for path in (PROPOSER, RUNNER):

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from overlay._features.feature_folder import read_feature
+from overlay._features.folder import read_feature
 from overlay._features.model import Feature
 from overlay._features.sources import ErrorList
 from overlay.authoring.composing import compose_file, whole_file

@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from overlay.errors import PlanOutdated, RevertRefused, TransactionError
+from overlay.on_disk import journal, transaction
 from overlay.on_disk import ledger as ledgers
-from overlay.on_disk import lock, transaction
 from overlay.on_disk.disk_state import Condition, void
 from overlay.on_disk.ledger import Entry, Ledger
 from overlay.results import Plan, State
@@ -302,12 +302,12 @@ def test_what_would_be_done_is_done(installed: Site, state: str, patches: PatchS
 
 def test_whoever_holds_a_target_is_waited_for_as_long_as_was_said(installed: Site) -> None:
     plan, features = ONE.plan(installed.pristine), [ONE.feature()]
-    with lock.exclusive(installed.root):
+    with journal.exclusive(installed.root):
         assert "waited 1 s" in str(_would(installed, ONE))
         with pytest.raises(TransactionError, match=r"waited 0\.05 s"):
             one_package.adopt(installed.root, plan, features, (), release="0.26.0", timeout=0.05)
     with (
-        lock.shared(installed.root),
+        journal.shared(installed.root),
         pytest.raises(TransactionError, match=r"waited 0\.05 s"),
     ):
         one_package.apply(installed.root, plan, features, release="0.26.0", timeout=0.05)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlay.errors import LedgerError, TransactionError
-from overlay.on_disk import files, journal, ledger, lock
+from overlay.on_disk import files, journal, ledger
 from overlay.on_disk.journal import Journal, Step
 from overlay.package import VLLM, Package, package_named
 
@@ -66,7 +66,7 @@ def test_it_is_read_as_it_was_written(
         assert journal.exists(root, package)
         assert journal.pending(root, package)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(journal.lock, "shared", _no_lock)
+            patch.setattr(journal, "shared", _no_lock)
             with journal.reading(root, package=package) as begun:
                 assert begun == written
         journal.remove(root, package)
@@ -292,13 +292,13 @@ def test_a_reader_waits_for_a_writer_as_long_as_was_said(tmp_path: Path) -> None
         journal.write(tmp_path, Journal("apply", package.name, ()), None, package)
     link = tmp_path.parent / f"{tmp_path.name}-link"
     link.symlink_to(tmp_path)
-    with lock.exclusive(tmp_path, 0.0, ASCEND):
+    with journal.exclusive(tmp_path, 0.0, ASCEND):
         with pytest.raises(TransactionError), journal.reading(link, 0.0, ASCEND):
             raise AssertionError("a writer is at work there")
         with journal.reading(link, 0.0) as begun:
             assert begun is not None
             assert begun.overlay == "vllm"
-            with pytest.raises(TransactionError), lock.exclusive(tmp_path, 0.0):
+            with pytest.raises(TransactionError), journal.exclusive(tmp_path, 0.0):
                 raise AssertionError("somebody reads there")
     with journal.reading(link, 0.0, ASCEND) as begun:
         assert begun is not None

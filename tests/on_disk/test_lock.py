@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from overlay.errors import TransactionError
-from overlay.on_disk import lock
+from overlay.on_disk import journal
 from overlay.package import VLLM, package_named
 
 Holder = Callable[..., AbstractContextManager[None]]
@@ -45,11 +45,11 @@ def failing(number: int, times: int = 1000) -> Callable[[int, int], None]:
 
 
 def test_only_readers_share(root: Path) -> None:
-    both: tuple[Holder, Holder] = (lock.shared, lock.exclusive)
+    both: tuple[Holder, Holder] = (journal.shared, journal.exclusive)
     for first in both:
         for second in both:
             with first(root):
-                if first is second is lock.shared:
+                if first is second is journal.shared:
                     with second(root, timeout=0):
                         pass
                     continue
@@ -61,9 +61,9 @@ def test_only_readers_share(root: Path) -> None:
 
 def test_who_holds_it_is_named(root: Path) -> None:
     with (
-        lock.exclusive(root),
+        journal.exclusive(root),
         pytest.raises(TransactionError) as caught,
-        lock.shared(root, timeout=0),
+        journal.shared(root, timeout=0),
     ):
         pass
     assert f"(process {os.getpid()}: " in str(caught.value)
@@ -71,16 +71,16 @@ def test_who_holds_it_is_named(root: Path) -> None:
 
 
 def test_it_is_waited_for_as_long_as_was_said(root: Path) -> None:
-    with lock.exclusive(root):
+    with journal.exclusive(root):
         begin = time.monotonic()
-        with pytest.raises(TransactionError), lock.exclusive(root, timeout=0.05):
+        with pytest.raises(TransactionError), journal.exclusive(root, timeout=0.05):
             pass
         assert time.monotonic() - begin >= 0.05
 
 
 def test_a_copy_of_the_descriptor_does_not_keep_the_lock(root: Path) -> None:
     """A child that was forked meanwhile has one."""
-    with lock.exclusive(root):
+    with journal.exclusive(root):
         (handle,) = (
             int(name)
             for name in os.listdir("/proc/self/fd")
@@ -88,7 +88,7 @@ def test_a_copy_of_the_descriptor_does_not_keep_the_lock(root: Path) -> None:
             and os.path.samefile(f"/proc/self/fd/{name}", root / "vllm")
         )
         copy = os.dup(handle)
-    with lock.exclusive(root, timeout=0):
+    with journal.exclusive(root, timeout=0):
         pass
     os.close(copy)
 
@@ -99,12 +99,12 @@ def test_a_lock_file_serves_where_folders_cannot_be_locked(
 ) -> None:
     monkeypatch.setattr(fcntl, "flock", failing(getattr(errno, name)))
     with (
-        lock.shared(root),
+        journal.shared(root),
         pytest.raises(TransactionError, match=r"which holds .*\.lock: waited"),
-        lock.shared(root, timeout=0),  # such a file admits one
+        journal.shared(root, timeout=0),  # such a file admits one
     ):
         pass
-    with lock.exclusive(root, timeout=0):
+    with journal.exclusive(root, timeout=0):
         pass
 
 
@@ -115,9 +115,12 @@ def test_lock_files_are_told_apart_by_package_and_not_by_the_way_to_a_folder(
     link = root.parent / "link"
     link.symlink_to(root)
     ascend = package_named("vllm_ascend")
-    with lock.exclusive(root), lock.exclusive(root, timeout=0, package=ascend):
+    with journal.exclusive(root), journal.exclusive(root, timeout=0, package=ascend):
         for package in (VLLM, ascend):
-            with pytest.raises(TransactionError), lock.exclusive(link, timeout=0, package=package):
+            with (
+                pytest.raises(TransactionError),
+                journal.exclusive(link, timeout=0, package=package),
+            ):
                 pass
 
 
@@ -126,28 +129,31 @@ def test_a_lock_file_that_cannot_be_made_is_told(
 ) -> None:
     monkeypatch.setattr(fcntl, "flock", failing(errno.ENOLCK))
     (root.parent / "cache").write_text("a file in the place of the folder")
-    with pytest.raises(TransactionError, match="set XDG_CACHE_HOME"), lock.exclusive(root):
+    with pytest.raises(TransactionError, match="set XDG_CACHE_HOME"), journal.exclusive(root):
         pass
 
 
 def test_an_interrupted_call_is_made_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", failing(errno.EINTR, times=2))
-    with lock.exclusive(root, timeout=5):
+    with journal.exclusive(root, timeout=5):
         monkeypatch.undo()
-        with pytest.raises(TransactionError), lock.shared(root, timeout=0):
+        with pytest.raises(TransactionError), journal.shared(root, timeout=0):
             pass
 
 
 def test_any_other_failure_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", failing(errno.EIO))
-    with pytest.raises(TransactionError, match="cannot be locked"), lock.exclusive(root, timeout=0):
+    with (
+        pytest.raises(TransactionError, match="cannot be locked"),
+        journal.exclusive(root, timeout=0),
+    ):
         pass
 
 
 def test_a_package_that_is_not_there_is_told(root: Path) -> None:
     (root / "vllm").rmdir()
     told = "expected the folder of an installed vLLM"
-    with pytest.raises(TransactionError, match=told), lock.exclusive(root):
+    with pytest.raises(TransactionError, match=told), journal.exclusive(root):
         pass
 
 
@@ -162,9 +168,9 @@ def test_the_pauses_grow_to_a_tenth_of_a_second_and_end_at_the_deadline(
 
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(time, "sleep", sleep)
-    monkeypatch.setattr(lock, "_holders", lambda inode: [])
-    with lock.exclusive(root), pytest.raises(TransactionError) as caught:
-        lock.exclusive(root, timeout=1.0).__enter__()
+    monkeypatch.setattr(journal, "_holders", lambda inode: [])
+    with journal.exclusive(root), pytest.raises(TransactionError) as caught:
+        journal.exclusive(root, timeout=1.0).__enter__()
     assert pauses == pytest.approx([min(0.002 * 1.5**n, 0.1) for n in range(12)])
     assert str(caught.value) == (
         f"{root / 'vllm'} is in use by another overlay command: waited 1 s. Nothing was changed; "
@@ -175,8 +181,8 @@ def test_the_pauses_grow_to_a_tenth_of_a_second_and_end_at_the_deadline(
 def test_only_flocks_of_that_folder_are_named_with_what_the_kernel_tells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock, "Path", lambda place: tmp_path / place.lstrip("/"))
-    assert lock._holders(77) == []
+    monkeypatch.setattr(journal, "Path", lambda place: tmp_path / place.lstrip("/"))
+    assert journal._holders(77) == []
     (tmp_path / "proc/33").mkdir(parents=True)
     (tmp_path / "proc/33/cmdline").write_bytes(b"overlay\0apply\0\xff" + b"x" * 200)
     (tmp_path / "proc/locks").write_text(
@@ -187,4 +193,4 @@ def test_only_flocks_of_that_folder_are_named_with_what_the_kernel_tells(
         "4: FLOCK  ADVISORY  READ 44 00:2d:77 0 EOF\n"
     )
     shown = "overlay apply \N{REPLACEMENT CHARACTER}" + "x" * 105
-    assert lock._holders(77) == [f"33: {shown}", "44"]
+    assert journal._holders(77) == [f"33: {shown}", "44"]

@@ -19,8 +19,8 @@ from overlay.on_disk import transaction as commit
 from overlay.on_disk.rebuild import rebuild
 from overlay.package import VLLM, parse_release
 from overlay.planning import planner as planning
+from overlay.targets import Target
 from overlay.targets.resolution import resolve
-from overlay.targets.target import Target
 from tests.support import one_package, transactions
 from tests.support.patches import MemoryTree, feature, hunk
 from tests.support.transactions import PROPOSER, RUNNER, Site, snapshot

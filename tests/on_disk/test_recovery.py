@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from overlay.errors import LedgerError, TransactionError
-from overlay.on_disk import files, lock, recovery
+from overlay.on_disk import files, journal, recovery
 from overlay.on_disk import journal as journals
 from overlay.on_disk.journal import Journal, Step
 from overlay.on_disk.recovery import recover
@@ -181,7 +181,7 @@ def test_a_state_that_cannot_be_read_is_said_to(installed: Site) -> None:
 def test_whoever_holds_the_target_is_waited_for_as_long_as_was_said(installed: Site) -> None:
     interrupt_in_the_middle(installed)
     with (
-        lock.shared(installed.root),
+        journal.shared(installed.root),
         pytest.raises(TransactionError, match=r"waited 0\.05 s"),
     ):
         recover(installed.root, timeout=0.05)

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from overlay.errors import TransactionError
-from overlay.on_disk.files import Owner
-from overlay.on_disk.site import Site, foreign_state, unwritable
+from overlay.on_disk.files import Owner, Site, foreign_state, unwritable
 from overlay.package import VLLM, Package, package_named
 from overlay.untrusted import MAX_BYTES
 from tests.support import transactions
@@ -173,7 +172,7 @@ def test_without_state_or_package_nothing_is_foreign(tmp_path: Path) -> None:
 def test_missing_permission_names_the_owner_of_the_nearest_place(
     tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("overlay.on_disk.site.user_name", lambda user: f"user {user}")
+    monkeypatch.setattr("overlay.on_disk.files.user_name", lambda user: f"user {user}")
     place, owner = tmp_path / "a.py", tmp_path.stat().st_uid
     for path in (place, tmp_path / "no/such/a.py"):
         told = str(unwritable(OSError(number, os.strerror(number), str(path)), "So it is."))

@@ -19,7 +19,7 @@ import pytest
 
 from overlay import untrusted
 from overlay.errors import OverlayError
-from overlay.on_disk import files, journal, ledger, recovery, site
+from overlay.on_disk import files, journal, ledger, recovery
 from tests.support import transactions
 from tests.support.faults import CALLS
 from tests.support.hostile import stamps
@@ -27,7 +27,7 @@ from tests.support.sites import interrupt_in_the_middle
 from tests.support.transactions import ONE, PROPOSER, TWO, Site
 
 #: Every module of the overlay that looks at a target or writes there during a transaction.
-MODULES = (files, untrusted, site, journal, ledger)
+MODULES = (files, untrusted, journal, ledger)
 #: Of the hundred or so calls that write, how many lie between two that are tried.
 STEP = 53
 LOOKING = CALLS | {"stat", "lstat", "fstat", "read", "listdir", "scandir"}

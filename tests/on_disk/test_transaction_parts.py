@@ -20,11 +20,10 @@ from overlay.errors import (
 )
 from overlay.on_disk import files, journal, transaction
 from overlay.on_disk import ledger as ledgers
-from overlay.on_disk.changes import to_apply
+from overlay.on_disk.changes import Intent, to_apply
+from overlay.on_disk.files import Site
 from overlay.on_disk.journal import Journal
-from overlay.on_disk.site import Site
 from overlay.on_disk.transaction import TransactionResult, Work
-from overlay.on_disk.writes import Intent
 from overlay.package import VLLM, Package, package_named
 from overlay.results import Change
 from tests.support import one_package

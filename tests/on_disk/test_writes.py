@@ -9,10 +9,10 @@ import pytest
 
 import overlay
 from overlay.errors import TransactionError
+from overlay.on_disk.changes import Intent, assemble
+from overlay.on_disk.files import Site
 from overlay.on_disk.journal import Step
 from overlay.on_disk.ledger import Entry, Ledger
-from overlay.on_disk.site import Site
-from overlay.on_disk.writes import Intent, assemble
 from overlay.results import Change
 from tests.support import fake_vllm
 

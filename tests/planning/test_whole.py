@@ -12,7 +12,7 @@ from overlay._features.model import FILE_SCOPE, Feature, Hunk, WholeFile, blob_i
 from overlay.planning.matching import match_whole
 from overlay.planning.planner import plan
 from overlay.results import FeatureResult, State
-from overlay.targets.target import left_out
+from overlay.targets import left_out
 from tests.support.patches import MemoryTree, feature, hunk
 
 INIT = "vllm/__init__.py"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from overlay._processes.family import _Parents
+from overlay._processes.live import _Parents
 
 
 def process(proc: Path, pid: int, name: str, parent: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from overlay.proof import verify_engine
 from overlay.proof.engine_compat import BenchExtension, runner_version
-from overlay.proof.prompts import EngineRequest
+from overlay.proof.oracle import EngineRequest
 from overlay.results import ModelRunner
 
 V1, V2 = "vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner"

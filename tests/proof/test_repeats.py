@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlay.errors import OverlayError
-from overlay.proof.repeats import Sample, Served, Timed, order, read, read_served
-from overlay.proof.reports.bench_page import page
-from overlay.proof.reports.benched import (
+from overlay.proof.commands.bench_report import (
     OVERLAY,
     STOCK,
     V2,
     BenchReport,
     benched,
     first_token_table,
+    page,
     step_table,
 )
+from overlay.proof.repeats import Sample, Served, Timed, order, read, read_served
 
 VALUES = st.lists(st.floats(0.5, 50), min_size=2, max_size=9).map(tuple)
 

@@ -9,8 +9,8 @@ from unittest import mock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlay.proof import serving_runs
-from overlay.proof.serving_runs import Limit, measure
+from overlay.proof import serving
+from overlay.proof.serving import Limit, measure
 
 
 @dataclass
@@ -60,7 +60,7 @@ def serve(
 ) -> dict[str, Any]:
     """Measure one server; what it kept last."""
     kept: dict[str, Any] = {}
-    with mock.patch.object(serving_runs, "time", client.clock):
+    with mock.patch.object(serving, "time", client.clock):
         measure(client.ask, concurrency, rate, Limit(seconds), kept.update)
     return kept
 

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from overlay.errors import OverlayError
 from overlay.proof import oracle
-from overlay.proof.graph_mode import GraphMode
-from overlay.proof.oracle import Answer, OracleStep, make_rule
-from overlay.proof.prompts import tiny_requests
+from overlay.proof.engine_compat import GraphMode
+from overlay.proof.oracle import Answer, OracleStep, make_rule, tiny_requests
 from overlay.proof.verification import (
     DifferenceKind,
     EngineRun,

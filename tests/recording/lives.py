@@ -239,8 +239,8 @@ PARTS: dict[str, Callable[[Recorder], None]] = {
 def main() -> None:
     """Write the small releases into the folder that the argument names, as the cache keeps them."""
     from overlay.package import VLLM
+    from overlay.targets import Origin, Sources
     from overlay.targets.releases import write
-    from overlay.targets.target import Origin, Sources
 
     os.environ["OVERLAY_CACHE"] = str(Path(sys.argv[1]).parent)
     for release, files in releases().items():

@@ -291,10 +291,11 @@ def warm() -> None:
 
 def _see_only(folder: Path) -> None:
     """Let this fork see no processes but those whose records lie in a folder."""
-    from overlay._processes import live, records
+    from overlay import _processes
+    from overlay._processes import live
 
     own = live._own
-    records.folders = lambda: (folder,)
+    _processes.folders = lambda: (folder,)
     live._own = lambda proc: [seen for seen in own(proc) if f"-{seen.pid}.json" in _ends(folder)]
 
 

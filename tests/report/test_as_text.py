@@ -8,15 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlay._features.folder import Hole
+from overlay.commands.check import CheckReport
 from overlay.commands.list_ import ListReport
+from overlay.commands.status import StatusReport
 from overlay.package import VLLM
 from overlay.planning import advice
-from overlay.report.base import Report, failure
+from overlay.report import Report, failure
 from overlay.report.codes import Code, Exit, Verdict
 from overlay.report.lines import Line, Span, aligned, paint
 from overlay.report.model import TargetReport
 from overlay.report.problems import ProblemPlace, problems
-from overlay.report.targets import CheckReport, StatusReport
 from overlay.report.wording import checked
 from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State, combine
 from tests.report.test_model import listed_feature

@@ -12,16 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlay._features.folder import Hole
+from overlay._processes import ProcessRecord
 from overlay._processes.live import LiveProcess
-from overlay._processes.records import ProcessRecord
+from overlay.commands.check import CheckReport
 from overlay.commands.list_ import ListReport
 from overlay.commands.live import ProcessesReport
+from overlay.commands.status import StatusReport
+from overlay.report import Report, failure
 from overlay.report.as_json import as_json
-from overlay.report.base import Report, failure
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import paint
 from overlay.report.model import Obstacle, TargetReport
-from overlay.report.targets import CheckReport, StatusReport
 from overlay.report.wording import status
 from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State, Way
 from tests.commands.conftest import fake_vllm

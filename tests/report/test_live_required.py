@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overlay._processes import Effect, EffectRecord, ProcessRecord
 from overlay._processes.live import LiveProcess
-from overlay._processes.records import Effect, EffectRecord, ProcessRecord
 from overlay.commands.live import not_active, running
 from overlay.report.codes import Code
 from overlay.results import Way

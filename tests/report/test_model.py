@@ -8,14 +8,15 @@ from packaging.version import Version
 
 from overlay._features.folder import Hole
 from overlay._features.model import AddedFile, Feature, Patch, Topic, Variant
+from overlay.commands.check import CheckReport
 from overlay.commands.list_ import ListReport
+from overlay.commands.status import StatusReport
 from overlay.package import ReleaseRange
+from overlay.report import failure
 from overlay.report.as_json import as_data, as_json
-from overlay.report.base import failure
 from overlay.report.codes import Code, Verdict
+from overlay.report.lines import enumeration
 from overlay.report.model import TargetReport
-from overlay.report.targets import CheckReport, StatusReport
-from overlay.report.words import enumeration
 from overlay.results import FeatureResult, FileResult, HunkResult, Notice, Reason, State
 
 PROPOSER = "vllm/v1/spec_decode/llm_base_proposer.py"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from overlay.authoring.commands.matrix import MatrixCell, MatrixReport, MatrixRow
 from overlay.commands.report_ import CollectedReport, Section, collected, page
-from overlay.report.base import failure
+from overlay.report import failure
 from overlay.report.codes import Code, Verdict
 from overlay.results import State
 from overlay.untrusted import printable

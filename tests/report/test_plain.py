@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from packaging.version import Version
 
-from overlay.report.base import Report, by_fields, plain
+from overlay.report import Report, by_fields, plain
 from overlay.report.codes import Code, Exit, Verdict
 from overlay.results import State
 

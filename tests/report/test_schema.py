@@ -12,12 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overlay.commands.apply import ApplyReport
+from overlay.commands.check import CheckReport
+from overlay.commands.diff import DiffReport
 from overlay.commands.live import ProcessesReport
+from overlay.commands.revert import RevertReport
+from overlay.commands.status import StatusReport
+from overlay.report import failure
 from overlay.report.as_json import SCHEMA, as_data
-from overlay.report.base import failure
 from overlay.report.codes import Code, Exit, Verdict
 from overlay.report.model import Obstacle, TargetReport
-from overlay.report.targets import ApplyReport, CheckReport, DiffReport, RevertReport, StatusReport
 from overlay.results import Reason, State
 from scripts import render_json_keys
 from tests.report.test_as_text import targets

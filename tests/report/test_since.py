@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overlay.commands.check import CheckReport
 from overlay.commands.since import Ownership, SinceReport, Turn, since
 from overlay.errors import UsageError
 from overlay.report.as_json import as_json
 from overlay.report.codes import Code, Exit
 from overlay.report.model import Obstacle, TargetFailure, TargetReport
-from overlay.report.targets import CheckReport
 from overlay.report.wording import checked
 from overlay.results import FeatureResult, Reason, State
 from overlay.untrusted import printable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from packaging.version import Version
 
-from overlay._features.model_runners import Runs, models, runs
+from overlay._features.vllm_defaults import Runs, models, runs
 from scripts.default_runner import ENTRIES, HEAD, Entry, rows
 from scripts.render_performance import RESULTS
 

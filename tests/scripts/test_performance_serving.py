@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overlay.proof.commands.bench_report import DEFAULT, OVERLAY, OVERLAY_V1, PLAIN, STOCK, V2
 from overlay.proof.repeats import Sample
-from overlay.proof.reports.benched import DEFAULT, OVERLAY, OVERLAY_V1, PLAIN, STOCK, V2
 from scripts.performance_serving import (
     ENGINES,
     cells_of,

@@ -75,7 +75,7 @@ def test_a_changed_sentence_is_noticed_wherever_home_and_temporary_files_lie(
 
 def test_every_part_and_every_command_is_recorded() -> None:
     """A command that is added without a recording would be outside of the law."""
-    from overlay.cli.group import COMMANDS as PRESENT
+    from overlay.cli import COMMANDS as PRESENT
 
     assert set(COMMANDS) == set(PRESENT)
     assert set(stored.load()) == set(worker.parts())

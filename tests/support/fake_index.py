@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from overlay.targets.target import Target
+from overlay.targets import Target
 from tests.support import fake_vllm
 
 #: A file that every fake release has.

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from overlay._features.model import Feature
-from overlay.on_disk import lock
+from overlay.on_disk import journal
 from overlay.on_disk.changes import Rebuilt
 from overlay.on_disk.transaction import TransactionResult, adopting, applying, carry_out, reverting
 from overlay.package import VLLM, Package
 from overlay.results import Change, Plan
-from overlay.targets.target import Target
+from overlay.targets import Target
 
 
 def target(
@@ -35,7 +35,7 @@ def apply(
     record_file: Path | None = None,
     basis: str | None = None,
     package: Package = VLLM,
-    timeout: float = lock.TIMEOUT,
+    timeout: float = journal.TIMEOUT,
 ) -> TransactionResult:
     """Apply a plan to the target in ``root``."""
     place = target(root, release, record_file, package)
@@ -51,7 +51,7 @@ def revert(
     basis: str | None = None,
     edits: Sequence[Change] = (),
     package: Package = VLLM,
-    timeout: float = lock.TIMEOUT,
+    timeout: float = journal.TIMEOUT,
 ) -> TransactionResult:
     """Revert the target in ``root``."""
     place = target(root, release, record_file, package)
@@ -67,7 +67,7 @@ def adopt(
     release: str,
     record_file: Path | None = None,
     package: Package = VLLM,
-    timeout: float = lock.TIMEOUT,
+    timeout: float = journal.TIMEOUT,
 ) -> TransactionResult:
     """Adopt what is in the target in ``root``."""
     place = target(root, release, record_file, package)

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from overlay._processes import records
-from overlay._processes.records import COUNTS_NAME, Meaning, ProcessRecord
+from overlay import _processes
+from overlay._processes import COUNTS_NAME, Meaning, ProcessRecord
 from overlay.in_memory.ranks import RankReport
 from overlay.results import Way
 
@@ -34,7 +34,7 @@ def record(pid: int, **changes: Any) -> ProcessRecord:
     """
     made = ProcessRecord(
         pid=pid,
-        started=records.start_time(pid),
+        started=_processes.start_time(pid),
         host=os.uname().nodename,
         role="worker",
         rank=0,
@@ -72,7 +72,7 @@ def counting(role: str, rank: int | None, parent: Path | None = None) -> Iterato
             counts_fd=descriptor,
             meanings=(LOOP,),
         )
-        records.write(made)
+        _processes.write(made)
         yield made
     finally:
         child.communicate()

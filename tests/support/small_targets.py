@@ -9,9 +9,8 @@ import pytest
 
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk import transaction
-from overlay.on_disk.changes import Application, Rebuilt, to_apply
-from overlay.on_disk.site import Site
-from overlay.on_disk.writes import Intent
+from overlay.on_disk.changes import Application, Intent, Rebuilt, to_apply
+from overlay.on_disk.files import Site
 from overlay.package import VLLM, Package, package_named
 from overlay.results import Change, FeatureResult, Plan, State
 from overlay.untrusted import sha256

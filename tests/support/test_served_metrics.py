@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlay._processes import records
+from overlay import _processes
 from tests.support.process_records import counting
 from tests.support.served_metrics import counted_inside, replays_of
 
@@ -60,9 +60,9 @@ def test_a_neighbour_is_not_counted_wherever_its_record_lies(
     """As on 2026-11-24 on an H200, where the record of a neighbour lay below ``/tmp``."""
     own = tmp_path / "vllm-overlay"
     shared = Path(tempfile.gettempdir(), f"vllm-overlay-{os.geteuid()}")
-    monkeypatch.setattr(records, "folders", lambda: (own,))
+    monkeypatch.setattr(_processes, "folders", lambda: (own,))
     with counting("worker", 0) as server, counting("worker", 0) as beside:
-        monkeypatch.setattr(records, "folders", lambda: (shared,))
+        monkeypatch.setattr(_processes, "folders", lambda: (shared,))
         with counting("worker", 0) as elsewhere:
             for each in (server, beside, elsewhere):
                 assert counted_inside(tmp_path, each.pid) == 7

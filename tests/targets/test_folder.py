@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from overlay.errors import TargetError
 from overlay.package import VLLM, check_path
+from overlay.targets import MAX_FILE_BYTES
 from overlay.targets.installations import file_reader, modules_below
 from overlay.targets.resolution import resolve
-from overlay.targets.target import MAX_FILE_BYTES
 from tests.support import fake_vllm
 
 _PATH = "vllm/v1/spec_decode/proposer.py"

@@ -14,10 +14,9 @@ import pytest
 
 from overlay.errors import TargetError
 from overlay.package import VLLM
-from overlay.targets import installations
+from overlay.targets import Target, installations
 from overlay.targets.environments import find
 from overlay.targets.resolution import resolve
-from overlay.targets.target import Target
 from tests.support import fake_vllm
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from overlay.errors import Absent, TargetError
 from overlay.package import VLLM, Package, package_named
+from overlay.targets import Target
 from overlay.targets.installations import owns, with_rows, without_rows
 from overlay.targets.resolution import patched_in, resolve, resolve_each
-from overlay.targets.target import Target
 from tests.support import fake_vllm
 
 ASCEND = package_named("vllm_ascend")

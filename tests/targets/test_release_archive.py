@@ -22,14 +22,13 @@ from hypothesis import strategies as st
 
 from overlay.cache import ABANDONED_AFTER
 from overlay.errors import ArchiveError, PackageIndexError
-from overlay.targets import releases
+from overlay.targets import Origin, Sources, releases
 from overlay.targets.releases import (
     CachedRelease,
     DamagedError,
     write_to,
 )
 from overlay.targets.resolution import resolve
-from overlay.targets.target import Origin, Sources
 from tests.support import fake_vllm
 from tests.support.fake_index import PATH, PROJECT_PAGE, FakeIndex, is_whole
 from tests.support.release_sources import archive_path

@@ -9,7 +9,7 @@ from urllib.error import URLError
 import pytest
 
 from overlay.errors import PackageIndexError
-from overlay.targets import http, http_errors
+from overlay.targets import http
 from overlay.targets.pip_config import IndexConfig
 from overlay.targets.resolution import resolve
 from tests.support import fake_vllm
@@ -60,7 +60,7 @@ def test_a_certificate_that_is_not_trusted_says_what_to_set(configure) -> None:
     error = ssl.SSLCertVerificationError(1, "certificate verify failed")
     error.verify_message = "self-signed certificate"
 
-    said = str(http_errors.network_error("https://me:pw@a.example/x", URLError(error), 5))
+    said = str(http.network_error("https://me:pw@a.example/x", URLError(error), 5))
 
     assert said.startswith("https://a.example/x: ")
     assert "self-signed certificate" in said

@@ -31,7 +31,7 @@ from overlay.authoring.session import DOCUMENT, Session, SessionKind, finish, fr
 from overlay.authoring.triage import FileFate
 from overlay.authoring.writing import check_folder, require_free, today, write_folder
 from overlay.commands.request import FURTHER, Request
-from overlay.errors import PackageIndexError, UsageError, did_you_mean
+from overlay.errors import PackageIndexError, UsageError, command, did_you_mean
 from overlay.package import (
     VLLM,
     Package,
@@ -45,9 +45,8 @@ from overlay.planning.scope_cache import Memo
 from overlay.planning.upstream import remembers
 from overlay.report.progress import doing
 from overlay.results import Fate
-from overlay.results.invocation import command
 from overlay.settings import in_home
-from overlay.targets.target import Progress
+from overlay.targets import Progress
 from overlay.untrusted import sha256
 
 #: The notes of a session: the folders of patches it was begun with, and the title of a feature

@@ -11,16 +11,15 @@ from typing import Any, ClassVar, NamedTuple
 from overlay._features.model import Hunk
 from overlay.authoring.landing import ContextKept, landings, moved_lines, on_disk_only
 from overlay.authoring.triage import FileFate
-from overlay.on_disk.beside import MISSING, Beside
+from overlay.errors import Command, absolute, command
+from overlay.on_disk.edits import MISSING, Beside
 from overlay.package import is_module
 from overlay.planning.matching import removed_by
-from overlay.report.base import Report, by_fields
+from overlay.report import Report, by_fields
 from overlay.report.codes import Code, Verdict
-from overlay.report.lines import Line, Span, labelled
-from overlay.report.targets import beside_lines
-from overlay.report.words import agree, count, enumeration
+from overlay.report.lines import Line, Span, agree, count, enumeration, labelled
+from overlay.report.target_text import beside_lines
 from overlay.results import Fate, Outcome
-from overlay.results.invocation import Command, absolute, command
 
 
 class AuthoredHunks(NamedTuple):

@@ -16,17 +16,15 @@ from overlay.authoring import releases as package_releases
 from overlay.authoring.mailbox import KEYS, mail
 from overlay.commands.output import write_output
 from overlay.commands.request import Request
-from overlay.errors import UsageError
+from overlay.errors import UsageError, command
 from overlay.package import Package, Tree
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
-from overlay.report.base import Report, plain
+from overlay.report import Report, plain
 from overlay.report.codes import Code, Verdict
-from overlay.report.lines import Line, labelled
+from overlay.report.lines import Line, count, enumeration, labelled
 from overlay.report.progress import counting
-from overlay.report.words import count, enumeration
 from overlay.results import Change, State
-from overlay.results.invocation import command
 from overlay.settings import in_home
 from overlay.untrusted import parse_toml, read_regular
 

@@ -40,16 +40,15 @@ from overlay.authoring.writing import (
     write_folder,
 )
 from overlay.commands.request import Request
-from overlay.errors import UsageError, without_secrets
+from overlay.errors import UsageError, command, without_secrets
 from overlay.package import VLLM, Package, distribution_name
 from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax
+from overlay.report.lines import enumeration
 from overlay.report.progress import counting, doing
-from overlay.report.words import enumeration
-from overlay.results.invocation import command
 from overlay.settings import in_home
+from overlay.targets import Progress
 from overlay.targets.resolution import release_named
-from overlay.targets.target import Progress
 from overlay.untrusted import read_regular
 
 #: What the report of an import has of its summary, as it is there.

@@ -9,14 +9,12 @@ from typing import Any, ClassVar
 
 from overlay.authoring.landing import ContextKept, Summary, landings, moved_lines, on_disk_only
 from overlay.authoring.triage import FileFate
-from overlay.errors import told_once
+from overlay.errors import Invocation, absolute, told_once
 from overlay.package import is_module
-from overlay.report.base import Report, by_fields, plain
+from overlay.report import Report, by_fields, plain
 from overlay.report.codes import Code, Verdict
-from overlay.report.lines import BLANK, Line, Span, labelled
-from overlay.report.words import count, enumeration
+from overlay.report.lines import BLANK, Line, Span, count, enumeration, labelled
 from overlay.results import Fate, Outcome
-from overlay.results.invocation import Invocation, absolute
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,13 @@ from overlay.authoring.writing import expect_id, require_free
 from overlay.commands.request import Request
 from overlay.commands.revert import Keep, Kept
 from overlay.commands.scene import root_of
-from overlay.errors import OverlayError, UsageError
+from overlay.errors import OverlayError, UsageError, command
 from overlay.on_disk import ledger as ledgers
-from overlay.on_disk.beside import folders_of
+from overlay.on_disk.edits import folders_of
 from overlay.on_disk.journal import reading
-from overlay.report.words import enumeration, was_were
+from overlay.report.lines import enumeration, was_were
 from overlay.results import Change
-from overlay.results.invocation import command
-from overlay.targets.target import Target
+from overlay.targets import Target
 
 
 def keep(request: Request, targets: Sequence[Target], keep_as: Keep) -> Kept:

@@ -24,12 +24,21 @@ from overlay.commands.request import Request
 from overlay.commands.since import NOBODY, Ownership, upkeep
 from overlay.errors import OverlayError, UsageError
 from overlay.package import parse_version, path_problem
-from overlay.report.base import Report, by_fields
+from overlay.report import Report, by_fields
 from overlay.report.codes import Code, Verdict
-from overlay.report.lines import BLANK, MARK, Line, Span, aligned, causes, labelled
+from overlay.report.lines import (
+    BLANK,
+    MARK,
+    Line,
+    Span,
+    aligned,
+    causes,
+    count,
+    enumeration,
+    labelled,
+)
 from overlay.report.model import TargetFailure, TargetReport
 from overlay.report.problems import word
-from overlay.report.words import count, enumeration
 from overlay.results import ANY_MORE, FeatureResult, State
 from overlay.targets.resolution import releases
 

@@ -18,17 +18,16 @@ from overlay.authoring.variants import serving
 from overlay.commands.assess import examine
 from overlay.commands.parallel import cores, in_processes, stepped
 from overlay.commands.request import Request
+from overlay.errors import command
 from overlay.package import VLLM, Package
 from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax
 from overlay.planning.upstream import by_distance, module_outcome, obsolete_by
-from overlay.report.base import Cell, Report, Table, plain
+from overlay.report import Cell, Report, Table, plain
 from overlay.report.codes import Code, Verdict
-from overlay.report.lines import BLANK, Line, Span, labelled
+from overlay.report.lines import BLANK, Line, Span, count, enumeration, is_are, labelled
 from overlay.report.progress import counting
-from overlay.report.words import count, enumeration, is_are
 from overlay.results import Outcome, State, whole_outcome
-from overlay.results.invocation import command
 from overlay.targets import resolution
 from overlay.targets.resolution import release_named, releases, spelt
 

@@ -30,11 +30,20 @@ from overlay.authoring.variants import serving
 from overlay.authoring.writing import check_folder, require_free, today, write_folder
 from overlay.commands.request import Request
 from overlay.commands.scene import resolve
-from overlay.errors import PackageIndexError, TargetError, UsageError
+from overlay.errors import PackageIndexError, TargetError, UsageError, command
 from overlay.on_disk import ledger as ledgers
-from overlay.on_disk.beside import MISSING, Beside, beside, by_folder
 from overlay.on_disk.disk_state import conditions, void
-from overlay.on_disk.edits import FileEdit, PristineFiles, data_edits, find, unhashed
+from overlay.on_disk.edits import (
+    MISSING,
+    Beside,
+    FileEdit,
+    PristineFiles,
+    beside,
+    by_folder,
+    data_edits,
+    find,
+    unhashed,
+)
 from overlay.on_disk.journal import reading
 from overlay.on_disk.ledger import Ledger
 from overlay.package import VLLM, Package, Tree, path_problem
@@ -43,8 +52,7 @@ from overlay.planning.planner import plan as make_plan
 from overlay.planning.scope_cache import Memo
 from overlay.report.progress import doing
 from overlay.results import Fate, Plan
-from overlay.results.invocation import command
-from overlay.targets.target import Progress, Target
+from overlay.targets import Progress, Target
 from overlay.untrusted import sha256
 
 

@@ -28,12 +28,11 @@ from overlay.authoring.session import (
 from overlay.authoring.variants import remembered, with_ports
 from overlay.authoring.writing import Expected, check_files, today
 from overlay.commands.request import Request
-from overlay.errors import OverlayError, UsageError
+from overlay.errors import OverlayError, UsageError, absolute, command
 from overlay.package import VLLM, Package
 from overlay.planning.scope_cache import Memo
 from overlay.report.progress import counting
 from overlay.results import Outcome
-from overlay.results.invocation import absolute, command
 from overlay.settings import in_home
 from overlay.untrusted import sha256
 

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from overlay.authoring.porting import FeaturePort, base_name
+from overlay.errors import Command, Invocation, absolute, command
 from overlay.package import ReleaseRange
-from overlay.report.base import Report
+from overlay.report import Report
 from overlay.report.codes import Code, Verdict
-from overlay.report.lines import BLANK, Line, Span, labelled
-from overlay.report.words import count, enumeration
+from overlay.report.lines import BLANK, Line, Span, count, enumeration, labelled
 from overlay.results import Outcome
-from overlay.results.invocation import Command, Invocation, absolute, command
 
 
 class ScopeViews(NamedTuple):

@@ -61,13 +61,12 @@ from overlay.authoring.session import (
     without,
 )
 from overlay.commands.request import Request
-from overlay.errors import UsageError
+from overlay.errors import UsageError, absolute
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
 from overlay.results import Outcome
-from overlay.results.invocation import absolute
 
 
 class Key(str, Enum):

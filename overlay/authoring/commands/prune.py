@@ -15,15 +15,13 @@ from overlay.authoring import releases as package_releases
 from overlay.authoring.disk import NewFolder, contents, finish_switch, replace_features
 from overlay.authoring.pruning import Proposal, Pruner, ServedFeature
 from overlay.commands.request import Request
-from overlay.errors import OverlayError, UsageError
+from overlay.errors import OverlayError, UsageError, command
 from overlay.package import VLLM, Package
 from overlay.planning.scope_cache import Memo
-from overlay.report.base import Report
+from overlay.report import Report
 from overlay.report.codes import Code, Verdict
-from overlay.report.lines import Line, Span, labelled
+from overlay.report.lines import Line, Span, count, labelled
 from overlay.report.progress import counting
-from overlay.report.words import count
-from overlay.results.invocation import command
 from overlay.targets.resolution import release_named
 
 

@@ -24,18 +24,16 @@ from overlay.authoring.triage import FileFate
 from overlay.authoring.variants import patch_file, with_base_has
 from overlay.authoring.writing import check_files, patch_bytes, require_free, today
 from overlay.commands.request import Request
-from overlay.errors import UsageError
+from overlay.errors import UsageError, command
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax
-from overlay.report.base import Report
+from overlay.report import Report
 from overlay.report.codes import Code, Verdict
-from overlay.report.lines import Line, labelled
+from overlay.report.lines import Line, count, enumeration, labelled
 from overlay.report.progress import counting
-from overlay.report.words import count, enumeration
 from overlay.results import Change, Fate
-from overlay.results.invocation import command
-from overlay.targets.target import Progress
+from overlay.targets import Progress
 
 
 @dataclass(frozen=True)

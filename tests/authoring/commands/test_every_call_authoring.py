@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from overlay._features.folder import load
-from overlay.targets import resolution
-from overlay.targets.target import Target
+from overlay.targets import Target, resolution
 from tests.commands.test_every_call import ENDS, FAULTS, command
 from tests.support import audited, fake_vllm, releases
 from tests.support.cli import CAPTURE, RUNNER, Cli, edit

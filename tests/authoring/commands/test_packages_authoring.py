@@ -13,8 +13,7 @@ from overlay._features.folder import load
 from overlay._features.model import Feature
 from overlay.authoring.commands import matrix
 from overlay.package import package_named
-from overlay.targets import resolution
-from overlay.targets.target import Target
+from overlay.targets import Target, resolution
 from tests.authoring.commands.test_import import SCHEMA
 from tests.commands.test_packages import ASCEND, ASCEND_PROPOSER, RELEASE, feature_for, install
 from tests.support import fake_vllm

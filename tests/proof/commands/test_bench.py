@@ -17,7 +17,7 @@ import jsonschema
 import pytest
 
 from overlay.proof.commands import bench as bench_command
-from overlay.proof.commands.launch import as_arguments
+from overlay.proof.commands.bench import as_arguments
 from overlay.proof.commands.pair import without_draft
 from overlay.proof.commands.question import BenchQuestion, method_of
 from tests.proof.commands.test_verify import expect_gone, pids_of

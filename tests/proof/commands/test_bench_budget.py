@@ -12,15 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlay.errors import OverlayError
-from overlay.proof.commands.bench import BenchStage, OnJob
-from overlay.proof.commands.budget import ENGINES, Budget, Part
-from overlay.proof.commands.launch import Launch
-from overlay.proof.commands.question import BenchQuestion
+from overlay.proof.commands.bench import BenchStage, Launch, OnJob
+from overlay.proof.commands.bench_report import OVERLAY, STOCK, V2, BenchReport, page
+from overlay.proof.commands.question import ENGINES, BenchQuestion, Budget, Part
 from overlay.proof.engine_pool import EngineEnd, Job
 from overlay.proof.repeats import Quantity
-from overlay.proof.reports.bench_page import page
-from overlay.proof.reports.benched import OVERLAY, STOCK, V2, BenchReport
-from overlay.report.words import enumeration
+from overlay.report.lines import enumeration
 
 #: Seconds of a start and of each cell behind it, of one engine.
 SECONDS = st.lists(st.floats(0.1, 200), min_size=4, max_size=4)

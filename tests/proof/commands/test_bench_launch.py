@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from overlay.proof.commands.budget import Budget, Part, Start
-from overlay.proof.commands.launch import Launch
-from overlay.proof.commands.question import BenchQuestion
+from overlay.proof.commands.bench import Launch
+from overlay.proof.commands.question import BenchQuestion, Budget, Part, Start
 
 
 def test_servers_take_what_vllm_takes(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from overlay.cli.run import run
 from overlay.errors import UsageError
-from overlay.proof.commands.device import Device, DevicePlace, device_of
-from overlay.proof.commands.verify_tiny import tiny_sets
+from overlay.proof.commands.installation import Device, DevicePlace, device_of
+from overlay.proof.commands.verify_stage import tiny_sets
 from tests.proof.support.fake_engine import (
     behaving,
     install_plugin,
@@ -120,7 +120,7 @@ def test_without_a_gpu_nothing_is_started(
     for command in ("verify", "bench"):
         monkeypatch.setattr(f"overlay.proof.commands.{command}.device_of", lambda *_: device)
     monkeypatch.setattr("overlay.proof.commands.verify_stage.run_jobs", started)
-    monkeypatch.setattr("overlay.proof.commands.verify_tiny.write_models", started)
+    monkeypatch.setattr("overlay.proof.commands.verify_stage.write_models", started)
     if device is ON_CPU and "--tiny" in words:
         words = (*words, "--mode", "step")
     assert run([*words]) == 2

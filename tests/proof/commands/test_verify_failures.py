@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from overlay.proof.commands.verify_failures import failure_text
+from overlay.proof.commands.verify_stage import failure_text
 from overlay.proof.engine_pool import EngineEnd
 from overlay.proof.verify_engine import NOT_SERVED
 

@@ -6,12 +6,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from overlay.proof.graph_mode import GraphMode
+from overlay.proof.engine_compat import GraphMode
 from overlay.proof.verification import ModeOutcome
-from overlay.report.base import Report
+from overlay.report import Report
 from overlay.report.codes import Code, Verdict
-from overlay.report.lines import BLANK, MARK, Line, Span, aligned, labelled
-from overlay.report.words import count, enumeration
+from overlay.report.lines import BLANK, MARK, Line, Span, aligned, count, enumeration, labelled
 from overlay.results import ModelRunner
 
 if TYPE_CHECKING:
