@@ -215,7 +215,7 @@ class RevertRefused(OverlayError):
 
 _STEPS = {
     errno.EACCES: "run the command as the user that owns the place",
-    errno.EPERM: "run the command as the user that owns the place",
+    errno.EPERM: "run the command as its owner; to that one, it is immutable (`chattr -i`)",
     errno.EROFS: "the file system is read-only: run the command where it is not",
     errno.ENOSPC: "free some space and run the command again",
     errno.EDQUOT: "free some of your quota and run the command again",
