@@ -135,7 +135,7 @@ def test_a_second_feature_of_an_id_is_called_by_its_place(cli: Cli, site: Path) 
 
 def test_where_no_vllm_is_what_may_be_for_another_package_is_told(cli: Cli, tmp_path: Path) -> None:
     site = fake_vllm.site_packages(tmp_path / "other", distribution="acme", package="acme")
-    folder = write_feature(mine(cli), {"10-a/0.20.0..0.33.0.patch": CAPTURE}, id=BAD)
+    folder = write_feature(mine(cli), {"10-capture/0.20.0..0.33.0.patch": CAPTURE}, id=BAD)
     place = nonsense(folder)
     toml = folder / "feature.toml"
     toml.write_text(toml.read_text() + 'package = "acme"\n')
