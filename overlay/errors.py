@@ -267,7 +267,7 @@ def told_once(problems: Iterable[tuple[str, str]]) -> list[str]:
     """
     causes: dict[str, list[tuple[str, str]]] = {}
     for path, problem in problems:
-        cause = problem.partition(": ")[2].replace(path, "\0")
+        cause = (problem.partition(": ")[2] or problem).replace(path, "\0")
         causes.setdefault(cause, []).append((path, problem))
     sentences: list[str] = []
     for entries in causes.values():
