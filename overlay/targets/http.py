@@ -10,6 +10,7 @@ import netrc
 import os
 import ssl
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from overlay.targets.http_errors import (
     OFFLINE,
     BrokenOffError,
     NotFoundError,
+    bad_encoding,
     bad_range,
     broken_off,
     local_path,
@@ -102,7 +104,7 @@ class IndexSession:
 
         def once() -> tuple[bytes, str, str]:
             with self.open(url, {"Accept": accept}) as answer:
-                content = _read_all(answer, limit, url)
+                content = _plain(_read_all(answer, limit, url), answer, limit, url)
                 return content, answer.headers.get("Content-Type") or "", answer.url or url
 
         return self._within(PAGE_TIMEOUTS, url, once)
@@ -366,6 +368,23 @@ def _read_all(answer: requests.Response, limit: int, url: str) -> bytes:
     if length is not None and length != received:
         raise BrokenOffError(broken_off(url, length, received))
     return b"".join(parts)
+
+
+def _plain(content: bytes, answer: requests.Response, limit: int, url: str) -> bytes:
+    """A page that is compressed although nobody asked for it, as stores of files do."""
+    encoding = answer.headers.get("Content-Encoding", "").lower()
+    if encoding in ("", "identity"):
+        return content
+    unpacking = zlib.decompressobj(16 + zlib.MAX_WBITS)
+    try:
+        content = unpacking.decompress(content, limit + 1)
+    except zlib.error as error:
+        raise PackageIndexError(bad_encoding(url, encoding)) from error
+    if len(content) > limit:
+        raise PackageIndexError(too_large(url, limit))
+    if not unpacking.eof:
+        raise PackageIndexError(bad_encoding(url, encoding))
+    return content
 
 
 def _content_length(answer: requests.Response) -> int | None:

@@ -96,6 +96,14 @@ def bad_range(value: str | None, url: str) -> str:
     )
 
 
+def bad_encoding(url: str, encoding: str) -> str:
+    """The message of a page that is encoded in a way that was not asked for."""
+    return (
+        f"{without_secrets(url)}: expected a page as it is, or as whole gzip, found the "
+        f"Content-Encoding {encoding!r}. The index or a proxy on the way is broken"
+    )
+
+
 def status_error(url: str, answer: requests.Response) -> PackageIndexError:
     """The error of an answer with an error's status."""
     status = answer.status_code
