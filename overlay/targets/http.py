@@ -377,6 +377,8 @@ def _plain(content: bytes, answer: requests.Response, limit: int, url: str) -> b
         return content
     unpacking = zlib.decompressobj(16 + zlib.MAX_WBITS)
     try:
+        if encoding not in ("gzip", "x-gzip"):
+            raise zlib.error(encoding)
         content = unpacking.decompress(content, limit + 1)
     except zlib.error as error:
         raise PackageIndexError(bad_encoding(url, encoding)) from error

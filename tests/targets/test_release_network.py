@@ -38,6 +38,7 @@ def test_the_proxy_is_used(tmp_path: Path, index: FakeIndex, configure) -> None:
         ("gzip", lambda page: gzip.compress(page)[:-9], "or as whole gzip"),
         ("gzip", bytes, "or as whole gzip"),
         ("br", bytes, "Content-Encoding 'br'"),
+        ("gzip, gzip", lambda page: gzip.compress(gzip.compress(page)), "'gzip, gzip'"),
         ("gzip", lambda page: gzip.compress(page + bytes(1 << 27), 1), "expected at most"),
     ],
 )
