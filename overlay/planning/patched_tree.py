@@ -173,8 +173,8 @@ def importers_of_removed(tree: PatchedTree) -> list[Notice]:
     The texts are searched and not parsed: a package has thousands of modules, and a warning that
     names one too many is better than one that misses what only a string names, as registries do.
     """
-    gone = [path for path in tree.layers if is_module(path) and tree.current(path) is None]
-    removed = [path for path in gone if tree.current(hiding(path)) is None]
+    lost = [path for path in tree.layers if is_module(path) and tree.current(path) is None]
+    removed = [path for path in lost if tree.current(hiding(path)) is None]
     if not removed:
         return []
     importers: dict[str, list[str]] = {path: [] for path in removed}
