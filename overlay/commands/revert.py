@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from overlay._features.model import of_package
 from overlay.commands import wings
+from overlay.commands.next_process import with_running
 from overlay.commands.scene import ended, refuse_release, root_of, scene_of
 from overlay.commands.status import of_files, with_next_process
 from overlay.commands.take_off import take_off
@@ -175,7 +176,8 @@ def _everything(
             verdicts.append(adopt_first(unrecorded))
             continue
         verdicts.append(reverted(answer, restored, removed, wrote=outcome.wrote))
-        answers.append(with_next_process(answer, target, _at_hand(request), explicit=explicit))
+        answer = with_next_process(answer, target, _at_hand(request), explicit=explicit)
+        answers.append(with_running(answer) if outcome.wrote else answer)
     changed = tuple(path for outcome in outcomes for path in outcome.changed)
     main = [verdict for verdict, outcome in zip(verdicts, outcomes, strict=True) if outcome.wrote]
     main += [verdict for verdict in verdicts if verdict.code is Code.UNRECORDED]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from overlay._features.model import of_package
 from overlay.commands.assess import absent, needed, until_current
+from overlay.commands.next_process import with_running
 from overlay.commands.scene import scene_of
 from overlay.commands.status import with_next_process
 from overlay.commands.target_report import report, with_notices
@@ -118,7 +119,8 @@ def _attempt(
         before = [recovery] if recovery and not at else []
         answer = replace(answers[at], features=(*removed, *staying))
         answer = with_notices(answer, [*before, *outcome.warnings])
-        answers[at] = with_next_process(answer, each.target, features, explicit=explicit)
+        answer = with_next_process(answer, each.target, features, explicit=explicit)
+        answers[at] = with_running(answer) if outcome.wrote else answer
         verdicts.append(taken_off(answers[at], each.going, request.features, len(outcome.changed)))
     changed = tuple(path for outcome in outcomes for path in outcome.changed)
     return RevertReport(together(verdicts), answers[0], changed, others=tuple(answers[1:]))
