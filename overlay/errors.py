@@ -219,7 +219,7 @@ class RevertRefused(OverlayError):
 
 _STEPS = {
     errno.EACCES: "run the command as the user that owns the place",
-    errno.EPERM: "run the command as the user that owns the place",
+    errno.EPERM: "run the command as its owner; to that one, it is immutable (`chattr -i`)",
     errno.EROFS: "the file system is read-only: run the command where it is not",
     errno.ENOSPC: "free some space and run the command again",
     errno.EDQUOT: "free some of your quota and run the command again",
@@ -271,7 +271,7 @@ def told_once(problems: Iterable[tuple[str, str]]) -> list[str]:
     """
     causes: dict[str, list[tuple[str, str]]] = {}
     for path, problem in problems:
-        cause = problem.partition(": ")[2].replace(path, "\0")
+        cause = (problem.partition(": ")[2] or problem).replace(path, "\0")
         causes.setdefault(cause, []).append((path, problem))
     sentences: list[str] = []
     for entries in causes.values():

@@ -214,6 +214,8 @@ class Fate(str, Enum):
     ADDED = "added"
     #: An added module that the edits removed.
     REMOVED = "removed"
+    #: The edits took back all that the feature changed in it.
+    OWN = "as the release has it"
     #: A session that begins holds it for editing.
     TO_EDIT = "to edit"
     TESTS = "tests, examples and CI"

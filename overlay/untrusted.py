@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from overlay.errors import OverlayError, TargetError, TransactionError, bounded
+from overlay.errors import OverlayError, TargetError, TransactionError, bounded, told_once
 
 #: The most bytes that a foreign file may have; the files of vLLM stay far below.
 MAX_BYTES = 16 * 1024 * 1024
@@ -444,16 +444,17 @@ def all_unreadable(paths: Iterable[str], read: Callable[[str], object]) -> Itera
     """Name, where the block ends because of a file that cannot be read, each of ``paths`` like it.
 
     :param read: raises ``TargetError`` or ``TransactionError`` where a file cannot be read.
-    :raises TargetError, TransactionError: with one line for each problem, where there are several.
+    :raises TargetError, TransactionError: with one line for each cause, where there are several.
     """
     try:
         yield
     except (TargetError, TransactionError) as first:
-        problems = (_problem(path, read) for path in sorted(paths))
-        messages = list(dict.fromkeys(problem for problem in problems if problem))
-        if len(messages) < 2 or str(first) not in messages:
+        tried = ((path, _problem(path, read)) for path in sorted(paths))
+        problems = {text: path for path, text in tried if text}
+        if len(problems) < 2 or str(first) not in problems:
             raise
-        raise type(first)("\n".join(messages)) from first
+        alike = told_once((path, text) for text, path in problems.items())
+        raise type(first)("\n".join(alike)) from first
 
 
 def _problem(path: str, read: Callable[[str], object]) -> str | None:

@@ -97,3 +97,8 @@ def test_what_is_named_below_a_working_folder_that_is_gone_says_so(
     (tmp_path / "here").rmdir()
     assert described(gone).startswith("the working folder is gone; cd to")
     assert described(FileNotFoundError(errno.ENOENT, "No such", "/x")).startswith("/x: No such")
+
+
+def test_what_even_the_owner_may_not_do_is_told_apart() -> None:
+    assert "chattr -i" in described(PermissionError(errno.EPERM, "Not permitted", "/x"))
+    assert "chattr" not in described(PermissionError(errno.EACCES, "Denied", "/x"))

@@ -82,7 +82,9 @@ def read_feature(folder: Path, patches: Path, origin: str, errors: ErrorList) ->
             )
     if feature is not None and not (topics or added or feature.shared or feature.upstream_tests):
         errors.add(
-            toml, "the feature does nothing: expected a topic, an added module or [[upstreamed]]"
+            toml,
+            "the feature does nothing: expected a topic, an added module or [[upstreamed]]; remove "
+            "its folder where nothing of it is needed",
         )
     if document is None or feature is None or feature.releases is NO_RELEASES:
         return None

@@ -23,7 +23,7 @@ from overlay.planning.matching import (
 )
 from overlay.planning.scopes import Scopes, UnparsableError, find
 from overlay.planning.telling import Place
-from overlay.planning.text import SourceText, TextError
+from overlay.planning.text import Edit, SourceText, TextError
 from overlay.results import HunkResult, State
 
 
@@ -166,9 +166,11 @@ def compose(
     old, new = (ScopedText.read(data, is_data=is_data) for data in (before, after))
     if old.source.encoding != new.source.encoding or old.source.bom != new.source.bom:
         raise NotComposable("it changes the encoding of the file or its byte-order mark")
-    groups = close_together(list(blocks_of(old, new)), old, new)
+    blocks = list(blocks_of(old, new))
+    groups = close_together(blocks, old, new)
     if not groups and before != after:
         raise NotComposable("it changes line ends alone, which a hunk does not speak of")
+    _refuse_line_ends(blocks, old.source, new.source)
     hunks: list[Hunk] = []
     at = 0
     while at < len(groups):
@@ -195,6 +197,21 @@ def compose(
                 "before it and shows afterwards that it is applied"
             )
     return tuple(hunks)
+
+
+def _refuse_line_ends(blocks: Sequence[Block], old: SourceText, new: SourceText) -> None:
+    """Refuse a change that gives lines other ends than those around them have.
+
+    :raises NotComposable: naming the first such line.
+    """
+    edits = [Edit(b.old.start, b.old.stop, new.lines[b.new.start : b.new.stop]) for b in blocks]
+    ends = old.splice(edits, new.final_newline).ends
+    line = next((at for at, (a, b) in enumerate(zip(ends, new.ends, strict=False), 1) if a != b), 0)
+    if line:
+        raise NotComposable(
+            f"it changes line ends, which a hunk does not speak of: line {line} ends with "
+            f"{new.ends[line - 1]!r}, and was expected to end with {ends[line - 1]!r}"
+        )
 
 
 def close_together(every: Sequence[Block], old: ScopedText, new: ScopedText) -> list[list[Block]]:

@@ -173,7 +173,8 @@ class CommittedFolder:
 
     :ivar files: path below the folder -> bytes; ``None`` for those that go.
     :ivar unedited: releases that keep what they had before, oldest first.
-    :ivar hunks: path -> the hunks of each edited file; :ivar removed: added modules that go.
+    :ivar hunks: path -> the hunks of each edited file, none where it is the release's own again.
+    :ivar removed: added modules that go.
     """
 
     feature: Feature
@@ -251,7 +252,7 @@ def commit(
         {**final, **dict.fromkeys(files.keys() - final.keys())},
         ReleaseRange(Version(run[0]), Version(run[-1])),
         tuple(name for name in candidates if name not in run) if topics else (),
-        {topic.path: topic.hunks for topic in topics if topic.hunks},
+        {topic.path: topic.hunks for topic in topics},
         tuple(path for path, data in modules.items() if data is not None),
         tuple(path for path, data in modules.items() if data is None),
     )

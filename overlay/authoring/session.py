@@ -21,6 +21,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from overlay._features.sources import stray
 from overlay.authoring import disk
 from overlay.authoring.writing import toml_string
 from overlay.errors import UsageError, did_you_mean
@@ -158,7 +159,8 @@ class Session:
 
     def untouched(self) -> bool:
         """Whether every file is as the session laid it, and no other is there."""
-        now = {path: _hash(self.now(path)) for path in {*self.files, *self.present()}}
+        present = (path for path in self.present() if not stray(path.rpartition("/")[2]))
+        now = {path: _hash(self.now(path)) for path in {*self.files, *present}}
         return now == {path: self.files[path].laid if path in self.files else None for path in now}
 
 

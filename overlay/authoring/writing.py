@@ -34,7 +34,7 @@ from overlay._features.sources import (
     unread,
 )
 from overlay.authoring import disk
-from overlay.errors import OverlayError, PatchFormatErrors, UsageError
+from overlay.errors import OverlayError, PatchFormatError, PatchFormatErrors, UsageError
 from overlay.package import VLLM, Package, ReleaseRange, id_problem
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.scope_cache import Memo
@@ -297,8 +297,13 @@ def check_files(
         _lay({f"{id_}/{name}": data for name, data in files.items()} | beside, Path(place))
         errors = ErrorList()
         feature = read_feature(Path(place, id_), Path(place), "imported", errors)
-        if feature is None or errors:
-            raise PatchFormatErrors(errors)
+        if feature is None or errors:  # named as below the folder of patches
+            raise PatchFormatErrors(
+                [
+                    PatchFormatError(os.path.relpath(each.file, place), each.line, each.problem)
+                    for each in errors
+                ]
+            )
     added = {f"files/{module.path}": module.content for module in feature.added}
     modules = (name for name in files if name.startswith("files/"))
     lost = [name for name in modules if added.get(name) != files[name]]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import get_completion_class
 
-from overlay.cli import cli, unknown
+from overlay.cli import cli, everywhere, unknown
 from overlay.cli.options import (
     TARGET_HELP,
     WRITABLE_HELP,
@@ -326,6 +326,7 @@ def cache(what: str) -> Report:
 
 @cli.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@everywhere
 def completion(shell: str) -> str:
     """Print the lines that make a shell complete commands, options, features and releases.
 
@@ -342,6 +343,7 @@ def completion(shell: str) -> str:
 
 @cli.command("help")
 @click.argument("command", required=False)
+@everywhere
 @click.pass_context
 def help_(context: click.Context, command: str | None) -> str:
     """Show the help of a command, or this overview.

@@ -26,7 +26,7 @@ from overlay.commands.scene import (
     scene_of,
     with_notices,
 )
-from overlay.commands.status import of_files, with_next_process
+from overlay.commands.status import of_files, with_next_process, with_running
 from overlay.errors import (
     LedgerError,
     OverlayError,
@@ -242,7 +242,8 @@ def _everything(
             verdicts.append(adopt_first(unrecorded))
             continue
         verdicts.append(reverted(answer, restored, removed, wrote=outcome.wrote))
-        answers.append(with_next_process(answer, target, _at_hand(request), explicit=explicit))
+        answer = with_next_process(answer, target, _at_hand(request), explicit=explicit)
+        answers.append(with_running(answer) if outcome.wrote else answer)
     changed = tuple(path for outcome in outcomes for path in outcome.changed)
     main = [verdict for verdict, outcome in zip(verdicts, outcomes, strict=True) if outcome.wrote]
     main += [verdict for verdict in verdicts if verdict.code is Code.UNRECORDED]
@@ -397,7 +398,8 @@ def _attempt(
         before = [recovery] if recovery and not at else []
         answer = replace(answers[at], features=(*removed, *staying))
         answer = with_notices(answer, [*before, *outcome.warnings])
-        answers[at] = with_next_process(answer, each.target, features, explicit=explicit)
+        answer = with_next_process(answer, each.target, features, explicit=explicit)
+        answers[at] = with_running(answer) if outcome.wrote else answer
         verdicts.append(taken_off(answers[at], each.going, request.features, len(outcome.changed)))
     changed = tuple(path for outcome in outcomes for path in outcome.changed)
     return RevertReport(together(verdicts), answers[0], changed, others=tuple(answers[1:]))

@@ -141,7 +141,11 @@ def scene_of(request: Request, features: tuple[Feature, ...]) -> Scene:
     """The same of features that were loaded."""
     selection = request.select(features)
     packages = packages_of(selection if request.features else features) or (VLLM,)
-    targets = _targets(request, packages)
+    try:
+        targets = _targets(request, packages)
+    except Absent as error:  # a feature that cannot be read may be for what is there
+        problems = (problem for feature in selection for problem in feature.malformed)
+        raise Absent("\n".join((str(error), *problems))) from error
     there = {target.package for target in targets}
     ids = {*request.features, *request.require} - {*request.without}
     absent = tuple(

@@ -165,9 +165,8 @@ def _earlier(place: Path) -> dict[Key, _Cell]:
     """
     try:
         data = read_regular(place, MAX_REPORT)
-        document = None if data is None else parse_json(data)
-        if document is not None:
-            return dict(_cells_of(document))
+        if data is not None:
+            return dict(_cells_of(parse_json(data)))
         problem = "found no such file"
     except OSError as error:
         problem = described(error)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from overlay._features.sources import unread
 from overlay.errors import PackageIndexError, TargetError
 from overlay.on_disk import ledger as ledgers
 from overlay.on_disk.disk_state import Condition, condition
@@ -293,8 +294,12 @@ def data_edits(
 
 
 def _data_edit(files: PristineFiles, change: Beside) -> FileEdit | None:
-    """The edit of a data file; ``None`` where its bytes cannot be carried or put back."""
-    what_is_carried = change.what in (EDITED, ADDED, REMOVED)
+    """The edit of a data file; ``None`` where its bytes cannot be carried or put back.
+
+    What a tool left (``a.py.orig``) is no edit that anybody means, and no folder keeps it.
+    """
+    is_left = change.what == ADDED and unread(change.path) is not None
+    what_is_carried = change.what in (EDITED, ADDED, REMOVED) and not is_left
     if not what_is_carried or file_problem(change.path, files.package) is not None:
         return None
     try:

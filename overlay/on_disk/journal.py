@@ -241,7 +241,7 @@ def read(root: Path, package: Package = VLLM) -> Journal | None:
         data = read_below(root, package.journal_path, MAX_STATE_BYTES)
         return None if data is None else _decoded(parse_json(data), package)
     except OSError as error:
-        if says_nothing_of_files(error):
+        if says_nothing_of_files(error) or isinstance(error, PermissionError):
             raise LedgerError(described(error)) from error
         raise _unreadable(path, error.strerror or str(error), package) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:

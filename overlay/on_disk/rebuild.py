@@ -21,7 +21,7 @@ from overlay.on_disk.ledger import Entry, Ledger, copies, reinstall
 from overlay.package import VLLM, Package, Tree
 from overlay.planning.matching import removed_by
 from overlay.planning.planner import plan
-from overlay.results import Change, Plan
+from overlay.results import Change, FileResult, Plan, State
 from overlay.untrusted import sha256
 
 #: By whether there was a ledger.
@@ -266,16 +266,21 @@ def _folders(added: Sequence[str], record: Mapping[str, str]) -> tuple[str, ...]
     )
 
 
+def _why_not(file: FileResult) -> list[str]:
+    """Why patches do not come out of a file; what was never put in is upstream's to a plan."""
+    if file.state is State.PARTIAL:
+        there = sum(hunk.state is not State.UPSTREAMED for hunk in file.hunks)
+        return [f"{there} of {len(file.hunks)} hunks are in it"]
+    reasons = (file.reason, *(hunk.reason for hunk in file.hunks))
+    return [reason.text for reason in reasons if reason]
+
+
 def _refusal(
     paths: Sequence[str], undone: Plan, release: Version | None, package: Package, lost: bool
 ) -> str:
     # Their next steps are for whoever writes patches; here the last sentence says what to do.
     reasons = [
-        reason.text
-        for result in undone.features
-        for file in result.files
-        for reason in (file.reason, *(hunk.reason for hunk in file.hunks))
-        if reason
+        text for result in undone.features for file in result.files for text in _why_not(file)
     ]
     because = f" ({'; '.join(dict.fromkeys(reasons))})" if reasons else ""
     other = "" if lost else " or in another way"

@@ -4,6 +4,7 @@ The planner puts attempts in sequence; ``overlay.authoring.porting`` tries varia
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -39,6 +40,14 @@ class Judged(NamedTuple):
 
 
 Judge = Callable[[Hunk, "bytes | None"], Judged]
+
+
+#: What to do about a file that is not Python to the one that runs this.
+_OTHER_PYTHON = (
+    "run overlay with the Python that imports the package (this is "
+    f"{sys.version_info.major}.{sys.version_info.minor}); where that cannot read it either, "
+    "reinstall the package"
+)
 
 
 class Attempt(NamedTuple):
@@ -111,7 +120,8 @@ class Texts:
             scopes = self._scopes_with(hunk.scope, data)
             return match(hunk, source.lines, scopes, source.final_newline, evidence)
         except (TextError, UnparsableError) as error:
-            reason = Reason(f"the file cannot be read: {error}")
+            step = _OTHER_PYTHON if isinstance(error, UnparsableError) else None
+            reason = Reason(f"the file cannot be read: {error}", step)
             return HunkResult(hunk.scope, State.DRIFTED, reason=reason)
 
     def less(self, hunk: Hunk, data: bytes) -> int | None:

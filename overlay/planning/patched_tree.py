@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from overlay._features.model import Feature
 from overlay.errors import TargetError
-from overlay.package import ReadOnce, Tree, is_module, module_name
+from overlay.package import ReadOnce, Tree, hiding, is_module, module_name
 from overlay.planning.attempt import Texts
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.telling import Place
@@ -173,7 +173,8 @@ def importers_of_removed(tree: PatchedTree) -> list[Notice]:
     The texts are searched and not parsed: a package has thousands of modules, and a warning that
     names one too many is better than one that misses what only a string names, as registries do.
     """
-    removed = [path for path in tree.layers if is_module(path) and tree.current(path) is None]
+    lost = [path for path in tree.layers if is_module(path) and tree.current(path) is None]
+    removed = [path for path in lost if tree.current(hiding(path)) is None]
     if not removed:
         return []
     importers: dict[str, list[str]] = {path: [] for path in removed}
@@ -184,6 +185,16 @@ def importers_of_removed(tree: PatchedTree) -> list[Notice]:
             if name.rpartition(".")[2] in text and _names(text, path, name):
                 importers[module].append(path)
     return [_notice(path, importers[path]) for path in removed if importers[path]]
+
+
+def hidden_modules(tree: PatchedTree) -> Iterator[Notice]:
+    """A notice for each module in whose place Python imports a package that the layers add."""
+    for path in tree.layers:
+        folder, _, name = path.rpartition("/")
+        added = tree.current(path) is not None and tree.pristine(path) is None
+        if name == "__init__.py" and added and tree.current(f"{folder}.py") is not None:
+            text = f"Python imports {path} in its place: let the feature remove it, or rename that"
+            yield Notice(f"{folder}.py", text)
 
 
 def _notice(path: str, importers: list[str]) -> Notice:

@@ -20,7 +20,13 @@ from overlay.planning.attempt import Attempt, Judged, attempt
 from overlay.planning.beside import Neighbourhood, beside, place_without
 from overlay.planning.matching import edits
 from overlay.planning.moved import placed
-from overlay.planning.patched_tree import Layer, Met, PatchedTree, importers_of_removed
+from overlay.planning.patched_tree import (
+    Layer,
+    Met,
+    PatchedTree,
+    hidden_modules,
+    importers_of_removed,
+)
 from overlay.planning.provenance import Provenance
 from overlay.planning.scopes import Syntax
 from overlay.planning.telling import REVIEW
@@ -218,7 +224,8 @@ class _Planner:
             self._note_partly(draft)
         results = tuple(draft.result() for draft in self.drafts)
         of_features = [notice for draft in self.drafts for notice in draft.feature.notices]
-        notices = (*of_features, *self.provenance.notices(), *importers_of_removed(self.tree))
+        of_modules = (*importers_of_removed(self.tree), *hidden_modules(self.tree))
+        notices = (*of_features, *self.provenance.notices(), *of_modules)
         if any(result.state.needs_attention for result in results):
             return Plan(results, (), notices)
         changes = tuple(

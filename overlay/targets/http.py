@@ -16,6 +16,7 @@ import socket
 import ssl
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -119,6 +120,14 @@ def bad_range(value: str | None, url: str) -> str:
     return (
         f"{without_secrets(url)}: expected a Content-Range such as 'bytes 0-99/1234', found "
         f"{value!r}. The index or a proxy on the way is broken"
+    )
+
+
+def bad_encoding(url: str, encoding: str) -> str:
+    """The message of a page that is encoded in a way that was not asked for."""
+    return (
+        f"{without_secrets(url)}: expected a page as it is, or as whole gzip, found the "
+        f"Content-Encoding {encoding!r}. The index or a proxy on the way is broken"
     )
 
 
@@ -315,7 +324,7 @@ class IndexSession:
 
         def once() -> tuple[bytes, str, str]:
             with self.open(url, {"Accept": accept}) as answer:
-                content = _read_all(answer, limit, url)
+                content = _plain(_read_all(answer, limit, url), answer, limit, url)
                 return content, answer.headers.get("Content-Type") or "", answer.url or url
 
         return self._within(PAGE_TIMEOUTS, url, once)
@@ -579,6 +588,25 @@ def _read_all(answer: requests.Response, limit: int, url: str) -> bytes:
     if length is not None and length != received:
         raise BrokenOffError(broken_off(url, length, received))
     return b"".join(parts)
+
+
+def _plain(content: bytes, answer: requests.Response, limit: int, url: str) -> bytes:
+    """A page that is compressed although nobody asked for it, as stores of files do."""
+    encoding = answer.headers.get("Content-Encoding", "").lower()
+    if encoding in ("", "identity"):
+        return content
+    unpacking = zlib.decompressobj(16 + zlib.MAX_WBITS)
+    try:
+        if encoding not in ("gzip", "x-gzip"):
+            raise zlib.error(encoding)
+        content = unpacking.decompress(content, limit + 1)
+    except zlib.error as error:
+        raise PackageIndexError(bad_encoding(url, encoding)) from error
+    if len(content) > limit:
+        raise PackageIndexError(too_large(url, limit))
+    if not unpacking.eof:
+        raise PackageIndexError(bad_encoding(url, encoding))
+    return content
 
 
 def _content_length(answer: requests.Response) -> int | None:

@@ -89,3 +89,14 @@ def test_another_error_stays_what_it_was() -> None:
         raise TransactionError("the plan is old")
     with pytest.raises(TargetError, match=r"^a is bad\nb is bad$"), all_unreadable("ba", read):
         read("b")
+    many = [f"{name}.py" for name in "abcdef"]
+
+    def link(path: str) -> None:
+        raise TargetError(f"/site/{path} leads out, to /else/{path}: replace the link by a copy")
+
+    with pytest.raises(TargetError) as error, all_unreadable(many, link):
+        link("a.py")
+    assert str(error.value) == (
+        "/site/a.py leads out, to /else/a.py: replace the link by a copy; the same of 5 further "
+        "files: b.py, c.py, d.py and 2 more"
+    )

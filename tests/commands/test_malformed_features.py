@@ -10,6 +10,7 @@ import pytest
 
 from overlay._features.folder import load_all
 from tests.authoring.commands.test_import import SCHEMA
+from tests.support import fake_vllm
 from tests.support.cli import CAPTURE, PROPOSER, Cli
 from tests.support.patches import write_feature
 
@@ -130,3 +131,13 @@ def test_a_second_feature_of_an_id_is_called_by_its_place(cli: Cli, site: Path) 
     write_feature(mine(cli), {"10-capture/0.20.0..0.33.0.patch": CAPTURE}, id="demo")
     exit_, found = states(cli, "check", site)
     assert (exit_, found) == (1, {"demo": "pristine", f"{mine(cli)}/demo": "drifted"})
+
+
+def test_where_no_vllm_is_what_may_be_for_another_package_is_told(cli: Cli, tmp_path: Path) -> None:
+    site = fake_vllm.site_packages(tmp_path / "other", distribution="acme", package="acme")
+    folder = write_feature(mine(cli), {"10-capture/0.20.0..0.33.0.patch": CAPTURE}, id=BAD)
+    place = nonsense(folder)
+    toml = folder / "feature.toml"
+    toml.write_text(toml.read_text() + 'package = "acme"\n')
+    answer = cli("--patches", mine(cli), "check", site)
+    assert (answer.exit, str(place) in answer.err) == (2, True)

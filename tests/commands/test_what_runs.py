@@ -202,7 +202,7 @@ def test_vllm_ascend_chooses_by_a_rule_of_its_own(cli: Cli, newest: Path) -> Non
     assert "chooses model runner V2" not in answer.out
 
 
-def test_an_apply_beside_a_running_server_says_that_it_has_to_be_restarted(
+def test_a_change_beside_a_running_server_says_that_it_has_to_be_restarted(
     cli: Cli, newest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = LiveProcess(7, "vllm serve", 7, None, None, root=str(newest))
@@ -211,3 +211,7 @@ def test_an_apply_beside_a_running_server_says_that_it_has_to_be_restarted(
     says = "process 7 of vLLM runs what was there before: restart vLLM there"
     assert says in cli("apply", newest).out
     assert says not in cli("apply", newest).out  # it writes nothing
+    assert says in cli("revert", newest, "--feature", "demo").out
+    cli("apply", newest)
+    assert says in cli("revert", newest).out
+    assert says not in cli("revert", newest).out

@@ -313,6 +313,18 @@ def test_a_linked_state_folder_is_refused(tmp_path: Path) -> None:
         raise AssertionError("it is read")
 
 
+def test_a_folder_that_may_not_be_looked_into_shows_no_interruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "journal.json"))
+
+    monkeypatch.setattr(journal, "read_below", refuse)
+    with pytest.raises(LedgerError, match="as the user that owns the place") as error:
+        journal.read(tmp_path)
+    assert "interrupted" not in str(error.value)
+
+
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
 def test_a_limit_of_the_process_says_nothing_of_the_journal_or_the_ledger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int

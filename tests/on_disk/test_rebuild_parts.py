@@ -249,3 +249,13 @@ def test_each_refusal_is_about_its_package(package: Package) -> None:
     with pytest.raises(LedgerError) as caught:
         rebuild([ONE], MemoryTree(files), RELEASE, RECORD, package)
     assert str(caught.value).endswith(reinstall("0.26.0", package))
+
+
+def test_half_of_a_change_that_somebody_made_is_not_called_upstreams() -> None:
+    texts = ("value = 1\nkept = 1\nother = 2\n", "value = 2\nkept = 1\nother = 2\n")
+    both = feature((B, [hunk(["-value = 1", "+value = 2"]), hunk(["-other = 2", "+other = 3"])]))
+    record = {B: sha256(texts[0].encode())}
+    with pytest.raises(LedgerError) as caught:
+        rebuild([both], MemoryTree({B: texts[1].encode()}), RELEASE, record)
+    assert "(1 of 2 hunks are in it)" in str(caught.value)
+    assert "upstream" not in str(caught.value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from overlay._features.model import Hunk
@@ -195,6 +197,8 @@ def test_a_patch_for_code_that_is_not_python_is_drifted() -> None:
     (found,) = result.features[0].files[0].hunks
     assert found.state is State.DRIFTED
     assert "the file cannot be read: line 1: " in str(found.reason)
+    running = f"(this is {sys.version_info.major}.{sys.version_info.minor})"
+    assert f"run overlay with the Python that imports the package {running}" in str(found.reason)
     result = planned(feature((A, [HUNK])), files={A: b"\xff\n"})
     assert "line 1 is not utf-8 text" in str(result.features[0].files[0].hunks[0].reason)
 

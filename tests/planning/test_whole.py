@@ -181,3 +181,14 @@ def test_a_bomb_is_not_unpacked() -> None:
     lines[1] = "literal 5"
     with pytest.raises(BinaryPatchError, match="expected 5 bytes"):
         read_binary(lines, 1)
+
+
+def test_a_module_in_whose_place_an_added_package_is_imported_is_named() -> None:
+    package = "vllm/v1/old/__init__.py"
+    tree = Listed({**FILES, "vllm/v1/user.py": b"from vllm.v1 import old\n"})
+    (notice,) = plan([feature(added={package: b""})], tree, RELEASE).notices
+    assert notice.path == MODULE
+    assert f"Python imports {package} in its place" in notice.text
+    removal = Hunk(FILE_SCOPE, (), 1, 1, whole=WholeFile.of(FILES[MODULE], None))
+    moved = feature((MODULE, [removal]), added={package: b""})
+    assert plan([moved], tree, RELEASE).notices == ()

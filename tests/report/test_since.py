@@ -151,7 +151,7 @@ def test_a_target_that_cannot_be_read_is_an_error_as_before(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{}", "{", '{"schema": 2, "command": "list", "targets": []}', "[" * 100_000]
+    ["", "[]", "{}", "{", "null", '{"schema": 2, "command": "list", "targets": []}', "[" * 100_000]
     + [
         json.dumps({"schema": 2, "command": "check", "targets": [target]})
         for target in (

@@ -33,6 +33,7 @@ class FakeIndex:
         (left out: the true one; empty: none).
     :ivar cut: after how many bytes a file's answer breaks off, by file name, and how often.
     :ivar statuses: path to the statuses of its next answers.
+    :ivar encodings: path to the Content-Encoding that its answer claims.
     :ivar stalled: paths that are answered only after the test is over.
     :ivar log: ``(path, Range header or None, bytes of the answer)`` of every request.
     """
@@ -45,6 +46,7 @@ class FakeIndex:
     yanked: set[str] = field(default_factory=set)
     cut: dict[str, tuple[int, int]] = field(default_factory=dict)
     statuses: dict[str, list[int]] = field(default_factory=dict)
+    encodings: dict[str, str] = field(default_factory=dict)
     stalled: set[str] = field(default_factory=set)
     redirects: dict[str, str] = field(default_factory=dict)
     login: str | None = None
@@ -166,6 +168,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         if span is not None:
             self.send_header("Content-Range", span)
+        if self.path in self.index.encodings:
+            self.send_header("Content-Encoding", self.index.encodings[self.path])
         self.end_headers()
         length, times = self.index.cut.get(name, (0, 0))
         if times:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 from urllib.error import URLError
 
@@ -13,7 +15,7 @@ from overlay.targets import http
 from overlay.targets.pip_config import IndexConfig
 from overlay.targets.resolution import resolve
 from tests.support import fake_vllm
-from tests.support.fake_index import FakeIndex, is_whole, serve
+from tests.support.fake_index import PROJECT_PAGE, FakeIndex, is_whole, serve
 from tests.support.release_sources import archive_path
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -26,6 +28,40 @@ def test_the_proxy_is_used(tmp_path: Path, index: FakeIndex, configure) -> None:
     configure("http://nowhere.example/simple", proxy=index.url)
 
     assert is_whole(resolve("0.26.0"))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "pack", "found"),
+    [
+        ("gzip", gzip.compress, None),
+        ("identity", bytes, None),
+        ("gzip", lambda page: gzip.compress(page)[:-9], "or as whole gzip"),
+        ("gzip", bytes, "or as whole gzip"),
+        ("br", bytes, "Content-Encoding 'br'"),
+        ("gzip, gzip", lambda page: gzip.compress(gzip.compress(page)), "'gzip, gzip'"),
+        ("gzip", lambda page: gzip.compress(page + bytes(1 << 27), 1), "expected at most"),
+    ],
+)
+def test_a_page_that_is_compressed_unasked_is_read_or_named(
+    tmp_path: Path,
+    index: FakeIndex,
+    configure,
+    monkeypatch: pytest.MonkeyPatch,
+    encoding: str,
+    pack: Callable[[bytes], bytes],
+    found: str | None,
+) -> None:
+    """As stores of files do, whatever was asked for."""
+    index.add(fake_vllm.sdist(tmp_path))
+    index.encodings[PROJECT_PAGE] = encoding
+    page, kind = index.page()
+    monkeypatch.setattr(index, "page", lambda: (pack(page), kind))
+    configure(index.simple)
+    if found is None:
+        assert is_whole(resolve("0.26.0"))
+        return
+    with pytest.raises(PackageIndexError, match=found):
+        resolve("0.26.0")
 
 
 def test_certificates_are_checked_unless_the_host_is_trusted() -> None:

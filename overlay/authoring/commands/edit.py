@@ -391,7 +391,7 @@ def _changed(
     )
     disk.replace_features(patches, [disk.NewFolder(id_, form.files, whole=False)])
     fates = [
-        *(FileFate(path, Fate.EDITED) for path in form.hunks),
+        *(FileFate(path, Fate.EDITED if own else Fate.OWN) for path, own in form.hunks.items()),
         *(FileFate(path, Fate.ADDED) for path in form.added),
         *(FileFate(path, Fate.REMOVED) for path in form.removed),
     ]

@@ -13,7 +13,7 @@ from overlay.authoring.landing import ContextKept, landings, moved_lines, on_dis
 from overlay.authoring.triage import FileFate
 from overlay.errors import Command, absolute, command
 from overlay.on_disk.edits import MISSING, Beside
-from overlay.package import is_module
+from overlay.package import Package, is_module
 from overlay.planning.matching import removed_by
 from overlay.report import Report, by_fields
 from overlay.report.codes import Code, Verdict
@@ -83,8 +83,11 @@ class NewReport(_Authored):
     beside: tuple[Beside, ...] = ()
     context: ContextKept | None = None
     moved: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    warning: str = ""
 
     def _further_lines(self) -> Iterator[Line]:
+        if self.warning:
+            yield labelled(0, "warning: ", self.warning, "warning")
         yield from beside_lines(self.beside)
         yield from landings(self.outcomes)
         yield from moved_lines(self.moved, self.feature if self.folder else "")
@@ -99,7 +102,15 @@ class NewReport(_Authored):
     def plain(self) -> dict[str, Any]:
         """The fields of the JSON, which has context and moved only where there are such."""
         absent = [name for name in ("context", "moved") if not getattr(self, name)]
-        return by_fields(self, "conclusion", *absent)
+        return by_fields(self, "conclusion", "warning", *absent)
+
+
+def not_compared(package: Package) -> str:
+    """What is said where nothing tells what was changed beside the modules of a package."""
+    return (
+        f"files of {package.title} that are not Python were not compared, since there is no RECORD "
+        "with their hashes"
+    )
 
 
 class EditAction(Enum):

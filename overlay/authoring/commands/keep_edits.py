@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from overlay._features.model import Feature
-from overlay.authoring.commands.edit_report import NewReport
+from overlay.authoring.commands.edit_report import NewReport, not_compared
 from overlay.authoring.commands.new import (
     Workshop,
     feature_of,
@@ -40,10 +40,7 @@ def keep(request: Request, targets: Sequence[Target], keep_as: Keep) -> Kept:
     edited = [workshop for workshop in workshops if workshop.edits]
     with_others = [workshop for workshop in workshops if workshop.beside]
     notes += [
-        f"files of {workshop.target.package.title} that are not Python were not compared, since "
-        "there is no RECORD with their hashes"
-        for workshop in workshops
-        if workshop.beside is None
+        not_compared(workshop.target.package) for workshop in workshops if workshop.beside is None
     ]
     beside = tuple((o.path, o.what) for workshop in with_others for o in workshop.beside or ())
     titles = enumeration([workshop.target.package.title for workshop in with_others])

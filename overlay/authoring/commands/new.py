@@ -23,7 +23,13 @@ from overlay.authoring.building import (
     build,
     change_of,
 )
-from overlay.authoring.commands.edit_report import AuthoredFile, NewReport, authored, made_new
+from overlay.authoring.commands.edit_report import (
+    AuthoredFile,
+    NewReport,
+    authored,
+    made_new,
+    not_compared,
+)
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.triage import FileFate
 from overlay.authoring.variants import serving
@@ -151,6 +157,7 @@ def _report(
         folder=folder,
         target=workshop.target.name,
         beside=workshop.left_out,
+        warning=not_compared(workshop.target.package) if workshop.beside is None else "",
         **more,
     )
 

@@ -105,8 +105,20 @@ def test_a_commit_without_a_change_says_so_and_keeps_the_session(team: Cli) -> N
     assert (result.exit, result.json["code"]) == (1, "unchanged")
     assert "Nothing was edited" in result.json["verdict"]
     assert (snapshot(folder), snapshot(team.team)) == (before, patches)
+    (folder / f"{RUNNER}.orig").write_text("left by a tool")
+    assert team("edit", "--commit", folder).exit == 1
     edit(folder, RUNNER, "(1, 2, 4, 8)", "(1, 2)")
     assert team("edit", "--commit", folder).exit == 0
+
+
+def test_a_file_that_is_the_releases_own_again_is_named(team: Cli) -> None:
+    folder = begin(team)
+    (folder / RUNNER).write_bytes(releases.files("0.26.0")[RUNNER])
+    (folder / ADDED).parent.mkdir(parents=True, exist_ok=True)
+    (folder / ADDED).write_text("VALUE = 1\n")
+    result = team("edit", "--commit", folder)
+    assert result.exit == 0
+    assert f"{RUNNER}  as the release has it" in result.out
 
 
 def test_only_abort_removes_a_session(team: Cli) -> None:
@@ -199,7 +211,7 @@ def refused(cli: Cli, folder: Path, word: str) -> None:
 def test_what_a_feature_cannot_carry_is_refused(team: Cli) -> None:
     folder = begin(team)
     (folder / RUNNER).write_bytes(releases.files("0.26.0")[RUNNER])
-    refused(team, folder, "the feature does nothing")
+    refused(team, folder, "error: team-capture/feature.toml: the feature does nothing")
     (folder / "vllm/notes.so").write_bytes(b"hello")
     refused(team, folder, "notes.so")
     (folder / "vllm/notes.so").unlink()

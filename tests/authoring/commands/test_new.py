@@ -205,6 +205,43 @@ def test_what_a_feature_cannot_carry_is_named(cli: Cli, site: Path, ours: Path) 
     assert not ours.exists()
 
 
+@pytest.mark.parametrize("lines", [range(3, 4), range(1000)], ids=["one", "all"])
+def test_a_line_that_ends_unlike_those_around_it_is_named(
+    cli: Cli, site: Path, ours: Path, lines: range
+) -> None:
+    """As an editor that converts, or a tool that appends to a file with other line ends."""
+    edit(site, PROPOSER, "self.model = None", "self.model = 1")
+    rows = (site / PROPOSER).read_bytes().split(b"\n")
+    (site / PROPOSER).write_bytes(
+        b"\n".join(row + b"\r" * (at in lines and row != b"") for at, row in enumerate(rows))
+    )
+    result = cli("new", "mine", site, "--from-edits", "--patches", ours)
+    assert result.exit == 1
+    assert "it changes line ends" in result.out
+    assert "'\\r\\n', and was expected to end with '\\n'" in result.out
+
+
+def test_what_tools_leave_beside_the_modules_keeps_no_edit_from_its_feature(
+    cli: Cli, site: Path, ours: Path
+) -> None:
+    edit(site, PROPOSER, "self.model = None", "self.model = 1")
+    (site / f"{PROPOSER}.orig").write_text("")
+    (site / f"{PROPOSER}~").write_text("")
+    result = cli("new", "mine", site, "--from-edits", "--patches", ours)
+    assert (result.exit, (ours / "mine/feature.toml").exists()) == (1, True)
+    assert f"{PROPOSER}.orig" in result.last
+
+
+def test_without_a_record_it_is_said_what_was_not_compared(
+    cli: Cli, site: Path, ours: Path
+) -> None:
+    next(site.glob("*.dist-info/RECORD")).unlink()
+    edit(site, PROPOSER, "self.model = None", "self.model = 1")
+    result = cli("new", "mine", site, "--from-edits", "--patches", ours)
+    assert result.exit == 0
+    assert "that are not Python were not compared" in result.out
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
