@@ -78,7 +78,7 @@ def modules(draw: st.DrawFn) -> list[str]:
 @given(modules())
 def test_definitions_and_errors_are_those_of_the_whole_text(lines: list[str]) -> None:
     text = "\n".join(lines) + "\n"
-    in_chunks = _in_chunks(text)
+    in_chunks = _in_chunks(lines)
     event("in chunks" if in_chunks else "as a whole")
     if in_chunks:
         assert in_chunks == parsing.definitions(lines)
@@ -147,7 +147,7 @@ def test_a_class_is_read_method_by_method(monkeypatch: pytest.MonkeyPatch) -> No
     ],
 )
 def test_what_is_not_certain_is_asked_of_the_whole_text(text: str) -> None:
-    assert not _in_chunks(text)
+    assert not _in_chunks(text.split("\n")[:-1])
     assert not compiles_in_chunks(text.encode())
 
 
@@ -182,7 +182,7 @@ def test_every_text_of_this_suite_is_read_alike() -> None:
         data = path.read_bytes()
         lines = data.decode().split("\n")[:-1]
         try:
-            assert _in_chunks(data.decode()) in ([], parsing.definitions(lines))
+            assert _in_chunks(lines) in ([], parsing.definitions(lines))
         except UnparsableError:
             raise AssertionError(path) from None
         certain += compiles_in_chunks(data)
