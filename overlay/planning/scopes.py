@@ -35,6 +35,9 @@ _FIRST = frozenset(word[0] for word in _BEGINNINGS)
 _ODD = "\r\f\0"
 #: A decorator that ends on its line.
 _DECORATOR = re.compile(r"@[^'\"\\]*")
+#: The header of a class whose methods are read one by one, and that of a function.
+_HEADER = re.compile(r"class (\w+):")
+_FUNCTION = re.compile(r"(?:async def|def) (\w+)")
 #: What says something of all of a scope, wherever it stands in it.
 _DECLARED = tuple(word + end for word in ("global", "nonlocal") for end in " \t\\")
 #: What ends before a statement, with nothing but so many blanks between: else it is in a comment.
@@ -189,7 +192,41 @@ def _of_chunk(chunk: _Lines) -> tuple[Definition, ...]:
 
 @lru_cache(_MOST)
 def _outline(lines: _Lines) -> tuple[Definition, ...]:
-    return tuple(parsing.definitions(lines))
+    return _of_function(lines) or tuple(parsing.definitions(lines))
+
+
+def _of_function(lines: _Lines) -> tuple[Definition, ...]:
+    """The definition of one function, or of a class's header and one method; else nothing.
+
+    Its lines tell: what stands as far out as its header is that, a decorator or a bracket's end.
+    That they compile is enough then, which takes half the time of a syntax tree.
+    """
+    outer = _HEADER.fullmatch(lines[0])
+    margin, name, end = (4 if outer else 0), "", 0
+    for at, line in enumerate(lines[1:] if outer else lines, 1 if outer else 0):
+        text = line.lstrip(" ")
+        code = text.strip()
+        if not code or code[0] == "#":
+            continue
+        width = len(line) - len(text)
+        header = _FUNCTION.match(code)
+        inward = width > margin and not code.startswith(_BEGINNINGS[1:])
+        if text[0].isspace() or not (
+            inward
+            or (width == margin and (code[0] == ")" or (not name and (header or code[0] == "@"))))
+        ):
+            return ()
+        if header is not None:
+            name = header[1]
+        end = at
+    behind = "".join(lines[end + 1 :])  # the end of a text may look like a comment
+    if not name or '"' in behind or "'" in behind or not _part_compiles(lines, 0):
+        return ()
+    own = (name, 0, parsing.reach(lines, end + 1, 0))
+    if outer is None:
+        return (own,)
+    method = (f"{outer[1]}.{name}", 1, parsing.reach(lines, end + 1, margin))
+    return (outer[1], *own[1:]), method
 
 
 @lru_cache(_MOST)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
 from overlay.planning import parsing, scopes
-from overlay.planning.scopes import UnparsableError, _in_chunks, compiles_in_chunks
+from overlay.planning.scopes import (
+    UnparsableError,
+    _in_chunks,
+    _of_function,
+    compiles_in_chunks,
+)
 
 #: Lines that suit where they stand, and those that end, open or bend something.
 PLAIN = ["x = 1", "pass", "# c", "", "  # deeper", "if x: pass", "def g(): pass", "return 1"]
@@ -109,13 +115,18 @@ def k(): pass
 
 def test_a_class_is_read_method_by_method(monkeypatch: pytest.MonkeyPatch) -> None:
     texts: list[str] = []
-    real = parsing.definitions
+    real, compiled = parsing.definitions, parsing.compile_error
 
     def watched(lines: list[str]) -> list[parsing.Definition]:
         texts.append("\n".join(lines))
         return real(lines)
 
+    def compiles(source: str, *given: Any) -> str | None:
+        texts.append(source)
+        return compiled(source, *given)
+
     monkeypatch.setattr(parsing, "definitions", watched)
+    monkeypatch.setattr(parsing, "compile_error", compiles)
     before = CLASS.replace("A(B)", "Once(B)")  # a text that no other test has read
     expected = {
         "<module>": [range(17)],
@@ -213,9 +224,11 @@ def test_what_the_package_has_is_not_compiled_again(monkeypatch: pytest.MonkeyPa
         parsing, "compile_error", lambda *given: compiled.append(given[0]) or real(*given)
     )
     before = f"{CLASS}class Other:\n    def f(): return 1\n    def g(): return 2\n    h = 3\n"
+    assert compiles_in_chunks(before.encode())
+    compiled.clear()
     after = before.replace("return 1", "return 41")
     assert compiles_in_chunks(after.encode(), before.encode())
-    assert [("41" in part, "return 2" in part) for part in compiled] == [(True, False)]
+    assert ["h = 3" in part or "return 2" in part for part in compiled] == [False]
     bad = before.replace("    h = 3", "    return 3")
     assert not compiles_in_chunks(bad.encode(), before.encode())
     # What an import of the future says holds for all of a module.
@@ -223,3 +236,31 @@ def test_what_the_package_has_is_not_compiled_again(monkeypatch: pytest.MonkeyPa
     assert not compiles_in_chunks(
         f"from __future__ import annotations\n\n{annotated}".encode(), annotated.encode()
     )
+
+
+@pytest.mark.parametrize("outer", ["", "class A:\n"])
+@pytest.mark.parametrize(
+    ("text", "by_lines"),
+    [
+        (
+            "@d(\n    1,\n)\nasync def f(\n    a,\n) -> int:\n    pass\n\n    # in\n# out\n",
+            True,
+        ),
+        ('def f():\n    """\n    # the end of a text"""\n', False),
+        ("def f():\n    x = 1  # c\n    # it's behind\n", False),
+        ("def f():\n    def g(): pass\n", False),
+        ("def f(): pass\nx = 1\n", False),
+        ("def f(): pass\ndef g(): pass\n", False),
+        ("@d\nclass B:\n    x = 1\n", False),
+        ("def f():\n    nonlocal x\n", False),
+        ("def f():\n\tpass\n", False),
+        ("def f():\n    x = \\\n1\n", False),
+    ],
+)
+def test_a_function_is_told_by_its_lines(outer: str, text: str, by_lines: bool) -> None:
+    lines = text.split("\n")[:-1]
+    if outer:
+        lines = [outer[:-1], *(f"    {line}" if line else line for line in lines)]
+    answer = _of_function(tuple(lines))
+    assert bool(answer) is by_lines
+    assert answer in ((), tuple(parsing.definitions(lines)))
