@@ -30,7 +30,6 @@ _MOST = 1 << 14
 
 _BEGINNINGS = ("@", "def ", "class ", "async def ")
 _IN_CLASS = tuple(f"    {word}" for word in _BEGINNINGS)
-_FIRST = frozenset(word[0] for word in _BEGINNINGS)
 #: What makes line ends or indentation ambiguous.
 _ODD = "\r\f\0"
 #: A decorator that ends on its line.
@@ -162,8 +161,9 @@ def _starts(words: tuple[str, ...], lines: _Lines) -> list[int]:
     starts: list[int] = []
     decorated = False
     width = len(words[0]) - 1
-    # Of all lines the first letter alone is looked at: that is three times as fast.
-    likely = [at for at, line in enumerate(lines) if line[width : width + 1] in _FIRST]
+    # A line that is further in sorts before this, so that nearly all cost one comparison.
+    further = f"{words[0][:width]}!"
+    likely = [at for at, line in enumerate(lines) if line > further]
     for at in [at for at in likely if lines[at].startswith(words)]:
         if at and lines[at - 1].endswith("\\"):
             return []
@@ -271,8 +271,8 @@ def _compiles(chunk: _Lines, flags: int, known: Container[_Lines]) -> bool:
     :param known: parts that are known to.
     """
     text = "\n".join(chunk)
-    likely = "global" in text or "nonlocal" in text  # which takes a tenth of the time
-    declared = max(_last(word, text) for word in _DECLARED) if likely else -1
+    # To ask whether a word is there takes a tenth of the time.
+    declared = max((_last(word, text) for word in _DECLARED if word in text), default=-1)
     if declared < 0:
         return all(part in known or _part_compiles(part, flags) for part in _parts(chunk))
     _, start, stop = next(iter(_of_chunk(chunk)), ("", 0, 0))
