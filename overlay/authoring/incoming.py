@@ -14,7 +14,7 @@ from email.message import Message
 from email.policy import default as mail_policy
 from enum import Enum
 from io import StringIO
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING
 
 from overlay._features.binary_patch import OPENING, BinaryHunk, BinaryPatchError, read_binary
@@ -89,7 +89,9 @@ _NO_TEXT_BEGINS = {
 
 #: What people save in the place of a diff, each with what helps.
 _OTHER_FORMS = (
-    (rb"^\x1b\[[\d;]*m(diff|---|\+\+\+|@@)", "the colours of a terminal: git diff --no-color"),
+    (rb"^\x1b\[[\d;]*m(diff|---|\+|@@|-)", "the colours of a terminal: git diff --no-color"),
+    (rb"^@@@+ -", "a combined diff, as a merge has: git diff COMMIT^ COMMIT"),
+    (rb"^@@(?! -\d|@)", "a hunk without the numbers of its lines: diff the two texts"),
     (rb"^\*{3} \d+(,\d+)? \*{4}", "a context diff: make it with diff -u, or git diff"),
     (rb"^\d+(,\d+)?[acd]\d+(,\d+)?\r?\n[<>] ", "a diff without names: make it with diff -u"),
     (rb"^(>+ ?|[ \t]+)(diff --git|--- )", "a diff of quoted or indented lines: get the file"),
@@ -196,12 +198,19 @@ def read_changes(data: bytes, name: str) -> tuple[Commit, ...]:
     if (count := sum(len(commit.files) for commit in commits)) > MAX_FILES:
         raise UsageError(f"{name}: expected a change of at most {MAX_FILES} files, found {count}")
     if not any(commit.files for commit in commits):
-        forms = (words for pattern, words in _OTHER_FORMS if re.search(pattern, data, re.MULTILINE))
         raise UsageError(
             f"{name}:1: expected a unified diff or mails of `git format-patch`, found "
-            f"{next(forms, 'no file that it changes')}"
+            f"{_other_form(data) or 'no file that it changes'}"
         )
     return commits
+
+
+def _other_form(data: bytes | str) -> str | None:
+    """What was saved in the place of a diff, with what helps; ``None`` of what nobody knows."""
+    if isinstance(data, str):
+        data = data.encode("utf-8", "surrogateescape")
+    forms = (words for pattern, words in _OTHER_FORMS if re.search(pattern, data, re.MULTILINE))
+    return next(forms, None)
 
 
 def _require_whole(data: bytes, name: str) -> None:
@@ -371,9 +380,14 @@ def _files(text: str, name: str, offset: int) -> tuple[IncomingFile, ...]:
         parsed = PatchSet(lines)
     except UnidiffParseError as error:
         problem = str(error).strip()
+        number = text.count("\n", 0, lines.tell())
+        if problem.startswith("Hunk is"):
+            problem += ": correct the counts in its header, or get it again"
+        if (form := _other_form(text.split("\n")[number - 1])) is not None:
+            problem = f"found {form}"
         if any(map(_marks_words, text.split("\n"))):
             problem = "found one of words: leave out --word-diff"
-        number = offset + text.count("\n", 0, lines.tell())
+        number += offset
         raise UsageError(f"{name}:{number}: expected a unified diff: {problem}") from error
     raw = text.split("\n")
     return tuple(
@@ -392,6 +406,8 @@ def _with_bytes(
 ) -> IncomingFile:
     """A file with the bytes that the diff has of it as a whole, where it has them."""
     if not entry.is_binary_file:
+        if file.kind is ChangeKind.EMPTY:
+            _require_hunks(file, lines, int(entry.diff_line_no or 1))
         return file
     at = int(entry.diff_line_no or 1)
     while at < len(lines) and not lines[at].startswith(("diff --git ", OPENING)):
@@ -402,6 +418,13 @@ def _with_bytes(
         return replace(file, binary=read_binary(lines, at + 1)[0])
     except BinaryPatchError as error:
         raise UsageError(f"{name}:{offset + error.at + 1}: {error}") from error
+
+
+def _require_hunks(file: IncomingFile, lines: Sequence[str], at: int) -> None:
+    """Refuse a file whose hunks are in a form that nobody reads as such."""
+    ends = takewhile(lambda line: not line.startswith("diff --"), lines[at:])
+    if (form := _other_form("\n".join(ends))) is not None:
+        raise UsageError(f"{file.place}: expected a unified diff of {file.path}, found {form}")
 
 
 def _file(entry: PatchedFile, name: str, offset: int) -> IncomingFile:
