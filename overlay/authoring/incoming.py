@@ -138,6 +138,7 @@ class IncomingFile:
         of its kind has it.
     :ivar binary: its bytes, where the diff says them in git's form for whole files.
     :ivar new_path: what it is renamed to, where ``path`` is the one before that.
+    :ivar crlf: whether its lines end with CRLF where it is new; else they end as the release's do.
     """
 
     path: str
@@ -153,6 +154,7 @@ class IncomingFile:
     dated: bool = False
     binary: BinaryHunk | None = None
     new_path: str | None = None
+    crlf: bool = False
 
     @property
     def is_new(self) -> bool:
@@ -434,7 +436,7 @@ def _file(entry: PatchedFile, name: str, offset: int) -> IncomingFile:
         raise UsageError(f"{name}:{offset + int(entry.diff_line_no or 1)}: the path {problem}")
     blobs = next((match for line in info if (match := _INDEX.match(line))), None)
     hunks = tuple(_hunk(hunk, offset) for hunk in entry)
-    _require_ends(entry, name, offset, source is None)
+    crlf = _crlf(entry, name, offset, source is None)
     mode = _new_mode(info)
     kind = _kind(entry, info, hunks, mode)
     (first,) = entry[:1] or (None,)
@@ -450,6 +452,7 @@ def _file(entry: PatchedFile, name: str, offset: int) -> IncomingFile:
         names=(_name(entry.source_file), _name(entry.target_file)),
         creates=first is not None and not (first.source_start or first.source_length),
         dated=_is_epoch(entry.source_timestamp),
+        crlf=crlf,
     )
 
 
@@ -513,15 +516,18 @@ def _new_mode(info: Sequence[str]) -> str | None:
     return new if is_new and int(new, 8) & 0o111 else None
 
 
-def _require_ends(entry: PatchedFile, name: str, offset: int, is_new: bool) -> None:
-    """Refuse a change of line ends or of the encoding, which no hunk carries."""
-    expected = None if not is_new else False
+def _crlf(entry: PatchedFile, name: str, offset: int, is_new: bool) -> bool:
+    """Whether the lines end with CRLF; a change of ends or of the encoding is refused.
+
+    No hunk carries one, and a new file has one kind.
+    """
+    expected: bool | None = None
     for hunk in entry:
         for line in hunk:
             if line.line_type == "\\":
                 continue
             place = f"{name}:{offset + int(line.diff_line_no or 1)}"
-            if line.value.startswith("\ufeff"):
+            if line.value.startswith("\ufeff") and not is_new:
                 raise UsageError(
                     f"{place}: expected lines without one, found a byte-order mark; a feature does "
                     "not change the encoding of a file"
@@ -535,6 +541,7 @@ def _require_ends(entry: PatchedFile, name: str, offset: int, is_new: bool) -> N
                     f"{ends[expected]} in {_path(entry.target_file) or _path(entry.source_file)}, "
                     f"found one that ends with {ends[crlf]}; a feature does not change line ends"
                 )
+    return bool(expected)
 
 
 def _path(text: str | None) -> str | None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from overlay.authoring import incoming
 from overlay.authoring.incoming import MAX_BYTES, ChangeKind, read_changes
+from overlay.authoring.triage import added_content
 from overlay.errors import UsageError
 
 DIFF = b"""\
@@ -291,3 +292,12 @@ def test_who_wrote_a_change_that_was_sent_on_is_in_the_mail() -> None:
     (commit,) = read_changes(data, "x.mbox")
     assert (commit.subject, commit.author) == ("Own", "Ada <ada@example.org>")
     assert commit.message.startswith("Why it is right.")
+
+
+@pytest.mark.parametrize("content", [b"a = 1\r\nb = 2\r\n", b"\xef\xbb\xbfa = 1\n"])
+def test_a_new_file_keeps_its_line_ends_and_its_mark(content: bytes) -> None:
+    """As `git apply` and `patch` make it."""
+    lines = content.splitlines(keepends=True)
+    head = b"--- /dev/null\n+++ b/vllm/new.py\n@@ -0,0 +1,%d @@\n" % len(lines)
+    (file,) = read_changes(head + b"".join(b"+" + line for line in lines), "x")[0].files
+    assert added_content(file) == content
