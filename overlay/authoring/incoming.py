@@ -560,6 +560,8 @@ def _name(text: str | None) -> str | None:
         name = raw.encode("latin-1").decode("utf-8", "surrogateescape")
     else:
         name = _DATED.sub("", name)
+        if "/" not in name:
+            name = name.replace("\\", "/")  # as a diff of Windows has it
     return None if name in ("", "/dev/null") else name
 
 

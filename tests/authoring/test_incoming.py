@@ -301,3 +301,8 @@ def test_a_new_file_keeps_its_line_ends_and_its_mark(content: bytes) -> None:
     head = b"--- /dev/null\n+++ b/vllm/new.py\n@@ -0,0 +1,%d @@\n" % len(lines)
     (file,) = read_changes(head + b"".join(b"+" + line for line in lines), "x")[0].files
     assert added_content(file) == content
+
+
+def test_a_path_of_windows_is_read() -> None:
+    (file,) = read_changes(DIFF.replace(b"/", b"\\"), "x")[0].files
+    assert file.path == "vllm/a.py"
