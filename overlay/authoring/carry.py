@@ -157,7 +157,7 @@ class _OfData(Syntax):
         """The one scope of a file."""
         return {FILE_SCOPE: [range(len(lines))]}
 
-    def compile_error(self, data: bytes, path: str, before: bytes = b"") -> str | None:  # noqa: ARG002 - as the base
+    def compile_error(self, data: bytes, path: str) -> str | None:  # noqa: ARG002 - as the base
         """Nothing: it is not compiled."""
         return None
 

@@ -564,7 +564,7 @@ class _Planner:
         """Why the bytes of a module do not compile; ``None`` where they do, and of data files."""
         if data is None or not is_module(path):
             return None
-        return self.texts.syntax.compile_error(data, path, self.tree.pristine(path) or b"")
+        return self.texts.syntax.compile_error(data, path)
 
 
 def _drifted(path: str, reason: Reason) -> FileResult:

@@ -51,16 +51,16 @@ class Memo(Syntax):
         self._remember(name, _encoded(scopes, len(lines)))
         return scopes
 
-    def compile_error(self, data: bytes, path: str, before: bytes = b"") -> str | None:
+    def compile_error(self, data: bytes, path: str) -> str | None:
         """Why the bytes do not compile, or ``None``; see ``Syntax``."""
         if (data, path) in self._errors:
-            return super().compile_error(data, path, before)
+            return super().compile_error(data, path)
         key = self._key(data)
         name = f"{key}.compiles"
         if self._recall(name) == key.encode():
             self._errors[data, path] = None
             return None
-        error = super().compile_error(data, path, before)
+        error = super().compile_error(data, path)
         if error is None:
             self._remember(name, key.encode())
         return error

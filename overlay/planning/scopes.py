@@ -12,7 +12,7 @@ import __future__
 
 import re
 from codecs import BOM_UTF8
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
@@ -92,49 +92,31 @@ class Syntax:
             raise answer
         return answer
 
-    def compile_error(self, data: bytes, path: str, before: bytes = b"") -> str | None:
-        """Why the bytes do not compile, or ``None``; nothing of them is run.
-
-        :param before: the package's own file, whose functions are not compiled again.
-        """
+    def compile_error(self, data: bytes, path: str) -> str | None:
+        """Why the bytes do not compile, or ``None``; nothing of them is run."""
         key = (data, path)
         if key not in self._errors:
-            certain = compiles_in_chunks(data, before)
+            certain = compiles_in_chunks(data)
             self._errors[key] = None if certain else parsing.compile_error(data, path)
         return self._errors[key]
 
 
-def compiles_in_chunks(data: bytes, before: bytes = b"") -> bool:
-    """Whether it is certain, by the chunks of a module, that it compiles.
-
-    :param before: a module that is known to; what both have is not compiled.
-    """
+def compiles_in_chunks(data: bytes) -> bool:
+    """Whether it is certain, by the chunks of a module, that it compiles."""
     first_lines = data.split(b"\n", 2)[:2]
     if data.startswith(BOM_UTF8) or any(b"coding" in line for line in first_lines):
         return False
     if any(each.encode() in data for each in _ODD):
         return False
     try:
-        chunks = _chunks(_lines(data))
-        flags = _flags(chunks)
+        lines = data.decode().split("\n")
+        chunks = _chunks(tuple(lines if lines[-1] else lines[:-1]))
+        flags = __future__.annotations.compiler_flag if _FUTURE in chunks[0] else 0
         if data.count(b"__future__") > bool(flags):
             return False
-        known = _chunks(_lines(before))
-        common = set(chunks).intersection(known if known and _flags(known) == flags else ())
-        parts = {part for each in known if common and each not in common for part in _parts(each)}
-        return all(each in common or _compiles(each, flags, parts) for each in chunks)
+        return all(_compiles(chunk, flags) for chunk in chunks)
     except (UnicodeDecodeError, UnparsableError, IndexError):
         return False
-
-
-def _lines(data: bytes) -> _Lines:
-    lines = data.decode().split("\n")
-    return tuple(lines if lines[-1] else lines[:-1])
-
-
-def _flags(chunks: Sequence[_Lines]) -> int:
-    """The compiler's flags for a module."""
-    return __future__.annotations.compiler_flag if _FUTURE in chunks[0] else 0
 
 
 def _in_chunks(lines: Sequence[str]) -> list[Definition]:
@@ -184,7 +166,7 @@ def _of_chunk(chunk: _Lines) -> tuple[Definition, ...]:
     :raises UnparsableError: if it is not Python, or what it is cannot be told of it alone.
     """
     text = "".join(chunk)
-    if any(each in text for each in _ODD):
+    if any(map(text.count, _ODD)):
         raise UnparsableError
     parts = _parts(chunk)
     return _outline(chunk) if len(parts) == 1 else _put_together(parts)
@@ -203,30 +185,26 @@ def _of_function(lines: _Lines) -> tuple[Definition, ...]:
     """
     outer = _HEADER.fullmatch(lines[0])
     margin, name, end = (4 if outer else 0), "", 0
-    for at, line in enumerate(lines[1:] if outer else lines, 1 if outer else 0):
-        text = line.lstrip(" ")
-        code = text.strip()
-        if not code or code[0] == "#":
+    for at in range(outer is not None, len(lines)):
+        text = lines[at].lstrip(" ")
+        if not text.strip() or text[0] == "#":
             continue
-        width = len(line) - len(text)
-        header = _FUNCTION.match(code)
-        inward = width > margin and not code.startswith(_BEGINNINGS[1:])
-        if text[0].isspace() or not (
-            inward
-            or (width == margin and (code[0] == ")" or (not name and (header or code[0] == "@"))))
-        ):
+        width, header = len(lines[at]) - len(text), _FUNCTION.match(text)
+        if width > margin:
+            is_it = not (text[0].isspace() or text.startswith(_BEGINNINGS[1:]))
+        else:
+            is_it = text[0] == ")" or (not name and (text[0] == "@" or header is not None))
+        if width < margin or not is_it:
             return ()
-        if header is not None:
-            name = header[1]
-        end = at
+        name, end = header[1] if header else name, at
     behind = "".join(lines[end + 1 :])  # the end of a text may look like a comment
     if not name or '"' in behind or "'" in behind or not _part_compiles(lines, 0):
         return ()
-    own = (name, 0, parsing.reach(lines, end + 1, 0))
+    stop = parsing.reach(lines, end + 1, 0)
     if outer is None:
-        return (own,)
+        return ((name, 0, stop),)
     method = (f"{outer[1]}.{name}", 1, parsing.reach(lines, end + 1, margin))
-    return (outer[1], *own[1:]), method
+    return (outer[1], 0, stop), method
 
 
 @lru_cache(_MOST)
@@ -265,16 +243,14 @@ def _put_together(parts: Sequence[_Lines]) -> tuple[Definition, ...]:
     return (name, first, stop), *inside
 
 
-def _compiles(chunk: _Lines, flags: int, known: Container[_Lines]) -> bool:
-    """Whether a chunk compiles, and declares nothing of the module around it.
-
-    :param known: parts that are known to.
-    """
+@lru_cache(_MOST)
+def _compiles(chunk: _Lines, flags: int) -> bool:
+    """Whether a chunk compiles, and declares nothing of the module around it."""
     text = "\n".join(chunk)
     # To ask whether a word is there takes a tenth of the time.
     declared = max((_last(word, text) for word in _DECLARED if word in text), default=-1)
     if declared < 0:
-        return all(part in known or _part_compiles(part, flags) for part in _parts(chunk))
+        return all(_part_compiles(part, flags) for part in _parts(chunk))
     _, start, stop = next(iter(_of_chunk(chunk)), ("", 0, 0))
     inside = start == 0 and text.count("\n", 0, declared) < stop
     return inside and _part_compiles(chunk, flags)

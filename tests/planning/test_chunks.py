@@ -216,28 +216,6 @@ def test_a_word_of_a_comment_declares_nothing(monkeypatch: pytest.MonkeyPatch, w
     assert max(sizes) < len(text) / 2
 
 
-def test_what_the_package_has_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a class of which one method changes that method alone; the rest compiled before."""
-    compiled: list[str] = []
-    real = parsing.compile_error
-    monkeypatch.setattr(
-        parsing, "compile_error", lambda *given: compiled.append(given[0]) or real(*given)
-    )
-    before = f"{CLASS}class Other:\n    def f(): return 1\n    def g(): return 2\n    h = 3\n"
-    assert compiles_in_chunks(before.encode())
-    compiled.clear()
-    after = before.replace("return 1", "return 41")
-    assert compiles_in_chunks(after.encode(), before.encode())
-    assert ["h = 3" in part or "return 2" in part for part in compiled] == [False]
-    bad = before.replace("    h = 3", "    return 3")
-    assert not compiles_in_chunks(bad.encode(), before.encode())
-    # What an import of the future says holds for all of a module.
-    annotated = before.replace("g()", "g(x: (y := 1))")
-    assert not compiles_in_chunks(
-        f"from __future__ import annotations\n\n{annotated}".encode(), annotated.encode()
-    )
-
-
 @pytest.mark.parametrize("outer", ["", "class A:\n"])
 @pytest.mark.parametrize(
     ("text", "by_lines"),

@@ -222,7 +222,7 @@ def test_each_text_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_answers_about_texts_may_come_from_elsewhere() -> None:
     class Known(Syntax):
-        def compile_error(self, data: bytes, path: str, before: bytes = b"") -> str | None:
+        def compile_error(self, data: bytes, path: str) -> str | None:
             return f"line 1: not {path}"
 
     tree = MemoryTree({A: TEXT})
