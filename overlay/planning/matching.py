@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import takewhile
 
@@ -294,10 +295,13 @@ def _occurrences(image: Sequence[str], lines: Sequence[str], scope: range) -> It
     size = len(image)
     if not size:
         return
-    first, whole = image[0], list(image)
-    for start in range(scope.start, scope.stop - size + 1):
-        if lines[start] == first and list(lines[start : start + size]) == whole:
-            yield start
+    whole, start = list(image), scope.start
+    with suppress(ValueError):  # it is nowhere behind
+        while start <= scope.stop - size:
+            start = lines.index(image[0], start, scope.stop - size + 1)
+            if list(lines[start : start + size]) == whole:
+                yield start
+            start += 1
 
 
 def innermost_scope(line: int, size: int, scopes: Scopes) -> str:
