@@ -73,7 +73,8 @@ class ScopedText:
         start, lines = (self.match(hunk).line or 0) - 1, self.source.lines
         if start < 0 or lines[start : start + len(hunk.pre)] != hunk.pre:
             return []
-        return [line.strip() for line, _ in definitions_beside(hunk, lines, start)]
+        places = self.scopes.get(hunk.scope, ())
+        return [line.strip() for line, _ in definitions_beside(hunk, lines, start, places)]
 
     def home(self, hunk: Hunk) -> range | None:
         """The place of a hunk's scope that holds the hunk; ``None`` where that cannot be told."""

@@ -14,7 +14,7 @@ from email.message import Message
 from email.policy import default as mail_policy
 from enum import Enum
 from io import StringIO
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING
 
 from overlay._features.binary_patch import OPENING, BinaryHunk, BinaryPatchError, read_binary
@@ -89,7 +89,9 @@ _NO_TEXT_BEGINS = {
 
 #: What people save in the place of a diff, each with what helps.
 _OTHER_FORMS = (
-    (rb"^\x1b\[[\d;]*m(diff|---|\+\+\+|@@)", "the colours of a terminal: git diff --no-color"),
+    (rb"^\x1b\[[\d;]*m(diff|---|\+|@@|-)", "the colours of a terminal: git diff --no-color"),
+    (rb"^@@@+ -", "a combined diff, as a merge has: git diff COMMIT^ COMMIT"),
+    (rb"^@@(?! -\d|@)", "a hunk without the numbers of its lines: diff the two texts"),
     (rb"^\*{3} \d+(,\d+)? \*{4}", "a context diff: make it with diff -u, or git diff"),
     (rb"^\d+(,\d+)?[acd]\d+(,\d+)?\r?\n[<>] ", "a diff without names: make it with diff -u"),
     (rb"^(>+ ?|[ \t]+)(diff --git|--- )", "a diff of quoted or indented lines: get the file"),
@@ -136,6 +138,7 @@ class IncomingFile:
         of its kind has it.
     :ivar binary: its bytes, where the diff says them in git's form for whole files.
     :ivar new_path: what it is renamed to, where ``path`` is the one before that.
+    :ivar crlf: whether its lines end with CRLF where it is new; else they end as the release's do.
     """
 
     path: str
@@ -151,6 +154,7 @@ class IncomingFile:
     dated: bool = False
     binary: BinaryHunk | None = None
     new_path: str | None = None
+    crlf: bool = False
 
     @property
     def is_new(self) -> bool:
@@ -196,12 +200,19 @@ def read_changes(data: bytes, name: str) -> tuple[Commit, ...]:
     if (count := sum(len(commit.files) for commit in commits)) > MAX_FILES:
         raise UsageError(f"{name}: expected a change of at most {MAX_FILES} files, found {count}")
     if not any(commit.files for commit in commits):
-        forms = (words for pattern, words in _OTHER_FORMS if re.search(pattern, data, re.MULTILINE))
         raise UsageError(
             f"{name}:1: expected a unified diff or mails of `git format-patch`, found "
-            f"{next(forms, 'no file that it changes')}"
+            f"{_other_form(data) or 'no file that it changes'}"
         )
     return commits
+
+
+def _other_form(data: bytes | str) -> str | None:
+    """What was saved in the place of a diff, with what helps; ``None`` of what nobody knows."""
+    if isinstance(data, str):
+        data = data.encode("utf-8", "surrogateescape")
+    forms = (words for pattern, words in _OTHER_FORMS if re.search(pattern, data, re.MULTILINE))
+    return next(forms, None)
 
 
 def _require_whole(data: bytes, name: str) -> None:
@@ -371,9 +382,14 @@ def _files(text: str, name: str, offset: int) -> tuple[IncomingFile, ...]:
         parsed = PatchSet(lines)
     except UnidiffParseError as error:
         problem = str(error).strip()
+        number = text.count("\n", 0, lines.tell())
+        if problem.startswith("Hunk is"):
+            problem += ": correct the counts in its header, or get it again"
+        if (form := _other_form(text.split("\n")[number - 1])) is not None:
+            problem = f"found {form}"
         if any(map(_marks_words, text.split("\n"))):
             problem = "found one of words: leave out --word-diff"
-        number = offset + text.count("\n", 0, lines.tell())
+        number += offset
         raise UsageError(f"{name}:{number}: expected a unified diff: {problem}") from error
     raw = text.split("\n")
     return tuple(
@@ -392,6 +408,8 @@ def _with_bytes(
 ) -> IncomingFile:
     """A file with the bytes that the diff has of it as a whole, where it has them."""
     if not entry.is_binary_file:
+        if file.kind is ChangeKind.EMPTY:
+            _require_hunks(file, lines, int(entry.diff_line_no or 1))
         return file
     at = int(entry.diff_line_no or 1)
     while at < len(lines) and not lines[at].startswith(("diff --git ", OPENING)):
@@ -404,6 +422,13 @@ def _with_bytes(
         raise UsageError(f"{name}:{offset + error.at + 1}: {error}") from error
 
 
+def _require_hunks(file: IncomingFile, lines: Sequence[str], at: int) -> None:
+    """Refuse a file whose hunks are in a form that nobody reads as such."""
+    ends = takewhile(lambda line: not line.startswith("diff --"), lines[at:])
+    if (form := _other_form("\n".join(ends))) is not None:
+        raise UsageError(f"{file.place}: expected a unified diff of {file.path}, found {form}")
+
+
 def _file(entry: PatchedFile, name: str, offset: int) -> IncomingFile:
     info = [str(line) for line in entry.patch_info or ()]
     source, target = _paths(entry)
@@ -411,7 +436,7 @@ def _file(entry: PatchedFile, name: str, offset: int) -> IncomingFile:
         raise UsageError(f"{name}:{offset + int(entry.diff_line_no or 1)}: the path {problem}")
     blobs = next((match for line in info if (match := _INDEX.match(line))), None)
     hunks = tuple(_hunk(hunk, offset) for hunk in entry)
-    _require_ends(entry, name, offset, source is None)
+    crlf = _crlf(entry, name, offset, source is None)
     mode = _new_mode(info)
     kind = _kind(entry, info, hunks, mode)
     (first,) = entry[:1] or (None,)
@@ -427,6 +452,7 @@ def _file(entry: PatchedFile, name: str, offset: int) -> IncomingFile:
         names=(_name(entry.source_file), _name(entry.target_file)),
         creates=first is not None and not (first.source_start or first.source_length),
         dated=_is_epoch(entry.source_timestamp),
+        crlf=crlf,
     )
 
 
@@ -490,15 +516,18 @@ def _new_mode(info: Sequence[str]) -> str | None:
     return new if is_new and int(new, 8) & 0o111 else None
 
 
-def _require_ends(entry: PatchedFile, name: str, offset: int, is_new: bool) -> None:
-    """Refuse a change of line ends or of the encoding, which no hunk carries."""
-    expected = None if not is_new else False
+def _crlf(entry: PatchedFile, name: str, offset: int, is_new: bool) -> bool:
+    """Whether the lines end with CRLF; a change of ends or of the encoding is refused.
+
+    No hunk carries one, and a new file has one kind.
+    """
+    expected: bool | None = None
     for hunk in entry:
         for line in hunk:
             if line.line_type == "\\":
                 continue
             place = f"{name}:{offset + int(line.diff_line_no or 1)}"
-            if line.value.startswith("\ufeff"):
+            if line.value.startswith("\ufeff") and not is_new:
                 raise UsageError(
                     f"{place}: expected lines without one, found a byte-order mark; a feature does "
                     "not change the encoding of a file"
@@ -512,6 +541,7 @@ def _require_ends(entry: PatchedFile, name: str, offset: int, is_new: bool) -> N
                     f"{ends[expected]} in {_path(entry.target_file) or _path(entry.source_file)}, "
                     f"found one that ends with {ends[crlf]}; a feature does not change line ends"
                 )
+    return bool(expected)
 
 
 def _path(text: str | None) -> str | None:
@@ -530,6 +560,8 @@ def _name(text: str | None) -> str | None:
         name = raw.encode("latin-1").decode("utf-8", "surrogateescape")
     else:
         name = _DATED.sub("", name)
+        if "/" not in name:
+            name = name.replace("\\", "/")  # as a diff of Windows has it
     return None if name in ("", "/dev/null") else name
 
 

@@ -326,7 +326,8 @@ def added_content(file: IncomingFile) -> bytes:
         return file.binary.data
     lines = [text for hunk in file.hunks for op, text in hunk.lines if op == "+"]
     unfinished = bool(file.hunks) and file.hunks[-1].post_unfinished
-    text = "\n".join(lines) + ("" if unfinished or not lines else "\n")
+    end = "\r\n" if file.crlf else "\n"
+    text = end.join(lines) + ("" if unfinished or not lines else end)
     return text.encode("utf-8", "surrogateescape")
 
 

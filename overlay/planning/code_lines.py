@@ -87,12 +87,12 @@ def blocks_of(lines: Sequence[str], row: int) -> tuple[str, ...]:
     Indentation alone tells them, from inside out; a branch has those before it as well.
     """
     chain = [key_of(lines[row])]
-    width = _indentation(lines[row])
+    width = indentation(lines[row])
     for line in reversed(lines[:row]):
         text = line.strip()
-        if text and text[0] != "#" and _indentation(line) < width:
+        if text and text[0] != "#" and indentation(line) < width:
             chain.append(key_of(line))
-            width = _indentation(line) + bool(_GOES_ON.match(text))
+            width = indentation(line) + bool(_GOES_ON.match(text))
     return tuple(chain)
 
 
@@ -104,7 +104,7 @@ def names_in(lines: Iterable[str]) -> set[str]:
 
 def places_in(lines: Iterable[str]) -> set[tuple[int, str]]:
     """The same, with how far in it is defined or bound."""
-    return {(_indentation(line), name) for line in lines if (name := _name_of(line.strip()))}
+    return {(indentation(line), name) for line in lines if (name := _name_of(line.strip()))}
 
 
 def is_definition(line: str) -> bool:
@@ -136,10 +136,10 @@ def _name_of(text: str) -> str:
 
 def _beside(lines: Sequence[str], rows: Sequence[int], number: int) -> Iterator[int]:
     """The numbers of the other rows of a block that stand as far in as one of them."""
-    width = _indentation(lines[rows[number]])
+    width = indentation(lines[rows[number]])
     for numbers in (range(number - 1, -1, -1), range(number + 1, len(rows))):
         for other in numbers:
-            inward = _indentation(lines[rows[other]])
+            inward = indentation(lines[rows[other]])
             if inward < width:
                 break
             if inward == width:
@@ -166,16 +166,17 @@ def _defined(lines: Sequence[str], rows: Sequence[int], number: int) -> tuple[st
 
 def _is_in_body(lines: Sequence[str], rows: Sequence[int], number: int) -> bool:
     """Whether a row is a statement of a module or of a class, and of no block in it."""
-    width = _indentation(lines[rows[number]])
+    width = indentation(lines[rows[number]])
     for at in reversed(rows[:number]):
-        if _indentation(lines[at]) < width:
-            width = _indentation(lines[at]) + bool(_GOES_ON.match(lines[at].strip()))
-            if width == _indentation(lines[at]):
+        if indentation(lines[at]) < width:
+            width = indentation(lines[at]) + bool(_GOES_ON.match(lines[at].strip()))
+            if width == indentation(lines[at]):
                 return lines[at].lstrip().startswith("class ")
     return not width
 
 
-def _indentation(line: str) -> int:
+def indentation(line: str) -> int:
+    """How many characters of white space a line begins with."""
     return len(line) - len(line.lstrip())
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import takewhile
 
 from overlay._features.model import FILE_SCOPE, MODULE_SCOPE, Hunk, WholeFile, blob_id
 from overlay.errors import close_names
-from overlay.planning.code_lines import names_in, places_in, twins
+from overlay.planning.code_lines import indentation, names_in, places_in, twins
 from overlay.planning.scopes import Scopes
 from overlay.planning.telling import (
     MIN_DISTINCTIVE,
@@ -87,7 +88,7 @@ def match(
         edge_line = _at_edge("+", hunk, pre, pres[0], lines, ranges) if there.share else None
         if there.share >= SHARE or (edge_line is not None and edge_line.strip() in new_lines(hunk)):
             return HunkResult(hunk.scope, State.DRIFTED, at, partly(hunk, there))
-        if hunk.base_has is not None and (reason := _standing(hunk, lines, pres[0])):
+        if hunk.base_has is not None and (reason := _standing(hunk, lines, pres[0], ranges)):
             return HunkResult(hunk.scope, State.DRIFTED, at, reason)
         return HunkResult(hunk.scope, State.PRISTINE, line=at)
     if pres:
@@ -135,39 +136,50 @@ def new_names(hunk: Hunk) -> frozenset[str]:
     return frozenset(new - old)
 
 
-def definitions_beside(hunk: Hunk, lines: Sequence[str], start: int) -> Iterator[tuple[str, int]]:
+def definitions_beside(
+    hunk: Hunk, lines: Sequence[str], start: int, places: Sequence[range]
+) -> Iterator[tuple[str, int]]:
     """The lines of a text that define what a hunk defines in the same block, with where they are.
 
-    :param start: where the pre-image begins, 0-based.
+    :param start: where the pre-image begins, 0-based; :param places: those of the hunk's scope.
     """
     names = new_names(hunk)
     if not names:
         return
+    own = places_in(text for op, text in hunk.lines if op == "+")
+    own = {place for place in own if place[1] in names}
+    scope = next((each for each in places if start in each), range(len(lines)))
+    if any(margin <= indentation(lines[scope.start]) for margin, _ in own):
+        scope = range(len(lines))  # it is in a block around the scope
+    likely = lines[scope.start : scope.stop]
+    if len(names) <= _FEW:
+        text = "\n".join(likely)
+        here = [name for name in names if name in text]
+        likely = [line for name in here for line in likely if name in line]
+    if own.isdisjoint(places_in(likely)):
+        return  # as nearly always: to say in which block a line stands takes long
     origins: list[int] = []  # of each line of the post-image, in the text before
     added: set[int] = set()
-    at = start
+    first, at = start - scope.start, start
     for op, _ in hunk.lines:
         if op == "+":
-            added.add(start + len(origins))
+            added.add(first + len(origins))
         if op != "-":
             origins.append(at)
         at += op != "+"
-    few = len(names) <= _FEW
-    likely = (line for name in names for line in lines if name in line) if few else lines
-    own = places_in(text for op, text in hunk.lines if op == "+")
-    if not any(place in own and place[1] in names for place in places_in(likely)):
-        return  # as nearly always: to say in which block a line stands takes long
-    after = [*lines[:start], *hunk.post, *lines[at:]]
+    after = [*lines[scope.start : start], *hunk.post, *lines[at : scope.stop]]
     for _, row in twins(after, added):
         if names.isdisjoint(names_in([after[row]])):
             continue
-        before = row - len(after) + len(lines) if row >= start + len(origins) else row
-        yield after[row], origins[row - start] if 0 <= row - start < len(origins) else before
+        before = row - len(after) + scope.stop if row >= first + len(origins) else scope.start + row
+        yield after[row], origins[row - first] if 0 <= row - first < len(origins) else before
 
 
-def _standing(hunk: Hunk, lines: Sequence[str], start: int) -> Reason | None:
+def _standing(
+    hunk: Hunk, lines: Sequence[str], start: int, places: Sequence[range]
+) -> Reason | None:
     """Why a hunk is not put in: the text, unlike its base, defines a name of its own there."""
-    rows = list(definitions_beside(hunk, lines, start))
+    rows = list(definitions_beside(hunk, lines, start, places))
     of_base = names_in(hunk.base_has or ()) if rows else ()
     text, at = next((row for row in rows if names_in(row[:1]).isdisjoint(of_base)), ("", 0))
     if not text:
@@ -283,10 +295,13 @@ def _occurrences(image: Sequence[str], lines: Sequence[str], scope: range) -> It
     size = len(image)
     if not size:
         return
-    first, whole = image[0], list(image)
-    for start in range(scope.start, scope.stop - size + 1):
-        if lines[start] == first and list(lines[start : start + size]) == whole:
-            yield start
+    whole, start = list(image), scope.start
+    with suppress(ValueError):  # it is nowhere behind
+        while start <= scope.stop - size:
+            start = lines.index(image[0], start, scope.stop - size + 1)
+            if list(lines[start : start + size]) == whole:
+                yield start
+            start += 1
 
 
 def innermost_scope(line: int, size: int, scopes: Scopes) -> str:

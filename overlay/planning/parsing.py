@@ -49,7 +49,7 @@ def _placed(tree: ast.Module, lines: Sequence[str], to_ours: Sequence[int]) -> I
                 start -= 1
         assert node.end_lineno is not None  # the parser sets it, only hand-made trees lack it
         header = lines[to_ours[node.lineno - 1]]
-        stop = _reach(lines, to_ours[node.end_lineno - 1] + 1, _indent(header))
+        stop = reach(lines, to_ours[node.end_lineno - 1] + 1, _indent(header))
         yield name, start, stop
 
 
@@ -129,7 +129,7 @@ def _fields(kind: type[ast.AST]) -> tuple[str, ...]:
     return tuple(name for name in _BLOCKS if name in kind._fields)
 
 
-def _reach(lines: Sequence[str], stop: int, indent: int) -> int:
+def reach(lines: Sequence[str], stop: int, indent: int) -> int:
     """The end of a scope: behind its blank lines and deeper comments."""
     while stop < len(lines):
         line = lines[stop].strip()

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from overlay.authoring import incoming
 from overlay.authoring.incoming import MAX_BYTES, ChangeKind, read_changes
+from overlay.authoring.triage import added_content
 from overlay.errors import UsageError
 
 DIFF = b"""\
@@ -139,6 +140,10 @@ def test_a_missing_final_newline_is_kept() -> None:
         (DIFF.decode().encode("utf-16"), "UTF-16"),
         (gzip.compress(DIFF), "gzip"),
         (re.sub(rb"(?m)^(?=.)", b"\x1b[1m", DIFF), "--no-color"),
+        (DIFF.replace(b"\n+b", b"\n\x1b[32m+b"), "--no-color"),
+        (re.sub(rb"@@ .* @@", b"@@", DIFF), "x:1: .*without the numbers"),
+        (re.sub(rb"@@ (.*) @@", rb"@@@ \1 \1 @@@", DIFF), "a combined diff"),
+        (b" a | 1 +\n" + DIFF.replace(b",3 @@", b",9 @@"), "correct the counts in its header"),
         (re.sub(rb"(?m)^(?=.)", b"> ", DIFF), "quoted"),
         (b"2c2\n< b = 2\n---\n> b = 3\n", "make it with diff -u"),
         (b"*** a/x\n--- b/x\n***************\n*** 1,2 ****\n! a\n", "a context diff"),
@@ -287,3 +292,17 @@ def test_who_wrote_a_change_that_was_sent_on_is_in_the_mail() -> None:
     (commit,) = read_changes(data, "x.mbox")
     assert (commit.subject, commit.author) == ("Own", "Ada <ada@example.org>")
     assert commit.message.startswith("Why it is right.")
+
+
+@pytest.mark.parametrize("content", [b"a = 1\r\nb = 2\r\n", b"\xef\xbb\xbfa = 1\n"])
+def test_a_new_file_keeps_its_line_ends_and_its_mark(content: bytes) -> None:
+    """As `git apply` and `patch` make it."""
+    lines = content.splitlines(keepends=True)
+    head = b"--- /dev/null\n+++ b/vllm/new.py\n@@ -0,0 +1,%d @@\n" % len(lines)
+    (file,) = read_changes(head + b"".join(b"+" + line for line in lines), "x")[0].files
+    assert added_content(file) == content
+
+
+def test_a_path_of_windows_is_read() -> None:
+    (file,) = read_changes(DIFF.replace(b"/", b"\\"), "x")[0].files
+    assert file.path == "vllm/a.py"

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
 from overlay.planning import parsing, scopes
-from overlay.planning.scopes import UnparsableError, _in_chunks, compiles_in_chunks
+from overlay.planning.scopes import (
+    UnparsableError,
+    _in_chunks,
+    _of_function,
+    compiles_in_chunks,
+)
 
 #: Lines that suit where they stand, and those that end, open or bend something.
 PLAIN = ["x = 1", "pass", "# c", "", "  # deeper", "if x: pass", "def g(): pass", "return 1"]
@@ -78,7 +84,7 @@ def modules(draw: st.DrawFn) -> list[str]:
 @given(modules())
 def test_definitions_and_errors_are_those_of_the_whole_text(lines: list[str]) -> None:
     text = "\n".join(lines) + "\n"
-    in_chunks = _in_chunks(text)
+    in_chunks = _in_chunks(lines)
     event("in chunks" if in_chunks else "as a whole")
     if in_chunks:
         assert in_chunks == parsing.definitions(lines)
@@ -109,13 +115,18 @@ def k(): pass
 
 def test_a_class_is_read_method_by_method(monkeypatch: pytest.MonkeyPatch) -> None:
     texts: list[str] = []
-    real = parsing.definitions
+    real, compiled = parsing.definitions, parsing.compile_error
 
     def watched(lines: list[str]) -> list[parsing.Definition]:
         texts.append("\n".join(lines))
         return real(lines)
 
+    def compiles(source: str, *given: Any) -> str | None:
+        texts.append(source)
+        return compiled(source, *given)
+
     monkeypatch.setattr(parsing, "definitions", watched)
+    monkeypatch.setattr(parsing, "compile_error", compiles)
     before = CLASS.replace("A(B)", "Once(B)")  # a text that no other test has read
     expected = {
         "<module>": [range(17)],
@@ -147,7 +158,7 @@ def test_a_class_is_read_method_by_method(monkeypatch: pytest.MonkeyPatch) -> No
     ],
 )
 def test_what_is_not_certain_is_asked_of_the_whole_text(text: str) -> None:
-    assert not _in_chunks(text)
+    assert not _in_chunks(text.split("\n")[:-1])
     assert not compiles_in_chunks(text.encode())
 
 
@@ -182,7 +193,7 @@ def test_every_text_of_this_suite_is_read_alike() -> None:
         data = path.read_bytes()
         lines = data.decode().split("\n")[:-1]
         try:
-            assert _in_chunks(data.decode()) in ([], parsing.definitions(lines))
+            assert _in_chunks(lines) in ([], parsing.definitions(lines))
         except UnparsableError:
             raise AssertionError(path) from None
         certain += compiles_in_chunks(data)
@@ -203,3 +214,31 @@ def test_a_word_of_a_comment_declares_nothing(monkeypatch: pytest.MonkeyPatch, w
     text = CLASS.replace("x = 1", f"x = 1  # of the {word} x").replace("A(B)", f"Own(B.{word}s)")
     assert compiles_in_chunks(text.encode())
     assert max(sizes) < len(text) / 2
+
+
+@pytest.mark.parametrize("outer", ["", "class A:\n"])
+@pytest.mark.parametrize(
+    ("text", "by_lines"),
+    [
+        (
+            "@d(\n    1,\n)\nasync def f(\n    a,\n) -> int:\n    pass\n\n    # in\n# out\n",
+            True,
+        ),
+        ('def f():\n    """\n    # the end of a text"""\n', False),
+        ("def f():\n    x = 1  # c\n    # it's behind\n", False),
+        ("def f():\n    def g(): pass\n", False),
+        ("def f(): pass\nx = 1\n", False),
+        ("def f(): pass\ndef g(): pass\n", False),
+        ("@d\nclass B:\n    x = 1\n", False),
+        ("def f():\n    nonlocal x\n", False),
+        ("def f():\n\tpass\n", False),
+        ("def f():\n    x = \\\n1\n", False),
+    ],
+)
+def test_a_function_is_told_by_its_lines(outer: str, text: str, by_lines: bool) -> None:
+    lines = text.split("\n")[:-1]
+    if outer:
+        lines = [outer[:-1], *(f"    {line}" if line else line for line in lines)]
+    answer = _of_function(tuple(lines))
+    assert bool(answer) is by_lines
+    assert answer in ((), tuple(parsing.definitions(lines)))

@@ -114,8 +114,8 @@ CASES = {
         r"\d+",
         "expected lines that end with LF",
     ),
-    "CRLF in an added module": (
-        CHANGE + NEW.replace(b"+a = 1\n", b"+a = 1\r\n"),
+    "CRLF in a line of an added module": (
+        CHANGE + added("vllm/v1/notes.py").replace(b"+1 @@", b"+1,2 @@") + b"+b = 2\r\n",
         r"\d+",
         r"vllm/v1/notes\.py, found one that ends with CRLF",
     ),
