@@ -143,7 +143,7 @@ def test_pages_of_features_have_the_figures_of_the_json() -> None:
         )
         for load in ("256 uniform", "64 uniform")
     ]
-    assert f"({gains[0]:.2f} and {gains[1]:.2f}), and are not built." in sizes
+    assert f"({gains[0]:.2f} and {gains[1]:.2f})." in sizes
     soaks = [read(f"h200-soak-0.33.0-no-drafts-2026-11-27-{part}") for part in "cd"]
     assert f"[{sum(soak['taken'] for soak in soaks):,} steps]" in sizes
     assert all(engine["ok"] for soak in soaks for engine in soak["engines"])
