@@ -103,8 +103,7 @@ class CommandEntry(NamedTuple):
 
 
 #: The modules that define commands.
-_PATCHING = "overlay.cli.core"
-_ABOUT = "overlay.cli.core"
+_CORE = "overlay.cli.core"
 _AUTHORING = "overlay.authoring.cli"
 _PORTING = "overlay.authoring.cli_port"
 _HISTORY = "overlay.authoring.cli_history"
@@ -113,16 +112,16 @@ _PROOF = "overlay.proof.cli"
 #: The commands of each group: name, module and summary, in the order in which they are used.
 _GROUPS = {
     "Use": (
-        ("check", _PATCHING, "Say whether the patches match; write nothing."),
-        ("apply", _PATCHING, "Patch a vLLM: all of it or nothing."),
-        ("status", _PATCHING, "Say what is applied, and whether it is intact."),
-        ("revert", _PATCHING, "Put every byte back."),
-        ("list", _PATCHING, "Show the features and the releases they are made for."),
-        ("show", _PATCHING, "Show one feature: its fault, releases, evidence and switch."),
-        ("diff", _PATCHING, "Print the change as one unified diff."),
-        ("adopt", _PATCHING, "Take over patches that were applied without a ledger."),
-        ("doctor", _ABOUT, "Show everything that a bug report needs, and what needs you."),
-        ("report", _ABOUT, "Write check, status, doctor and the matrix on one page."),
+        ("check", _CORE, "Say whether the patches match; write nothing."),
+        ("apply", _CORE, "Patch a vLLM: all of it or nothing."),
+        ("status", _CORE, "Say what is applied, and whether it is intact."),
+        ("revert", _CORE, "Put every byte back."),
+        ("list", _CORE, "Show the features and the releases they are made for."),
+        ("show", _CORE, "Show one feature: its fault, releases, evidence and switch."),
+        ("diff", _CORE, "Print the change as one unified diff."),
+        ("adopt", _CORE, "Take over patches that were applied without a ledger."),
+        ("doctor", _CORE, "Show everything that a bug report needs, and what needs you."),
+        ("report", _CORE, "Write check, status, doctor and the matrix on one page."),
     ),
     "Author": (
         ("import", _AUTHORING, "Make a feature of a diff, of mails, or of a pull request."),
@@ -138,9 +137,9 @@ _GROUPS = {
         ("bench", _PROOF, "Time stock vLLM and the overlay on your GPU, in turn."),
     ),
     "Other": (
-        ("cache", _ABOUT, "Show or empty the cache: dir, size or clean."),
-        ("completion", _ABOUT, "Print what makes your shell complete overlay's words."),
-        ("help", _ABOUT, "Show the help of a command."),
+        ("cache", _CORE, "Show or empty the cache: dir, size or clean."),
+        ("completion", _CORE, "Print what makes your shell complete overlay's words."),
+        ("help", _CORE, "Show the help of a command."),
     ),
 }
 
