@@ -1,7 +1,7 @@
 """The commands of the core: from a ``Request`` to a ``Report``; nothing here prints.
 
 A module has a command's name, and its report where no other command has that; beside them stands
-what several commands share (request, scene, assess, required).
+what several commands share (request, scene, assess).
 
 The core imports neither wing (``overlay.authoring``, ``overlay.proof``): an image that only serves
 can do without both folders.  What a user asks for that lies in a wing is imported here by name, and
