@@ -61,6 +61,12 @@ def _answer(arguments: list[str], view: View) -> Report | str | int:
             raise KeyboardInterrupt from error
         view.json = "--json" in _options(arguments)  # what comes before the error was read only
         return _stopped(arguments, error)
+    if isinstance(answer, str) and view.json:
+        from overlay.report import TextReport
+        from overlay.report.codes import Code, Verdict
+
+        command = _command(arguments)
+        return TextReport(Verdict(Code.PRINTED, f"Printed by {command}."), command, answer)
     return 0 if answer is None else answer
 
 
