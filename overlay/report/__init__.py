@@ -202,10 +202,7 @@ class FailureReport(Report):
 
 @dataclass(frozen=True)
 class TextReport(Report):
-    """A text for a shell or a person, where it is asked for as JSON.
-
-    :ivar name: the command.
-    """
+    """The text of a command that answers a shell or a person, where JSON is asked for."""
 
     name: str
     text: str
