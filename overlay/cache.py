@@ -297,6 +297,7 @@ def make_folders(folder: Path, mode: int) -> None:
             make_folders(folder.parent, mode)
         with suppress(FileExistsError):
             folder.mkdir(mode=mode)
+            folder.chmod(folder.lstat().st_mode | stat.S_IRWXU)  # whatever the umask
 
 
 def remove(place: Path) -> None:

@@ -49,6 +49,15 @@ def test_a_folder_for_all_readers(tmp_path: Path) -> None:
     assert (shared.path / "x").stat().st_mode & 0o777 == 0o644
 
 
+def test_its_owner_can_use_it_whatever_the_umask(folder: PrivateFolder, tmp_path: Path) -> None:
+    before = os.umask(0o777)
+    try:
+        folder.write("x", b"1")
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in (tmp_path / "a", folder.path)] == [0o700] * 2
+
+
 def test_a_block_that_fails_leaves_the_file_as_it_was(folder: PrivateFolder) -> None:
     folder.write("x", b"old")
 

@@ -221,7 +221,8 @@ def usable(*, make: bool = True) -> Iterator[Path]:
     for place in folders():
         if make:
             with contextlib.suppress(OSError):
-                place.mkdir(mode=0o700, exist_ok=True)
+                place.mkdir(mode=0o700)
+                place.chmod(0o700)  # whatever the umask
         if _private(place):
             yield place
 

@@ -19,6 +19,7 @@ from overlay.cli.options import (
     complete_target,
     feature_option,
     folder_to_write,
+    json_option,
     python_option,
     refuse_both,
     releases_option,
@@ -326,6 +327,7 @@ def cache(what: str) -> Report:
 
 @cli.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@json_option
 @everywhere
 def completion(shell: str) -> str:
     """Print the lines that make a shell complete commands, options, features and releases.
@@ -343,6 +345,7 @@ def completion(shell: str) -> str:
 
 @cli.command("help")
 @click.argument("command", required=False)
+@json_option
 @everywhere
 @click.pass_context
 def help_(context: click.Context, command: str | None) -> str:

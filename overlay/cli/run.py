@@ -61,25 +61,30 @@ def _answer(arguments: list[str], view: View) -> Report | str | int:
             raise KeyboardInterrupt from error
         view.json = "--json" in _options(arguments)  # what comes before the error was read only
         return _stopped(arguments, error)
+    if isinstance(answer, str) and view.json:
+        from overlay.report import TextReport, codes
+
+        name = _command(arguments)
+        verdict = codes.Verdict(codes.Code.PRINTED, f"Printed by overlay {name}.")
+        return TextReport(verdict, name, answer)
     return 0 if answer is None else answer
 
 
 def _stopped(arguments: list[str], error: Exception) -> Report:
     """The report of a command that an exception ended."""
     from overlay.errors import OverlayError, UsageError, described
-    from overlay.report import failure
-    from overlay.report.codes import Code
+    from overlay.report import codes, failure
     from overlay.untrusted import printable
 
     command = _command(arguments)
     if isinstance(error, click.ClickException):
-        return failure(command, _usage(error, command), Code.USAGE)
+        return failure(command, _usage(error, command), codes.Code.USAGE)
     if isinstance(error, UsageError):
-        return failure(command, str(error), Code.USAGE)
+        return failure(command, str(error), codes.Code.USAGE)
     if isinstance(error, OverlayError):
-        return failure(command, str(error), Code.ENVIRONMENT)
+        return failure(command, str(error), codes.Code.ENVIRONMENT)
     if isinstance(error, OSError):
-        return failure(command, described(error), Code.ENVIRONMENT)
+        return failure(command, described(error), codes.Code.ENVIRONMENT)
     import traceback
 
     text = "".join(traceback.format_exception(error))
@@ -89,7 +94,7 @@ def _stopped(arguments: list[str], error: Exception) -> Report:
         f"{type(error).__name__}: {error}\n"
         "this is a bug in vllm-overlay; please report it with the traceback on standard "
         "error, the command and the output of `overlay --version`",
-        Code.BUG,
+        codes.Code.BUG,
     )
 
 

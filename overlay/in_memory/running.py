@@ -112,13 +112,18 @@ class RunningProcess:
         self._change(record._replace(digest=sha256(digest.encode()), summary=summary))
         log.say([(logging.WARNING, text)])
 
+    @staticmethod
+    def _look_for_bypassed() -> None:
+        """Hear now of what the hook was not asked for; :raises HookError: where it is required."""
+        from overlay.in_memory import import_hook
+
+        import_hook.require_asked()
+
     # For the comparison of ranks
 
     def rank_report(self, rank: int) -> RankReport:
         """What this process runs, for the comparison with its peers."""
-        from overlay.in_memory import import_hook
-
-        import_hook.require_asked()
+        self._look_for_bypassed()
         role = "worker" if self.record.role == _processes.MAIN else self.record.role
         self._change(self.record._replace(rank=rank, role=role))
         record = self.record
@@ -178,6 +183,7 @@ class RunningProcess:
         meanings: tuple[_processes.Meaning | None, ...],
     ) -> None:
         """Write into the record what features do and count; see ``ProcessRecord``."""
+        self._look_for_bypassed()
         self._change(
             self.record._replace(
                 effects=effects, counters=counters, counts_fd=counts_fd, meanings=meanings

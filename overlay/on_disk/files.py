@@ -15,7 +15,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -175,7 +175,12 @@ def make_folder(root: Path, path: str, owner: Owner | None = None) -> None:
         except FileExistsError:
             if not stat.S_ISDIR(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):
                 raise
-        folder = os.open(name, _FOLDER, dir_fd=above)
+        try:
+            folder = os.open(name, _FOLDER, dir_fd=above)
+        except PermissionError:  # the umask may keep it from its owner, too
+            with suppress(ValueError):  # the system cannot but follow a link
+                os.chmod(name, FOLDER_MODE, dir_fd=above, follow_symlinks=False)
+            folder = os.open(name, _FOLDER, dir_fd=above)
         try:
             status = os.fstat(folder)
             if stat.S_IMODE(status.st_mode) & FOLDER_MODE != FOLDER_MODE:

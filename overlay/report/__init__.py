@@ -200,6 +200,23 @@ class FailureReport(Report):
         return self.problem
 
 
+@dataclass(frozen=True)
+class TextReport(Report):
+    """The text of a command that answers a shell or a person, where JSON is asked for."""
+
+    name: str
+    text: str
+
+    @property
+    def command(self) -> str:
+        """The command that it is of."""
+        return self.name
+
+    def own_data(self) -> dict[str, Any]:
+        """The text."""
+        return {"text": self.text}
+
+
 def failure(command: str, error: str, code: Code = Code.ENVIRONMENT) -> FailureReport:
     """The report of a command that usage or the environment stopped.
 

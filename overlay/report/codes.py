@@ -43,6 +43,7 @@ class Code(str, Enum):
     DIFFERS = "differs"
     EMPTY = "empty"
     LISTED = "listed"
+    PRINTED = "printed"
     LOGGED = "logged"
     CAN_BE_PRUNED = "can-be-pruned"
     PRUNED = "pruned"

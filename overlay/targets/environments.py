@@ -20,7 +20,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from overlay.errors import Absent, TargetError
+from overlay.errors import Absent, TargetError, command
 from overlay.package import VLLM, Package
 from overlay.targets import Target, targets_of
 from overlay.targets.installations import read_bytes, target_at, unreadable
@@ -142,6 +142,11 @@ def _nothing(path: Sequence[str], leftovers: Sequence[str], python: str, package
     )
     for place in dict.fromkeys(leftovers):
         text += f" The folder {place} has no __init__.py: it is left over, or something else."
+        if os.path.isfile(os.path.join(os.path.dirname(place), package.ledger_path)):
+            text += (
+                f" The overlay had patched it: with {package.title} installed again, "
+                f"{command('revert')} removes what it added."
+            )
     closed = [entry for entry in path if os.path.isdir(entry) and not os.access(entry, os.R_OK)]
     for entry in closed:
         text += f" The folder {entry} on the path may not be read by this user."

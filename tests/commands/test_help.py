@@ -85,5 +85,4 @@ def test_releases_are_named_and_writing_is_said_in_one_way(name: str) -> None:
     if "--write" in spellings:
         assert "--dry-run" in spellings
     assert {"-q", "--quiet", "--offline", "--color"} <= set(spellings)
-    if name not in ("completion", "help"):  # those answer with text for a shell or a person
-        assert "--json" in spellings
+    assert "--json" in spellings

@@ -43,6 +43,13 @@ def test_completion_prints_what_the_shell_reads(cli: Cli, shell: str) -> None:
     assert "_OVERLAY_COMPLETE" in result.out
 
 
+@pytest.mark.parametrize("words", [("completion", "bash"), ("help", "apply"), ("help",)])
+def test_a_text_is_answered_in_json_too(cli: Cli, words: tuple[str, ...]) -> None:
+    answer = cli(*words, "--json").json
+    assert (answer["command"], answer["code"]) == (words[0], "printed")
+    assert answer["text"] + "\n" == cli(*words).out
+
+
 @pytest.mark.parametrize(
     ("line", "expected"),
     [

@@ -92,6 +92,17 @@ def test_without_a_requirement_it_is_said_once_and_recorded(box: Box, prefix: st
     assert said.startswith("vllm.v1.spec_decode.proposer: unpatched")
 
 
+def test_a_hook_that_is_asked_for_nothing_any_more_is_noticed_by_a_report(box: Box) -> None:
+    code = "register()\nimport importlib.machinery as m\nsys.meta_path.insert(0, m.PathFinder)\n"
+    code += PRISTINE.removeprefix("register(); ") + "import overlay.in_memory.plugin as p\n"
+    code += "p._process.publish((), (), None, ())\n"
+    done = box.attempt(code + SHOW)
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert record["summary"] == "demo (memory) but vllm.v1.spec_decode.proposer unpatched"
+    assert box.attempt(code, OVERLAY_REQUIRED="demo").returncode != 0
+
+
 def test_ranks_compare_what_really_runs_and_agree_where_it_is_the_same(box: Box) -> None:
     show = "import overlay.in_memory.plugin as p\nprint(p._process.rank_report(0).digest)\n"
     patched = box.attempt(PATCHED + show).stdout

@@ -298,6 +298,18 @@ def test_where_models_are_patched_vllms_caches_are_kept_apart(
     assert apart == ["d" * 64]
 
 
+def test_the_folder_of_records_is_its_owner_s_whatever_the_umask(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    before = os.umask(0o777)
+    try:
+        place = next(_processes.usable())
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(place.stat().st_mode) == 0o700
+
+
 def test_importing_the_plugin_does_nothing_that_could_fail() -> None:
     """vLLM logs what a plugin's import raises, and goes on; only what its function raises stops."""
     check = (

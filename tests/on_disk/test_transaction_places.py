@@ -36,6 +36,24 @@ def test_root_leaves_the_owner_as_it_was(site: Site) -> None:
 # Where nothing may be written
 
 
+@as_root
+@pytest.mark.parametrize("umask", [0o777, 0o477, 0o377])
+def test_a_user_can_use_what_was_written_whatever_the_umask(public: Path, umask: int) -> None:
+    site = transactions.installed(public / "site")
+    for path in [site.root, *site.root.rglob("*")]:
+        os.chown(path, NOBODY, NOBODY)
+    before = snapshot(site.root)
+
+    def work() -> None:
+        os.umask(umask)
+        site.apply()
+        assert not site.apply().wrote
+        site.revert()
+
+    assert as_nobody(work) == 0
+    assert snapshot(site.root) == before
+
+
 def as_nobody(work: Callable[[], object]) -> int:
     def run() -> None:
         os.setgroups([])

@@ -141,6 +141,11 @@ def test_a_left_over_folder_is_named_and_is_no_vllm(tmp_path: Path, on_path) -> 
         on_path(tmp_path)
 
     assert str(tmp_path / "vllm") in str(caught.value)
+    assert "The overlay had patched it" not in str(caught.value)
+    (tmp_path / VLLM.state_folder).mkdir()
+    (tmp_path / VLLM.ledger_path).touch()
+    with pytest.raises(TargetError, match="with vLLM installed again, `overlay revert`"):
+        on_path(tmp_path)
 
 
 def test_a_left_over_folder_does_not_hide_a_vllm_behind_it(tmp_path: Path, on_path) -> None:

@@ -197,7 +197,10 @@ class Workshop:
         paths = [edit.path for edit in self.lost]
         present = set(self.target.record or paths).difference(paths)
         lost = [Beside(path, MISSING) for path in paths]
-        return (*(self.beside or ()), *(by_folder(lost, present) if present else lost))
+        added = (edit.path for edit in self.edits if edit.pristine is None)
+        runs = (path for path in added if os.access(self.pristine.root / path, os.X_OK))
+        modes = (Beside(path, "its mode: executable") for path in runs)
+        return (*(self.beside or ()), *modes, *(by_folder(lost, present) if present else lost))
 
     def base(self, edit: FileEdit) -> bytes | None:
         """The text that an edit was made on."""

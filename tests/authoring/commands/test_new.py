@@ -232,6 +232,16 @@ def test_what_tools_leave_beside_the_modules_keeps_no_edit_from_its_feature(
     assert f"{PROPOSER}.orig" in result.last
 
 
+def test_a_mode_that_no_feature_carries_is_named(cli: Cli, site: Path, ours: Path) -> None:
+    (site / "vllm/tool.py").write_text("print(1)\n")
+    words = ("new", "mine", site, "--from-edits", "--update", "--patches", ours)
+    assert cli(*words).exit == 0
+    (site / "vllm/tool.py").chmod(0o755)
+    result = cli(*words)
+    assert (result.exit, (ours / "mine/files/vllm/tool.py").exists()) == (1, True)
+    assert "vllm/tool.py (its mode: executable)" in result.last
+
+
 def test_without_a_record_it_is_said_what_was_not_compared(
     cli: Cli, site: Path, ours: Path
 ) -> None:
