@@ -51,9 +51,6 @@ from overlay.targets import Progress
 from overlay.targets.resolution import release_named
 from overlay.untrusted import read_regular
 
-#: What the report of an import has of its summary, as it is there.
-_OF_SUMMARY = ("title", "commits", "files", "outcomes", "merged", "holders", "warnings", "moved")
-
 #: The most letters of a subject that an id of ``--each`` takes.
 _SLUG = 40
 
@@ -374,17 +371,9 @@ class _Imports:
         folder: Path | None,
     ) -> ImportReport:
         """The report of a feature of ``own``, made on those of ``below``, in its folder."""
-        span = None if summary.releases is None or folder is None else str(summary.releases)
-        return ImportReport(
-            concluded(summary, folder, self.by_hand(part, own, summary.id, nearest(summary))),
-            feature=summary.id,
-            releases=span,
-            folder=folder,
-            context=None if folder is None else summary.context,
-            prefixes=dict(part.prefixes),
-            below=below,
-            **{name: getattr(summary, name) for name in _OF_SUMMARY},
-        )
+        by_hand = self.by_hand(part, own, summary.id, nearest(summary))
+        verdict = concluded(summary, folder, by_hand)
+        return ImportReport(verdict, summary, folder, dict(part.prefixes), below)
 
     def by_hand(self, part: _Part, own: Sequence[ChangeSource], id_: str, release: str) -> str:
         """How a person places a change on a release, in a part of a sentence."""
