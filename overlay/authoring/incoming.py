@@ -68,6 +68,9 @@ _LONE = re.compile("[\ud800-\udfff]")
 #: stands behind the numbers is a line of the file, as git's heading of a hunk, and may have any.
 _FAR = re.compile(r"^@@ [-+,\d ]*\d{10}", re.MULTILINE)
 
+#: How many lines a hunk has of the file before and after.
+_COUNTS = re.compile(r"^@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
+
 #: The most characters of a mail's header; the parser takes time with the square of their number.
 _MAX_HEADER = 8 * 1024
 
@@ -377,7 +380,7 @@ def _files(text: str, name: str, offset: int) -> tuple[IncomingFile, ...]:
             f"{name}:{offset + text.count(chr(10), 0, far.start()) + 1}: expected the numbers of "
             "lines of a file, found one of ten digits or more"
         )
-    lines = StringIO(text, newline="\n")
+    lines = StringIO(_with_prose_apart(text), newline="\n")
     try:
         parsed = PatchSet(lines)
     except UnidiffParseError as error:
@@ -395,6 +398,28 @@ def _files(text: str, name: str, offset: int) -> tuple[IncomingFile, ...]:
     return tuple(
         _with_bytes(_file(entry, name, offset), entry, raw, name, offset) for entry in parsed
     )
+
+
+def _with_prose_apart(text: str) -> str:
+    """The text with a blank before each line of prose that begins as one of a file's header does.
+
+    A header has two lines, as `patch` and `git apply` read it; before a hunk, one must be there.
+    """
+    lines = text.split("\n")
+    before = after = 0
+    opened = -1
+    for at, line in enumerate(lines):
+        if before > 0 or after > 0:
+            before -= not line.startswith(("+", "\\"))
+            after -= not line.startswith(("-", "\\"))
+        elif (counts := _COUNTS.match(line)) is not None:
+            before, after = (int(number or 1) for number in counts.groups())
+        elif line.startswith(("--- ", "+++ ")):
+            opens = line.startswith("---") and lines[at + 1].startswith("+++ ")
+            if not (opens or opened == at or lines[at + 1].startswith("@@ -")):
+                lines[at] = f" {line}"
+            opened = at + 1 if opens else -1
+    return "\n".join(lines)
 
 
 def _marks_words(line: str) -> bool:
