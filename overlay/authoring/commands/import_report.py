@@ -126,7 +126,7 @@ class SeriesReport(Report):
 
 def _problems(imports: Iterable[ImportReport]) -> list[str]:
     return told_once(
-        (entry.path, entry.problem) for each in imports for entry in each.summary.files if entry.problem
+        (entry.path, str(entry.problem)) for each in imports for entry in each.summary.problems
     )
 
 
