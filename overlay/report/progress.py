@@ -195,6 +195,8 @@ class Meter:
         finally:
             with _DRAWING:
                 self._activities.remove(work)
+                if self._bar is not None and work.text in self._tasks:
+                    self._bar.remove_task(self._tasks.pop(work.text))
                 ticker = self._ticker if not self._activities else None
                 self._ticker = None if ticker is not None else self._ticker
                 if ticker is not None:

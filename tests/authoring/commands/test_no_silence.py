@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from overlay.authoring import building, locating
-from overlay.authoring.commands import edit, port
+from overlay.authoring.commands import edit, import_, port, prune
 from overlay.report.progress import Meter
 from tests.authoring.test_importing import CHANGE, RELEASES, Tree
 from tests.support.cli import Cli
@@ -64,12 +64,17 @@ def slow(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
     ("owner", "name", "words", "line"),
     [
         (building, "carry", "import", "tried "),
+        (building, "needed", "import", "importing again"),
+        (import_, "place", "import", "importing again"),
+        (edit, "find_feature", "edit", "editing count-runs"),
+        (edit, "_at_hand", "new", "making other"),
+        (port, "_select", "port", "carrying features"),
+        (prune, "packages_of", "prune", "looking for what is not needed"),
         (edit, "lay_out", "edit", "laying out files of vLLM 0.22.0"),
         (edit, "lay_out", "new", "laying out files of vLLM 0.24.0"),
         (locating, "plan", "prune", "examined "),
         (port, "with_gaps", "port", "carried "),
     ],
-    ids=["import", "edit", "new", "prune", "port"],
 )
 def test_it_is_said_what_takes_long(
     cli: Cli,
