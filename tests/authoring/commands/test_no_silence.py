@@ -36,22 +36,23 @@ def importing(ours: Path, id_: str = "count-runs") -> tuple[object, ...]:
     return ("import", ours.parent / "fix.diff", "--id", id_, "--patches", ours)
 
 
-def line_written(monkeypatch: pytest.MonkeyPatch) -> Callable[[], object]:
-    """What waits until progress wrote its first line, for thirty seconds at most."""
+def line_written(monkeypatch: pytest.MonkeyPatch, begin: str) -> Callable[[], object]:
+    """What waits until progress wrote a line that begins so, for thirty seconds at most."""
     written, write = threading.Event(), Meter.line
 
     def line(meter: Meter, text: str) -> None:
         write(meter, text)
-        written.set()
+        if text.startswith(begin):
+            written.set()
 
     monkeypatch.setattr(Meter, "line", line)
     return lambda: written.wait(30)
 
 
-def slow(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
-    """Let a function take long: until a line was written, however busy the machine is."""
+def slow(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, begin: str) -> None:
+    """Let a function take long: until its line was written, however busy the machine is."""
     real = getattr(owner, name)
-    wait_for_line = line_written(monkeypatch)
+    wait_for_line = line_written(monkeypatch, begin)
 
     def wait(*arguments: object, **options: object) -> object:
         wait_for_line()
@@ -85,7 +86,7 @@ def test_it_is_said_what_takes_long(
     words: str,
     line: str,
 ) -> None:
-    slow(monkeypatch, owner, name)
+    slow(monkeypatch, owner, name, line)
     commands: dict[str, tuple[object, ...]] = {
         "import": importing(ours, "again"),
         "edit": ("edit", "count-runs", "--patches", ours),
@@ -100,7 +101,7 @@ def test_it_is_said_what_takes_long(
 def test_a_release_that_takes_long_is_named(
     cli: Cli, ours: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wait_for_line = line_written(monkeypatch)
+    wait_for_line = line_written(monkeypatch, "reading vLLM 0.2")
 
     def resolve(name: str, **_: object) -> Tree:
         wait_for_line()
