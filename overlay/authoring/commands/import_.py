@@ -32,13 +32,7 @@ from overlay.authoring.landing import Summary
 from overlay.authoring.locating import OWN_BASE, Origin, ReleaseTexts, files_of, release_before
 from overlay.authoring.paths import BY_RELEASES, PathRule, packages_in, path_of, place
 from overlay.authoring.sources import ChangeSource, joined, read_source
-from overlay.authoring.writing import (
-    check_folder,
-    expect_id,
-    require_free,
-    today,
-    write_folder,
-)
+from overlay.authoring.writing import check_folder, expect_id, require_free, today, write_folder
 from overlay.commands.request import Request
 from overlay.errors import UsageError, command, without_secrets
 from overlay.package import VLLM, Package, distribution_name

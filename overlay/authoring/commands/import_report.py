@@ -11,10 +11,13 @@ from overlay.authoring.landing import Summary, landings, moved_lines, on_disk_on
 from overlay.authoring.triage import FileFate
 from overlay.errors import Invocation, absolute, told_once
 from overlay.package import is_module
-from overlay.report import Report, plain
+from overlay.report import Report, by_fields, plain
 from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, Line, Span, count, enumeration, labelled
 from overlay.results import Fate, Outcome
+
+#: The fields of a summary that the JSON has behind the others, by another name, or not at all.
+_NOT_FIRST = "id", "releases", "merged", "review", "holders", "warnings", "contexts", "moved"
 
 
 @dataclass(frozen=True)
@@ -83,12 +86,11 @@ class ImportReport(Report):
     def plain(self) -> dict[str, Any]:
         """The fields of the JSON, which has some only where they say something."""
         of = self.summary
-        data = {"feature": of.id, "title": of.title, "commits": of.commits, "files": of.files}
-        data |= {"outcomes": of.outcomes, "releases": self._releases, "merged": of.merged}
+        data = {"feature": of.id, **by_fields(of, *_NOT_FIRST)}
+        data |= {"releases": self._releases, "merged": of.merged, "folder": plain(self.folder)}
         some = {"warnings": of.warnings, "context": of.context if self.folder else None}
-        some |= {"moved": of.moved, "prefixes": self.prefixes, "below": self.below}
-        data |= {"folder": self.folder} | {name: each for name, each in some.items() if each}
-        return {name: plain(each) for name, each in data.items()}
+        more = {"moved": of.moved, "prefixes": self.prefixes, "below": self.below}
+        return data | {name: plain(each) for name, each in {**some, **more}.items() if each}
 
     @property
     def _releases(self) -> str | None:

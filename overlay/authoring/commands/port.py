@@ -18,13 +18,7 @@ from overlay.authoring import releases as package_releases
 from overlay.authoring.commands.port_report import PortReport, concluded
 from overlay.authoring.port_views import conflict
 from overlay.authoring.porting import FeaturePort, Porter
-from overlay.authoring.session import (
-    Session,
-    SessionKind,
-    Waiting,
-    begin,
-    features_of,
-)
+from overlay.authoring.session import Session, SessionKind, Waiting, begin, features_of
 from overlay.authoring.variants import remembered, with_ports
 from overlay.authoring.writing import Expected, check_files, today
 from overlay.commands.request import Request
