@@ -37,9 +37,7 @@ _TICK = 0.1
 _DRAWING = threading.RLock()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=_DRAWING.acquire,
-        after_in_parent=_DRAWING.release,
-        after_in_child=_DRAWING.release,
+        before=_DRAWING.acquire, after_in_parent=_DRAWING.release, after_in_child=_DRAWING.release
     )
 
 
