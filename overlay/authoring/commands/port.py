@@ -28,7 +28,7 @@ from overlay.planning.scope_cache import Memo
 from overlay.report.progress import counting
 from overlay.results import Outcome
 from overlay.settings import in_home
-from overlay.untrusted import sha256
+from overlay.untrusted import require_own_name, sha256
 
 
 def port(
@@ -93,6 +93,7 @@ def port(
 def expect_no_session(place: Path | None) -> None:
     """Refuse a folder that is there already."""
     if place is not None and place.exists():
+        require_own_name(place)
         raise UsageError(
             f"{place}: expected no such folder, found a session of an earlier port: end it with "
             f"{command('port', '--continue', absolute(place))} or "
