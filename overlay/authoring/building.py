@@ -37,12 +37,7 @@ from overlay.authoring.locating import Base, ReadBy, ReleaseTexts
 from overlay.authoring.port_warnings import names_lost
 from overlay.authoring.triage import FileFate, added_problem, uncompilable
 from overlay.authoring.variants import base_has
-from overlay.authoring.writing import (
-    Expected,
-    FeatureFolder,
-    FeatureText,
-    patch_bytes,
-)
+from overlay.authoring.writing import Expected, FeatureFolder, FeatureText, patch_bytes
 from overlay.package import VLLM, Package, ReleaseRange, is_module
 from overlay.planning.matching import edits, removed_by
 from overlay.planning.planner import Stack
@@ -490,9 +485,7 @@ def _first_with_it(
     return first
 
 
-def derived_tests(
-    parts: Iterable[tuple[bytes, str, Sequence[Hunk]]],
-) -> tuple[UpstreamTest, ...]:
+def derived_tests(parts: Iterable[tuple[bytes, str, Sequence[Hunk]]]) -> tuple[UpstreamTest, ...]:
     """The tests by which a release that has a change is recognised: its new lines, by scope.
 
     :param parts: for each file the text that its hunks were made on, its path, and the hunks.

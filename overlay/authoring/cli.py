@@ -26,6 +26,7 @@ from overlay.cli.options import (
     releases_option,
     target_argument,
 )
+from overlay.report.progress import doing
 from overlay.settings import in_home
 
 if TYPE_CHECKING:
@@ -107,15 +108,16 @@ def import_(
       overlay import https://github.com/vllm-project/vllm/pull/49391 --id stops --patches ours
       overlay import ~/src/vllm@main..fix --id our-fix --base ~/src/vllm --patches ours
     """
-    report = import_change(
-        request,
-        sources,
-        id_,
-        in_home(folder_to_write(request.patches)),
-        checkout=None if checkout is None else in_home(checkout),
-        paths=PathRule(strip, directory),
-        **options,
-    )
+    with doing(request.progress, f"importing {id_}"):
+        report = import_change(
+            request,
+            sources,
+            id_,
+            in_home(folder_to_write(request.patches)),
+            checkout=None if checkout is None else in_home(checkout),
+            paths=PathRule(strip, directory),
+            **options,
+        )
     return asked(request, report) if isinstance(report, PortReport) else report
 
 
@@ -159,11 +161,12 @@ def new(request: Request, /, id_: str, **options: Any) -> Report:
     _expect_one_way(id_, request.target or request.python, options)
     folder = folder_to_write(request.patches)
     of_files = {name: options.pop(name) for name in ("files", "release")}
-    if of_files["files"]:
-        both = {name: options[name] for name in ("title", "context")}
-        return begin_new(request, id_, **of_files, **both)
     del options["from_edits"]
-    return new_from_edits(request, id_, in_home(folder), **options)
+    with doing(request.progress, f"making {id_}"):
+        if of_files["files"]:
+            both = {name: options[name] for name in ("title", "context")}
+            return begin_new(request, id_, **of_files, **both)
+        return new_from_edits(request, id_, in_home(folder), **options)
 
 
 def _expect_one_way(id_: str, target: str | None, options: Mapping[str, Any]) -> None:
@@ -248,10 +251,11 @@ def edit(
             raise click.UsageError("--context goes with the feature's ID alone, or --commit.")
         if id_ is not None:
             return keep_context(request, id_, context, request.progress)
-    if id_ is not None:
-        return sessions.begin(request, id_, release, files)
-    if commit is not None:
-        return sessions.commit(request, in_home(commit), context)
+    with doing(request.progress, f"editing {id_ or commit or abort}"):
+        if id_ is not None:
+            return sessions.begin(request, id_, release, files)
+        if commit is not None:
+            return sessions.commit(request, in_home(commit), context)
     return sessions.abort(in_home(abort or ""))
 
 

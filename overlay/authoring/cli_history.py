@@ -19,6 +19,7 @@ from overlay.cli.options import (
     refuse_to_look_and_write,
     releases_option,
 )
+from overlay.report.progress import doing
 from overlay.settings import in_home
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ def log(
     if feature is None:
         return matrix_of(request, releases)
     checkout = None if upstream is None else in_home(upstream)
-    return history.log(request, feature, span=releases, upstream=checkout, variants=variants)
+    with doing(request.progress, f"looking for {feature}"):
+        return history.log(request, feature, span=releases, upstream=checkout, variants=variants)
 
 
 @cli.command()
@@ -96,7 +98,8 @@ def prune(request: Request, releases: str | None, write: bool, dry_run: bool) ->
     """
     refuse_to_look_and_write("prune", write=write, dry_run=dry_run)
     oldest = None if releases == "all" else releases
-    return pruning.prune(request, oldest=oldest, write=write)
+    with doing(request.progress, "looking for what is not needed"):
+        return pruning.prune(request, oldest=oldest, write=write)
 
 
 @cli.command()

@@ -26,6 +26,7 @@ from overlay.cli.options import (
 )
 from overlay.errors import described
 from overlay.report.lines import Line, paint
+from overlay.report.progress import doing
 
 if TYPE_CHECKING:
     from overlay.authoring.commands.port_report import OpenFile, PortReport
@@ -109,18 +110,20 @@ def port(request: Request, /, words: tuple[str, ...], **options: Any) -> PortRep
         if options["releases"] or options["dry_run"]:
             used = "--releases" if options["releases"] else "--dry-run"
             raise click.UsageError(f"{used} begins a port: omit it, or {_option(actions[0])}.")
-        report = _session(words, request, actions[0], options)
+        with doing(None if actions[0] in _PROGRAMS else request.progress, "carrying features"):
+            report = _session(words, request, actions[0], options)
     else:
         ids, releases = _ids_and_releases(words, options["releases"], options["everything"])
         refuse_to_look_and_write("port", write=options["write"], dry_run=options["dry_run"])
-        report = porting.port(
-            request.of_ids(ids),
-            releases,
-            write=options["write"],
-            lay_out=not options["dry_run"],
-            accept_merged=options["accept"] is not None,
-            context=options["context"],
-        )
+        with doing(request.progress, "carrying features"):
+            report = porting.port(
+                request.of_ids(ids),
+                releases,
+                write=options["write"],
+                lay_out=not options["dry_run"],
+                accept_merged=options["accept"] is not None,
+                context=options["context"],
+            )
     return report if options["show"] else asked(request, report)
 
 
@@ -131,7 +134,9 @@ def asked(request: Request, report: PortReport) -> PortReport:
     return report
 
 
-_ACTIONS = ("show", "go_on", "abort", "retire", "skip", "tool", "resolver")
+#: What runs another program, which may ask on the terminal; nothing is drawn over that.
+_PROGRAMS = ("tool", "resolver")
+_ACTIONS = ("show", "go_on", "abort", "retire", "skip", *_PROGRAMS)
 
 
 def _option(name: str) -> str:

@@ -244,11 +244,7 @@ def blocks_of(old: ScopedText, new: ScopedText) -> Iterator[Block]:
 
 
 def _hunk(
-    group: Sequence[Block],
-    room: range,
-    old: ScopedText,
-    new: ScopedText,
-    contexts: Sequence[int],
+    group: Sequence[Block], room: range, old: ScopedText, new: ScopedText, contexts: Sequence[int]
 ) -> Hunk | None:
     """The narrowest hunk that holds the blocks; ``None`` where there is none in ``room``."""
     changed = range(group[0].old.start, group[-1].old.stop)

@@ -46,10 +46,7 @@ class FittedHunks(NamedTuple):
 
 
 def needed(
-    before: bytes,
-    hunks: Sequence[Hunk],
-    texts: Mapping[str, bytes | None],
-    syntax: Syntax,
+    before: bytes, hunks: Sequence[Hunk], texts: Mapping[str, bytes | None], syntax: Syntax
 ) -> FittedHunks:
     """The hunks with the context by which they land, at the right place, on the most releases.
 

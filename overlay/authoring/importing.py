@@ -120,7 +120,7 @@ def _topic(
         return why_no_base(parts[0], texts, parts[1:], checkout=has_base, by_hand=by_hand)
 
     base = locate(parts[0], texts, checkout, parts[1:])
-    if base is None and parts[0].kind is ChangeKind.BINARY:
+    if base is None and parts[0].binary is not None:
         return refused(
             f"its old bytes, git's id {parts[0].old_blob}, are in no release that could be read: "
             "name a folder that has them with --base"
@@ -142,8 +142,8 @@ def _topic(
     if last.kind in (ChangeKind.REMOVED, ChangeKind.RENAMED):
         if last.kind is ChangeKind.REMOVED and after:
             return refused(
-                f"it removes {path}, and shows a part of its lines only: make it with `git diff` "
-                "without -D",
+                f"it removes {path}, and shows a part of its lines only: make it with `git diff "
+                "--binary`, without -D",
                 last,
             )
         release, by_id, words = base.release, base.by_id, _made_on(base, texts, checkout)

@@ -14,7 +14,7 @@ from email.message import Message
 from email.policy import default as mail_policy
 from enum import Enum
 from io import StringIO
-from itertools import pairwise, takewhile
+from itertools import pairwise, takewhile, zip_longest
 from typing import TYPE_CHECKING
 
 from overlay._features.binary_patch import OPENING, BinaryHunk, BinaryPatchError, read_binary
@@ -67,6 +67,9 @@ _LONE = re.compile("[\ud800-\udfff]")
 #: Numbers of a hunk's header that no file has; Python refuses those of more than 4,300 digits. What
 #: stands behind the numbers is a line of the file, as git's heading of a hunk, and may have any.
 _FAR = re.compile(r"^@@ [-+,\d ]*\d{10}", re.MULTILINE)
+
+#: How many lines a hunk has of the file before and after.
+_COUNTS = re.compile(r"^@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 
 #: The most characters of a mail's header; the parser takes time with the square of their number.
 _MAX_HEADER = 8 * 1024
@@ -377,7 +380,7 @@ def _files(text: str, name: str, offset: int) -> tuple[IncomingFile, ...]:
             f"{name}:{offset + text.count(chr(10), 0, far.start()) + 1}: expected the numbers of "
             "lines of a file, found one of ten digits or more"
         )
-    lines = StringIO(text, newline="\n")
+    lines = StringIO(_with_prose_apart(text), newline="\n")
     try:
         parsed = PatchSet(lines)
     except UnidiffParseError as error:
@@ -395,6 +398,28 @@ def _files(text: str, name: str, offset: int) -> tuple[IncomingFile, ...]:
     return tuple(
         _with_bytes(_file(entry, name, offset), entry, raw, name, offset) for entry in parsed
     )
+
+
+def _with_prose_apart(text: str) -> str:
+    """The text with a blank before each line of prose that begins as one of a file's header does.
+
+    A header has two lines, as `patch` and `git apply` read it; before a hunk, one must be there.
+    """
+    lines = text.split("\n")
+    before = after = 0
+    opened = -1
+    for at, line in enumerate(lines):
+        if before > 0 or after > 0:
+            before -= not line.startswith(("+", "\\"))
+            after -= not line.startswith(("-", "\\"))
+        elif (counts := _COUNTS.match(line)) is not None:
+            before, after = (int(number or 1) for number in counts.groups())
+        elif line.startswith(("--- ", "+++ ")):
+            opens = line.startswith("---") and lines[at + 1].startswith("+++ ")
+            if not (opens or opened == at or lines[at + 1].startswith("@@ -")):
+                lines[at] = f" {line}"
+            opened = at + 1 if opens else -1
+    return "\n".join(lines)
 
 
 def _marks_words(line: str) -> bool:
@@ -415,7 +440,8 @@ def _with_bytes(
     while at < len(lines) and not lines[at].startswith(("diff --git ", OPENING)):
         at += 1
     if at >= len(lines) or lines[at] != OPENING:
-        return file  # it only says that the files differ
+        # It only says that the files differ.
+        return replace(file, kind=ChangeKind.BINARY) if file.kind is ChangeKind.RENAMED else file
     try:
         return replace(file, binary=read_binary(lines, at + 1)[0])
     except BinaryPatchError as error:
@@ -487,14 +513,14 @@ def _kind(
         return ChangeKind.REMOVED
     if mode is not None and mode[:2] in _SPECIAL:
         return _SPECIAL[mode[:2]]
-    if entry.is_binary_file or any(line.startswith("GIT binary patch") for line in info):
-        return ChangeKind.BINARY
-    if source is None:
-        return ChangeKind.ADDED
     if any(line.startswith("copy from ") for line in info):
         return ChangeKind.COPIED
     if any(line.startswith(("rename from ", "rename to ")) for line in info):
         return ChangeKind.RENAMED
+    if entry.is_binary_file or any(line.startswith("GIT binary patch") for line in info):
+        return ChangeKind.BINARY
+    if source is None:
+        return ChangeKind.ADDED
     if hunks:
         return ChangeKind.MODIFIED  # two names of one file, where it is no rename
     return ChangeKind.EMPTY if mode is None else ChangeKind.MODE
@@ -523,9 +549,7 @@ def _crlf(entry: PatchedFile, name: str, offset: int, is_new: bool) -> bool:
     """
     expected: bool | None = None
     for hunk in entry:
-        for line in hunk:
-            if line.line_type == "\\":
-                continue
+        for line, following in zip_longest(hunk, hunk[1:]):
             place = f"{name}:{offset + int(line.diff_line_no or 1)}"
             if line.value.startswith("\ufeff") and not is_new:
                 raise UsageError(
@@ -533,6 +557,9 @@ def _crlf(entry: PatchedFile, name: str, offset: int, is_new: bool) -> bool:
                     "not change the encoding of a file"
                 )
             crlf = line.value.endswith("\r\n")
+            marked = "\\" in (line.line_type, following and following.line_type)
+            if marked and (is_new or not crlf):
+                continue  # a line without an end of its own
             expected = crlf if expected is None else expected
             if crlf is not expected:
                 ends = ("LF", "CRLF")
@@ -575,18 +602,21 @@ def _unescaped(match: re.Match[str]) -> str:
 
 def _hunk(hunk: DiffHunk, offset: int) -> Hunk:
     lines: list[tuple[str, str]] = []
+    text = ""
     unfinished = {" ": False, "-": False, "+": False}
     before = 0
     for line in hunk:
         if line.line_type == "\\":
             unfinished[lines[-1][0]] = True
+            if not hunk.source_length:
+                lines[-1] = ("+", text.removesuffix("\n"))  # as it is: no end is known to its file
         else:
-            op = line.line_type or " "
+            op, text = line.line_type or " ", line.value
             if op != "+":
                 before += 1
             if before > hunk.source_length:
                 break  # the empty line that ends a mail without a signature
-            lines.append((op, line.value.removesuffix("\n").removesuffix("\r")))
+            lines.append((op, text.removesuffix("\n").removesuffix("\r")))
     number = next((line.diff_line_no for line in hunk), None)
     return Hunk(
         MODULE_SCOPE,

@@ -432,7 +432,7 @@ def _by_content(before: bytes, hunks: Sequence[Hunk]) -> bytes | None:
     A line number alone tells no place: a hunk without context must change lines that occur once.
     """
     try:
-        lines = SourceText.from_bytes(before).lines
+        lines = SourceText.from_bytes(before).lines if hunks else ()
     except TextError:
         return None
     for hunk in hunks:
@@ -458,6 +458,8 @@ def replay(before: bytes, hunks: Sequence[Hunk]) -> bytes | None:
     are not in the order of the file, or their numbers are not, each lies where its lines stand
     once.
     """
+    if not hunks:
+        return before  # a rename, also of what is no text
     try:
         source = SourceText.from_bytes(before)
     except TextError:
@@ -520,12 +522,9 @@ def _alone(lines: Sequence[str], hunks: Sequence[Hunk]) -> list[int] | None:
 
 
 def _moved_lines(before: bytes, hunks: Sequence[Hunk]) -> int:
-    places = _in_order(SourceText.from_bytes(before).lines, hunks) or ()
-    total = 0
-    for at, hunk in zip(places, hunks, strict=False):
-        target = max(hunk.source_line - 1, 0)
-        total += abs(at - target)
-    return total
+    places = (_in_order(SourceText.from_bytes(before).lines, hunks) if hunks else ()) or ()
+    pairs = zip(places, hunks, strict=False)
+    return sum(abs(at - max(hunk.source_line - 1, 0)) for at, hunk in pairs)
 
 
 def _from_checkout(file: IncomingFile, checkout: Origin) -> Base | None:

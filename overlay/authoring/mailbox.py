@@ -35,16 +35,7 @@ _OWN = "Overlay-Feature"
 _KEY = "Overlay-Key"
 
 #: The keys of a feature.toml that a mail carries beside those that an import makes.
-KEYS = (
-    "reason",
-    "needs",
-    "required",
-    "model_runner",
-    "situational",
-    "group",
-    "fault",
-    "switches",
-)
+KEYS = ("reason", "needs", "required", "model_runner", "situational", "group", "fault", "switches")
 
 #: How deep the value of a key may be nested; a table of switches is three deep.
 _DEEPEST = 8

@@ -224,8 +224,7 @@ class Pruner:
             name for name in self.names if states[name] in (State.PRISTINE, State.INAPPLICABLE)
         ]
         since = next(
-            (name for name in has if not any(Version(name) < Version(each) for each in again)),
-            None,
+            (name for name in has if not any(Version(name) < Version(each) for each in again)), None
         )
         before = [name for name in self.names if since is None or Version(name) < Version(since)]
         if since is None or not before:

@@ -182,6 +182,7 @@ def begin(session: Session, texts: Mapping[str, bytes], base: Mapping[str, bytes
     try:
         disk.create_folder(session.folder, _contents(session, texts, base))
     except FileExistsError as error:
+        require_own_name(session.folder)
         command = f"overlay {session.kind.value}"
         raise UsageError(
             f"{session.folder}: expected nothing there, for a new session; found a file or folder. "

@@ -52,12 +52,19 @@ _PACKAGING = re.compile(
 #: Folders in which projects keep their packages.
 _SOURCES = re.compile(r"^(\./|src/|python/|lib/)+")
 
+#: What a project keeps beside its package, and no feature carries.
+_BESIDE = (Fate.TESTS, Fate.DOCS, Fate.PACKAGING)
+
 #: What has no text that a feature could carry, and what becomes of it where a part is enough.
 _NO_TEXT = {
     ChangeKind.MODE: Fate.MODE,
     ChangeKind.LINK: Fate.TEXTLESS,
     ChangeKind.SUBMODULE: Fate.TEXTLESS,
     ChangeKind.EMPTY: Fate.TEXTLESS,
+}
+#: What a feature does in the place of it.
+_DOES = dict.fromkeys(_NO_TEXT, "edits files in place, adds new ones and removes them") | {
+    ChangeKind.MODE: "carries texts, no modes: `chmod` where it is installed"
 }
 
 
@@ -94,11 +101,19 @@ def sort_files(
     sorted_ = _Sorted()
     for commit in commits:
         for file in commit.files:
-            sorted_.take(file, package, partial=partial)
+            sorted_.take(_to_package(file, package), package, partial=partial)
     sorted_.expect_apart()
     if problems := sorted_.problems():
         raise UsageError("\n".join(problems))
     return sorted_.edits, sorted_.added, sorted_.fates
+
+
+def _to_package(file: IncomingFile, package: Package) -> IncomingFile:
+    """What becomes of a file in the package: one that is renamed into a test is removed there."""
+    if file.kind is ChangeKind.RENAMED and file.old_path and _fate(file, package) in _BESIDE:
+        removal = replace(file, path=file.old_path, old_path=None)
+        return removal if _fate(removal, package) is Fate.EDITED else file
+    return file
 
 
 @dataclass
@@ -111,7 +126,7 @@ class _Sorted:
     def take(self, file: IncomingFile, package: Package, *, partial: bool) -> None:
         """Sort one file."""
         fate, path = _fate(file, package), file.path
-        if fate in (Fate.TESTS, Fate.DOCS, Fate.PACKAGING, Fate.OUTSIDE):
+        if fate in (*_BESIDE, Fate.OUTSIDE):
             self.fates.append(FileFate(path, fate))
             if fate is not Fate.OUTSIDE:
                 return
@@ -132,8 +147,8 @@ class _Sorted:
         elif file.kind in _NO_TEXT:
             self.fates.append(FileFate(path, _NO_TEXT[file.kind]))
             if not partial:
-                what = f"it {file.kind.value} {path}; a feature edits files in place, adds new ones"
-                self._refuse(file, f"{what} and removes them", "--partial leaves that out")
+                what = f"it {file.kind.value} {path}; a feature {_DOES[file.kind]}"
+                self._refuse(file, what, "--partial leaves that out")
         elif (problem := _unsaid(file, package)) is not None:
             self._refuse(file, problem)
         else:

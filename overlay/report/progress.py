@@ -37,9 +37,7 @@ _TICK = 0.1
 _DRAWING = threading.RLock()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=_DRAWING.acquire,
-        after_in_parent=_DRAWING.release,
-        after_in_child=_DRAWING.release,
+        before=_DRAWING.acquire, after_in_parent=_DRAWING.release, after_in_child=_DRAWING.release
     )
 
 
@@ -195,6 +193,8 @@ class Meter:
         finally:
             with _DRAWING:
                 self._activities.remove(work)
+                if self._bar is not None and work.text in self._tasks:
+                    self._bar.remove_task(self._tasks.pop(work.text))
                 ticker = self._ticker if not self._activities else None
                 self._ticker = None if ticker is not None else self._ticker
                 if ticker is not None:

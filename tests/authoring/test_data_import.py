@@ -32,6 +32,7 @@ BEFORE = {
     "vllm/old.py": MODULE,
     "vllm/h100.json": JSON,
     "vllm/a.co": bytes(range(256)) * 4,
+    "vllm/crlf.json": b"{\r\n}\r\n",
 }
 
 
@@ -85,6 +86,15 @@ CHANGES: dict[str, dict[str, bytes | None]] = {
         "vllm/old.py": None,
         "vllm/new.py": MODULE.replace(b"A3 = 3", b"A3 = 4"),
     },
+    "a renamed binary": {"vllm/a.co": None, "vllm/b.co": BEFORE["vllm/a.co"]},
+    "a renamed and edited binary": {
+        "vllm/a.co": None,
+        "vllm/b.co": BEFORE["vllm/a.co"] + b"\0",
+    },
+    "an added empty file": {"vllm/py.typed": b"", "vllm/new/__init__.py": b""},
+    "an added file of CRLF without an end": {"vllm/new.py": b"A = 1\r\nB = 2"},
+    "an added file that ends with half of one": {"vllm/new.json": b"{\r\n}\r"},
+    "an edited file of CRLF that loses its end": {"vllm/crlf.json": b"{\r\n}"},
     "all of it": {"vllm/old.py": None, "vllm/h100.json": b"{}\n", "vllm/a.co": b"\0"},
 }
 
@@ -94,6 +104,13 @@ def test_the_import_of_a_change_makes_it(name: str, tmp_path: Path) -> None:
     after = {path: data for path, data in {**BEFORE, **CHANGES[name]}.items() if data is not None}
     diff = git_diff(tmp_path, BEFORE, after, "-M")
     assert applied(imported(diff, BEFORE), BEFORE) == after
+
+
+def test_a_module_that_leaves_the_package_is_removed(tmp_path: Path) -> None:
+    gone = {path: data for path, data in BEFORE.items() if path != "vllm/old.py"}
+    diff = git_diff(tmp_path, BEFORE, {**gone, "tests/old.py": MODULE}, "-M")
+    assert b"rename to" in diff
+    assert applied(imported(diff, BEFORE), BEFORE) == gone
 
 
 texts = st.lists(st.sampled_from(["a", "b", "  c", "", "é"]), max_size=5).map("\n".join)
@@ -200,6 +217,18 @@ def test_a_data_hunk_merges_like_text(tmp_path: Path) -> None:
         (
             "--- a/vllm/old.py\n+++ /dev/null\n@@ -1,2 +0,0 @@\n-A0 = 0\n-A1 = 1\n",
             "shows a part of its lines only",
+        ),
+        (
+            "diff --git a/vllm/a.co b/vllm/a.co\nold mode 100644\nnew mode 100755\n",
+            "carries texts, no modes: `chmod`",
+        ),
+        (
+            (
+                "diff --git a/vllm/a.co b/vllm/b.co\nsimilarity index 90%\n"
+                "rename from vllm/a.co\nrename to vllm/b.co\nindex 1111111..2222222 100644\n"
+                "Binary files a/vllm/a.co and b/vllm/b.co differ\n"
+            ),
+            "does not hold them: make the diff with git diff --binary",
         ),
     ],
 )

@@ -121,6 +121,24 @@ def test_what_is_done_to_a_file_is_told_apart(diff: bytes, kind: ChangeKind, pat
     assert [(file.kind, file.path) for file in commit.files] == [(kind, path)]
 
 
+OPENINGS = st.sampled_from(["--- ", "+++ ", "", " ", "-", "+", "* "])
+PROSE = st.lists(st.builds(str.__add__, OPENINGS, st.sampled_from(["faster", "a/x", "of b"])))
+
+
+@given(PROSE, PROSE, PROSE)
+@example([], ["+++ faster"], [])
+@example(["+++ faster"], ["--- of b"], ["+++ a/x", "+++ a/x", "--- a/x"])
+def test_half_a_header_is_prose(above: list[str], between: list[str], below: list[str]) -> None:
+    """As ``patch`` and ``git apply`` take it; a line of a hunk that looks like one stays."""
+    first = b"".join(DIFF.splitlines(keepends=True)[2:]).replace(b"-b = 2", b"--- b", 1)
+    second = first.replace(b"vllm/a.py", b"vllm/b.py")
+    # Both lines of a header are one, wherever they stand.
+    words = ["".join(f"{line}\n*\n" for line in each).encode() for each in (above, between, below)]
+    (commit,) = read_changes(words[0] + first + words[1] + second + words[2], "x.diff")
+    assert [file.path for file in commit.files] == ["vllm/a.py", "vllm/b.py"]
+    assert all(file.hunks[0].pre == ("a = 1", "-- b", "c = 4") for file in commit.files)
+
+
 def test_a_missing_final_newline_is_kept() -> None:
     end = b"\\ No newline at end of file\n"
     diff = DIFF.replace(b" c = 4\n", b"-c = 4\n" + end + b"+c = 5\n").replace(b",3 @@", b",3 @@")
@@ -150,6 +168,8 @@ def test_a_missing_final_newline_is_kept() -> None:
         (b" vllm/a.py | 2 +-\n 1 file changed\n", "leave out --stat"),
         (b":100644 100644 1234567 89abcde M\tvllm/a.py\n", "leave out --raw"),
         (DIFF.replace(b"-b = 2\n+b = 3", b"b = [-2-]{+3+}"), "leave out --word-diff"),
+        (b"+++ b/x\n@@ -1 +1 @@\n-a\n+b\n", "x:1: .*Target without source"),
+        (b"--- a/x\n@@ -1 +1 @@\n-a\n+b\n", "x:2: .*Unexpected hunk"),
     ],
 )
 def test_what_is_no_diff_is_refused(data: bytes, message: str) -> None:

@@ -13,8 +13,9 @@ from overlay._features.sources import shipped_folder
 from overlay._features.vllm_defaults import early_among, early_modules
 from overlay.authoring.commands.edit_report import AuthoredFile, AuthoredHunks, NewReport
 from overlay.authoring.commands.import_report import ImportReport
+from overlay.authoring.landing import Summary
 from overlay.authoring.triage import FileFate
-from overlay.package import KNOWN_RELEASES, module_name
+from overlay.package import KNOWN_RELEASES, ReleaseRange, module_name
 from overlay.report.codes import Code, Verdict
 from overlay.results import Fate
 from scripts.vllm_import_graph import Tree, unpacked
@@ -75,7 +76,9 @@ def edited(path: str) -> NewReport:
 def imported(path: str) -> ImportReport:
     file = FileFate(path, Fate.EDITED, "0.26.0", hunks=1)
     verdict = Verdict(Code.IMPORTED, "Wrote it.")
-    return ImportReport(verdict, "mine", "A change", 1, (file,), releases="0.20.0..0.33.0")
+    span = ReleaseRange(Version("0.20.0"), Version("0.33.0"))
+    summary = Summary("mine", "A change", 1, (file,), releases=span)
+    return ImportReport(verdict, summary, Path("ours/mine"))
 
 
 @pytest.mark.parametrize("report", [edited, imported])

@@ -143,6 +143,19 @@ def test_of_work_in_work_the_innermost_is_named_that_takes_long(
     assert stream.getvalue().startswith("reading one, 5 s\n")
 
 
+def test_a_bar_goes_with_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr("overlay.report.progress.PATIENCE", 0.02)
+    with Meter(stream := Terminal()) as meter, doing(meter, "importing it"):
+        with doing(meter, "reading one"):
+            wait_for(stream, "reading one")
+        stream.seek(0)
+        stream.truncate()
+        wait_for(stream, "importing it")
+        assert "reading one" not in stream.getvalue()
+
+
 def test_nothing_is_left_behind_work_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "100")

@@ -32,14 +32,7 @@ from overlay.authoring.triage import FileFate
 from overlay.authoring.writing import check_folder, require_free, today, write_folder
 from overlay.commands.request import FURTHER, Request
 from overlay.errors import PackageIndexError, UsageError, command, did_you_mean
-from overlay.package import (
-    VLLM,
-    Package,
-    file_problem,
-    id_problem,
-    package_named,
-    package_problem,
-)
+from overlay.package import VLLM, Package, file_problem, id_problem, package_named, package_problem
 from overlay.planning.planner import plan
 from overlay.planning.scope_cache import Memo
 from overlay.planning.upstream import remembers
@@ -58,10 +51,7 @@ _FOLDERS, _TITLE, _CONTEXT = "folders", "title", "context"
 
 
 def begin(
-    request: Request,
-    id_: str,
-    release: str | None = None,
-    more: Sequence[str] = (),
+    request: Request, id_: str, release: str | None = None, more: Sequence[str] = ()
 ) -> EditReport:
     """Begin a session in ``./ID@RELEASE``, or lay further files into the one that is there.
 
@@ -340,11 +330,7 @@ def _context(session: Session) -> int | None:
 
 
 def _create(
-    session: Session,
-    id_: str,
-    below: Sequence[Feature],
-    now: Edited,
-    progress: Progress | None,
+    session: Session, id_: str, below: Sequence[Feature], now: Edited, progress: Progress | None
 ) -> dict[str, Any]:
     """Make and write a feature that is not there yet."""
     release, package = session.release, session.package

@@ -121,12 +121,7 @@ def export(
         f"`git -C CHECKOUT am --keep-non-patch {file}` makes commits of them."
     )
     return ExportReport(
-        Verdict(Code.EXPORTED, text),
-        name,
-        tuple(entries),
-        output,
-        mailbox,
-        tuple(warnings),
+        Verdict(Code.EXPORTED, text), name, tuple(entries), output, mailbox, tuple(warnings)
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -32,13 +32,7 @@ from overlay.authoring.landing import Summary
 from overlay.authoring.locating import OWN_BASE, Origin, ReleaseTexts, files_of, release_before
 from overlay.authoring.paths import BY_RELEASES, PathRule, packages_in, path_of, place
 from overlay.authoring.sources import ChangeSource, joined, read_source
-from overlay.authoring.writing import (
-    check_folder,
-    expect_id,
-    require_free,
-    today,
-    write_folder,
-)
+from overlay.authoring.writing import check_folder, expect_id, require_free, today, write_folder
 from overlay.commands.request import Request
 from overlay.errors import UsageError, command, without_secrets
 from overlay.package import VLLM, Package, distribution_name
@@ -46,13 +40,11 @@ from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax
 from overlay.report.lines import enumeration
 from overlay.report.progress import counting, doing
+from overlay.results import Fate
 from overlay.settings import in_home
 from overlay.targets import Progress
 from overlay.targets.resolution import release_named
 from overlay.untrusted import read_regular
-
-#: What the report of an import has of its summary, as it is there.
-_OF_SUMMARY = ("title", "commits", "files", "outcomes", "merged", "holders", "warnings", "moved")
 
 #: The most letters of a subject that an id of ``--each`` takes.
 _SLUG = 40
@@ -115,11 +107,11 @@ def import_change(
     if each or len(parts) > 1:
         return _series(imports, parts, id_, each=each)
     (part,) = parts
-    prepared, below = imports.on_top(part, part.sources, id_)
-    _require_carried([prepared.summary], part)
-    folder = prepared.folder
+    alone = _Entry(part, part.sources, *imports.on_top(part, part.sources, id_))
+    _require_carried([alone.prepared.summary], part)
+    folder = alone.prepared.folder
     written = None if folder is None else write_folder(folder, patches, update=update)
-    return imports.report(prepared.summary, part, part.sources, below, written)
+    return imports.reports([alone], {id_: written})[0]
 
 
 def _only_part(parts: Sequence[_Part], onto: str) -> _Part:
@@ -365,26 +357,34 @@ class _Imports:
             by_hand=lambda release: self.by_hand(part, sources, id_, release),
         )
 
-    def report(
-        self,
-        summary: Summary,
-        part: _Part,
-        own: Sequence[ChangeSource],
-        below: tuple[str, ...],
-        folder: Path | None,
-    ) -> ImportReport:
-        """The report of a feature of ``own``, made on those of ``below``, in its folder."""
-        span = None if summary.releases is None or folder is None else str(summary.releases)
-        return ImportReport(
-            concluded(summary, folder, self.by_hand(part, own, summary.id, nearest(summary))),
-            feature=summary.id,
-            releases=span,
-            folder=folder,
-            context=None if folder is None else summary.context,
-            prefixes=dict(part.prefixes),
-            below=below,
-            **{name: getattr(summary, name) for name in _OF_SUMMARY},
-        )
+    def reports(
+        self, entries: Sequence[_Entry], written: Mapping[str, Path | None]
+    ) -> tuple[ImportReport, ...]:
+        """The report of each feature.
+
+        :param written: id -> the folder of the feature.
+        """
+        reports, notes = [], self._of_needless_base(entries)
+        for part, own, prepared, below in entries:
+            summary = prepared.summary
+            summary = replace(summary, warnings=(*summary.warnings, *notes))
+            folder, notes = written.get(summary.id), ()
+            by_hand = self.by_hand(part, own, summary.id, nearest(summary))
+            verdict = concluded(summary, folder, by_hand)
+            reports.append(ImportReport(verdict, summary, folder, dict(part.prefixes), below))
+        return tuple(reports)
+
+    def _of_needless_base(self, entries: Sequence[_Entry]) -> tuple[str, ...]:
+        """What is said once where releases have all that `--base` was given for."""
+        names = {name for entry in entries for name in entry.part.texts.names}
+        files = [file for entry in entries for file in entry.prepared.summary.files]
+        edited = [file for file in files if file.fate is Fate.EDITED]
+        by_id = all(file.by_id for file in edited)
+        asks = not by_id and not isinstance(self.checkout, Path)  # it names one of several releases
+        if self.checkout is None or asks or any(file.base not in names for file in edited):
+            return ()
+        start = "--base was not needed" if by_id else "--base RELEASE would do"
+        return (f"{start}: each edited file has the text of a release",)
 
     def by_hand(self, part: _Part, own: Sequence[ChangeSource], id_: str, release: str) -> str:
         """How a person places a change on a release, in a part of a sentence."""
@@ -425,11 +425,7 @@ def _series(imports: _Imports, parts: Sequence[_Part], id_: str, *, each: bool) 
         new = [NewFolder(name, folder.all_files()) for name, folder in folders.items()]
         replace_features(imports.patches, new)
         written = {name: imports.patches / name for name in folders}
-    reports = []
-    for part, sources, entry, below in entries:
-        folder = written.get(entry.summary.id)
-        reports.append(imports.report(entry.summary, part, sources, below, folder))
-    return series(tuple(reports), tuple(placed))
+    return series(imports.reports(entries, written), tuple(placed))
 
 
 class _Entry(NamedTuple):

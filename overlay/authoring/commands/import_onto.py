@@ -29,12 +29,7 @@ from overlay.authoring.building import (
     change_of,
     topic_name,
 )
-from overlay.authoring.commands.port import (
-    ForeignChange,
-    create,
-    expect_no_session,
-    session_folder,
-)
+from overlay.authoring.commands.port import ForeignChange, create, expect_no_session, session_folder
 from overlay.authoring.commands.port_report import PortReport, concluded, placed
 from overlay.authoring.composing import NotComposable, compose_file
 from overlay.authoring.importing import words_of
@@ -45,13 +40,7 @@ from overlay.authoring.porting import OWN_TEXT, FeaturePort, Porter
 from overlay.authoring.session import IMPORT, Session
 from overlay.authoring.sources import ChangeSource
 from overlay.authoring.triage import added_content, sort_files
-from overlay.authoring.writing import (
-    FeatureFolder,
-    check_folder,
-    patch_bytes,
-    today,
-    write_folder,
-)
+from overlay.authoring.writing import FeatureFolder, check_folder, patch_bytes, today, write_folder
 from overlay.errors import UsageError, told_once
 from overlay.package import Package, ReleaseRange
 from overlay.planning.scope_cache import Memo
@@ -121,8 +110,7 @@ def open_onto(
         return PortReport(Verdict(Code.NOT_IMPORTED, text), (port,))
     why = "no merge can place all of its hunks: they stand between markers"
     port = replace(
-        port,
-        topics=tuple(replace(t, problem=why) if t.path in stuck else t for t in port.topics),
+        port, topics=tuple(replace(t, problem=why) if t.path in stuck else t for t in port.topics)
     )
     if not (port.conflicts or port.review):
         prepared = feature_at(port, notes, texts, source.data, syntax)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from overlay.authoring.landing import ContextKept, Summary, landings, moved_lines, on_disk_only
+from overlay.authoring.landing import Summary, landings, moved_lines, on_disk_only
 from overlay.authoring.triage import FileFate
 from overlay.errors import Invocation, absolute, told_once
 from overlay.package import is_module
@@ -16,30 +16,23 @@ from overlay.report.codes import Code, Verdict
 from overlay.report.lines import BLANK, Line, Span, count, enumeration, labelled
 from overlay.results import Fate, Outcome
 
+#: The fields of a summary that the JSON has behind the others, by another name, or not at all.
+_NOT_FIRST = "id", "releases", "merged", "review", "holders", "warnings", "contexts", "moved"
+
 
 @dataclass(frozen=True)
 class ImportReport(Report):
     """What ``import`` made of a foreign change.
 
-    :ivar files: in the order in which they were judged.
+    :ivar folder: where it was written; ``None`` where it was not.
     :ivar prefixes: how paths of the change begin -> how those of the package do.
     :ivar below: the features of the folder on whose text it was made.
     """
 
     _command: ClassVar[str] = "import"
     _key: ClassVar[str] = "import"
-    feature: str
-    title: str
-    commits: int
-    files: tuple[FileFate, ...]
-    outcomes: Mapping[str, Outcome] = field(default_factory=dict)
-    releases: str | None = None
-    merged: str | None = None
+    summary: Summary
     folder: Path | None = None
-    holders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
-    context: ContextKept | None = None
-    moved: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     prefixes: Mapping[str, str] = field(default_factory=dict)
     below: tuple[str, ...] = ()
 
@@ -51,18 +44,19 @@ class ImportReport(Report):
     @property
     def carried(self) -> tuple[FileFate, ...]:
         """The files that are edited or added, or should have been."""
-        return carried(self.files)
+        return carried(self.summary.files)
 
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
         """The text of the report."""
-        read = f"{count(len(self.files), 'file')}, {count(self.commits, 'commit')}: {self.title}"
+        of = self.summary
+        read = f"{count(len(of.files), 'file')}, {count(of.commits, 'commit')}: {of.title}"
         yield labelled(0, "read      ", read)
         for before, after in self.prefixes.items():
             subject = f"{before} is" if before else "what names no folder is in"
             yield labelled(0, "paths     ", f"{subject} {after or 'left out'}")
         if self.below:
             yield labelled(0, "on top of ", enumeration(self.below))
-        if left_out := [each.fate.value for each in self.files if each not in self.carried]:
+        if left_out := [each.fate.value for each in of.files if each not in self.carried]:
             kinds = [f"{left_out.count(kind)} {kind}" for kind in dict.fromkeys(left_out)]
             yield labelled(0, "left out  ", enumeration(kinds))
         for entry in self.carried:
@@ -73,27 +67,35 @@ class ImportReport(Report):
                 hunks = "removed" if entry.removes else count(entry.hunks, "hunk")
                 what = f"{hunks}, made on {entry.made_on}"
             yield labelled(0, "carried   ", f"{entry.path}  {what}")
-        for path, releases in self.holders.items():
+        for path, releases in of.holders.items():
             yield labelled(0, "taken     ", f"{path}  another file in {enumeration(releases)}")
-        yield from landings(self.outcomes)
-        yield from moved_lines(self.moved, self.feature if self.folder else "")
-        if self.context is not None:
-            yield self.context.line
+        yield from landings(of.outcomes)
+        yield from moved_lines(of.moved, of.id if self.folder else "")
+        if self.folder is not None and of.context is not None:
+            yield of.context.line
         edited = [
             entry.path
             for entry in self.carried
             if entry.fate is Fate.EDITED or not is_module(entry.path)
         ]
         removed = [entry.path for entry in self.carried if entry.removes]
-        yield from on_disk_only(edited, self.releases, removed)
-        for warning in self.warnings:
+        yield from on_disk_only(edited, self._releases, removed)
+        for warning in of.warnings:
             yield labelled(0, "warning:  ", warning)
 
     def plain(self) -> dict[str, Any]:
         """The fields of the JSON, which has some only where they say something."""
-        some = ("warnings", "context", "moved", "prefixes", "below")
-        silent = [name for name in some if not getattr(self, name)]
-        return by_fields(self, "conclusion", "holders", *silent)
+        of = self.summary
+        data = {"feature": of.id, **by_fields(of, *_NOT_FIRST)}
+        data |= {"releases": self._releases, "merged": of.merged, "folder": plain(self.folder)}
+        some = {"warnings": of.warnings, "context": of.context if self.folder else None}
+        more = {"moved": of.moved, "prefixes": self.prefixes, "below": self.below}
+        return data | {name: plain(each) for name, each in {**some, **more}.items() if each}
+
+    @property
+    def _releases(self) -> str | None:
+        """The range that was written."""
+        return str(self.summary.releases) if self.folder and self.summary.releases else None
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ class SeriesReport(Report):
     def own_lines(self, *, verbose: bool = False) -> Iterator[Line]:  # noqa: ARG002 - as the base
         """The text of the report."""
         for entry in self.imports:
-            yield Line((Span(entry.feature, "heading"),))
+            yield Line((Span(entry.summary.id, "heading"),))
             yield from entry.own_lines()
             yield BLANK
         if self.placed:
@@ -126,7 +128,7 @@ class SeriesReport(Report):
 
 def _problems(imports: Iterable[ImportReport]) -> list[str]:
     return told_once(
-        (entry.path, entry.problem) for each in imports for entry in each.files if entry.problem
+        (entry.path, str(entry.problem)) for each in imports for entry in each.summary.problems
     )
 
 
@@ -135,12 +137,12 @@ def series(imports: tuple[ImportReport, ...], placed: tuple[str, ...] = ()) -> S
     # A commit of tests alone is left out, and nothing is wrong with it.
     with_files = [entry for entry in imports if entry.carried] or list(imports)
     worst = max(with_files, key=lambda entry: int(entry.exit))
-    written = [entry.feature for entry in imports if entry.folder is not None]
+    written = [entry.summary.id for entry in imports if entry.folder is not None]
     if written:
         text = f"Wrote {count(len(written), 'feature')}: {enumeration(written)}."
         if worst.code is Code.IMPORT_REVIEW:
             text = f"{text[:-1]}; review what was merged before you apply it."
-    elif unplaced := sum(entry.problem is not None for each in imports for entry in each.files):
+    elif unplaced := sum(len(each.summary.problems) for each in imports):
         text = _not_placed(unplaced)
     else:
         text = worst.verdict

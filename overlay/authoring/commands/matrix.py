@@ -63,10 +63,7 @@ def matrix(request: Request, span: str | None = None) -> MatrixReport:
             feature.id,
             tuple(
                 MatrixCell(
-                    name,
-                    column[at],
-                    outcomes[at].get(name),
-                    _not_needed(feature, column[at], name),
+                    name, column[at], outcomes[at].get(name), _not_needed(feature, column[at], name)
                 )
                 for name, column in zip(names, columns, strict=True)
             ),

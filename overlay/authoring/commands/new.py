@@ -15,14 +15,7 @@ from packaging.version import Version
 
 from overlay._features.model import Feature
 from overlay.authoring import releases as package_releases
-from overlay.authoring.building import (
-    Prepared,
-    StackedTexts,
-    TwoTexts,
-    Words,
-    build,
-    change_of,
-)
+from overlay.authoring.building import Prepared, StackedTexts, TwoTexts, Words, build, change_of
 from overlay.authoring.commands.edit_report import (
     AuthoredFile,
     NewReport,

@@ -18,13 +18,7 @@ from overlay.authoring import releases as package_releases
 from overlay.authoring.commands.port_report import PortReport, concluded
 from overlay.authoring.port_views import conflict
 from overlay.authoring.porting import FeaturePort, Porter
-from overlay.authoring.session import (
-    Session,
-    SessionKind,
-    Waiting,
-    begin,
-    features_of,
-)
+from overlay.authoring.session import Session, SessionKind, Waiting, begin, features_of
 from overlay.authoring.variants import remembered, with_ports
 from overlay.authoring.writing import Expected, check_files, today
 from overlay.commands.request import Request
@@ -34,7 +28,7 @@ from overlay.planning.scope_cache import Memo
 from overlay.report.progress import counting
 from overlay.results import Outcome
 from overlay.settings import in_home
-from overlay.untrusted import sha256
+from overlay.untrusted import require_own_name, sha256
 
 
 def port(
@@ -99,6 +93,7 @@ def port(
 def expect_no_session(place: Path | None) -> None:
     """Refuse a folder that is there already."""
     if place is not None and place.exists():
+        require_own_name(place)
         raise UsageError(
             f"{place}: expected no such folder, found a session of an earlier port: end it with "
             f"{command('port', '--continue', absolute(place))} or "

@@ -193,10 +193,7 @@ def placed(
 
 
 def _ported(
-    names: str,
-    releases: str,
-    holes: Sequence[tuple[str, str]],
-    features: Sequence[FeaturePort],
+    names: str, releases: str, holes: Sequence[tuple[str, str]], features: Sequence[FeaturePort]
 ) -> Verdict:
     """The verdict of what was written, with what it left between."""
     if not holes and all(entry.outcome is Outcome.UPSTREAM for entry in features):

@@ -22,11 +22,7 @@ from overlay.authoring.commands.import_onto import (
     with_own_text,
     write_once,
 )
-from overlay.authoring.commands.port import (
-    folder_of,
-    known_names,
-    write_ports,
-)
+from overlay.authoring.commands.port import folder_of, known_names, write_ports
 from overlay.authoring.commands.port_report import (
     OpenFile,
     PortReport,
@@ -427,10 +423,7 @@ def _is_stale(entry: Waiting, features: Mapping[str, Feature]) -> bool:
 
 
 def resolved(
-    session: Session,
-    ports: Sequence[FeaturePort],
-    syntax: Syntax,
-    context: int | None = None,
+    session: Session, ports: Sequence[FeaturePort], syntax: Syntax, context: int | None = None
 ) -> tuple[FeaturePort, ...]:
     """The ports with the hunks that the edited files make.
 

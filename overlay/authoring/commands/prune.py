@@ -25,12 +25,7 @@ from overlay.report.progress import counting
 from overlay.targets.resolution import release_named
 
 
-def prune(
-    request: Request,
-    *,
-    oldest: str | None = None,
-    write: bool = False,
-) -> PruneReport:
+def prune(request: Request, *, oldest: str | None = None, write: bool = False) -> PruneReport:
     """Propose what the last folder of patches no longer needs, and carry it out where asked.
 
     :param oldest: the oldest release that is still served, of one package; default: the oldest

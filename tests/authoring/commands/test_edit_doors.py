@@ -96,6 +96,17 @@ def test_a_session_for_somebody_elses_patches_does_not_begin(team: Cli) -> None:
     assert os.listdir() == []
 
 
+@as_root
+def test_a_session_of_somebody_elses_in_the_place_of_a_new_one_is_named(
+    team: Cli, begun: Path
+) -> None:
+    os.chown(begun, STRANGER, STRANGER)
+    os.chdir(begun.parent)
+    refused = team("edit", "team-capture", "--release", "0.26.0", "--patches", "../team")
+    assert refused.exit == 2
+    assert f"{begun.name} belongs to user {STRANGER}" in refused.err
+
+
 def test_links_in_a_session_that_grows_lead_nowhere(team: Cli, tmp_path: Path) -> None:
     """`new` and `edit --file` lay further files into what is there."""
     out = tmp_path / "out"

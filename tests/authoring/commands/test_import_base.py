@@ -117,8 +117,23 @@ def test_a_release_is_a_base(cli: Cli, tmp_path: Path) -> None:
     result = cli(*words, "--base", name)
     assert result.exit == 0, result.err
     assert f"made on {name}\n" in result.out, "whoever names it knows it"
+    assert "--base" not in result.out
     result = cli("import", tmp_path / "c.diff", "--id", "d", "--patches", tmp_path / "p")
     assert f"made on {world.NAMES[-1]}, by its lines\n" in result.out, "others have them too"
+
+
+@pytest.mark.parametrize(
+    ("ids", "text"),
+    [(True, "--base was not needed: each edited"), (False, "--base RELEASE would do: each edited")],
+)
+def test_a_needless_base_is_told_once(cli: Cli, nightly: Path, ids: bool, text: str) -> None:
+    (nightly / world.PATH).write_bytes(world.BASE)
+    after = world.BASE.replace(b"value + 1", b"value + 2")
+    change = diff(world.PATH, world.BASE, after, ids=ids)
+    (nightly.parent / "c.diff").write_bytes(change)
+    assert call(cli, nightly, nightly).out.count(text) == 1
+    result = call(cli, nightly, nightly, "--update", "--json")
+    assert [each[: len(text)] for each in result.json["import"]["warnings"]] == [text]
 
 
 @pytest.mark.parametrize("base", ["nowhere", "0.0.1..0.0.2", "./c.dif"])

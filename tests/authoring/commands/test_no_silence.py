@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from overlay.authoring import building, locating
-from overlay.authoring.commands import edit, port
+from overlay.authoring.commands import edit, import_, port, prune
 from overlay.report.progress import Meter
 from tests.authoring.test_importing import CHANGE, RELEASES, Tree
 from tests.support.cli import Cli
@@ -36,22 +36,23 @@ def importing(ours: Path, id_: str = "count-runs") -> tuple[object, ...]:
     return ("import", ours.parent / "fix.diff", "--id", id_, "--patches", ours)
 
 
-def line_written(monkeypatch: pytest.MonkeyPatch) -> Callable[[], object]:
-    """What waits until progress wrote its first line, for thirty seconds at most."""
+def line_written(monkeypatch: pytest.MonkeyPatch, begin: str) -> Callable[[], object]:
+    """What waits until progress wrote a line that begins so, for thirty seconds at most."""
     written, write = threading.Event(), Meter.line
 
     def line(meter: Meter, text: str) -> None:
         write(meter, text)
-        written.set()
+        if text.startswith(begin):
+            written.set()
 
     monkeypatch.setattr(Meter, "line", line)
     return lambda: written.wait(30)
 
 
-def slow(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
-    """Let a function take long: until a line was written, however busy the machine is."""
+def slow(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, begin: str) -> None:
+    """Let a function take long: until its line was written, however busy the machine is."""
     real = getattr(owner, name)
-    wait_for_line = line_written(monkeypatch)
+    wait_for_line = line_written(monkeypatch, begin)
 
     def wait(*arguments: object, **options: object) -> object:
         wait_for_line()
@@ -64,12 +65,17 @@ def slow(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
     ("owner", "name", "words", "line"),
     [
         (building, "carry", "import", "tried "),
+        (building, "needed", "import", "importing again"),
+        (import_, "place", "import", "importing again"),
+        (edit, "find_feature", "edit", "editing count-runs"),
+        (edit, "_at_hand", "new", "making other"),
+        (port, "_select", "port", "carrying features"),
+        (prune, "packages_of", "prune", "looking for what is not needed"),
         (edit, "lay_out", "edit", "laying out files of vLLM 0.22.0"),
         (edit, "lay_out", "new", "laying out files of vLLM 0.24.0"),
         (locating, "plan", "prune", "examined "),
         (port, "with_gaps", "port", "carried "),
     ],
-    ids=["import", "edit", "new", "prune", "port"],
 )
 def test_it_is_said_what_takes_long(
     cli: Cli,
@@ -80,7 +86,7 @@ def test_it_is_said_what_takes_long(
     words: str,
     line: str,
 ) -> None:
-    slow(monkeypatch, owner, name)
+    slow(monkeypatch, owner, name, line)
     commands: dict[str, tuple[object, ...]] = {
         "import": importing(ours, "again"),
         "edit": ("edit", "count-runs", "--patches", ours),
@@ -95,7 +101,7 @@ def test_it_is_said_what_takes_long(
 def test_a_release_that_takes_long_is_named(
     cli: Cli, ours: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wait_for_line = line_written(monkeypatch)
+    wait_for_line = line_written(monkeypatch, "reading vLLM 0.2")
 
     def resolve(name: str, **_: object) -> Tree:
         wait_for_line()

@@ -47,7 +47,8 @@ def test_a_port_that_a_stranger_laid_into_the_working_folder_is_refused(
     os.chmod(".", 0o1777)
     os.chown("port-0.24.0", STRANGER, STRANGER)
     before, session = files(ours), files(Path("port-0.24.0"))
-    for words in (["--continue"], ["--show"], ["--abort"], ["--skip", "replay"]):
+    again = ["replay", "--releases", "0.24.0", "--patches", str(ours)]
+    for words in (["--continue"], ["--show"], ["--abort"], ["--skip", "replay"], again):
         refused = cli("port", *words)
         assert refused.exit == 2
         assert f"port-0.24.0 belongs to user {STRANGER}" in refused.err
