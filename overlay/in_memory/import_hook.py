@@ -1,8 +1,8 @@
 """Serve planned modules patched while Python imports them, and notice those of other hooks.
 
 A finder before ours that asks Python's own ``PathFinder`` (as typeguard's and jaxtyping's hooks do)
-never calls us for the modules it takes; what it loads is the pristine file.
-"""
+never calls us for the modules it takes; what it loads is the pristine file.  ``compare`` is the
+proof of effect: what a process runs, beside what was planned, scope by scope."""
 
 from __future__ import annotations
 
