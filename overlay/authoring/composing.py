@@ -195,7 +195,7 @@ def compose(
             line = groups[at][0].old.start + 1
             raise NotComposable(
                 f"the change at line {line}: no amount of context makes its lines occur once "
-                "before it and shows afterwards that it is applied"
+                "before it and shows afterwards that it is applied; put it into a new module"
             )
     return tuple(hunks)
 
