@@ -380,12 +380,12 @@ def _files(text: str, name: str, offset: int) -> tuple[IncomingFile, ...]:
             f"{name}:{offset + text.count(chr(10), 0, far.start()) + 1}: expected the numbers of "
             "lines of a file, found one of ten digits or more"
         )
-    lines = StringIO(_with_prose_apart(text), newline="\n")
+    lines = StringIO(apart := _with_prose_apart(text), newline="\n")
     try:
         parsed = PatchSet(lines)
     except UnidiffParseError as error:
         problem = str(error).strip()
-        number = text.count("\n", 0, lines.tell())
+        number = apart.count("\n", 0, lines.tell())
         if problem.startswith("Hunk is"):
             problem += ": correct the counts in its header, or get it again"
         if (form := _other_form(text.split("\n")[number - 1])) is not None:

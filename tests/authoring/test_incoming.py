@@ -153,6 +153,7 @@ def test_a_missing_final_newline_is_kept() -> None:
         (b"hello\n", "found no file"),
         (b"--- a/x\n+++ b/x\n@@ -1,3 +1,3 @@\n a\n", r"x:4: .*shorter"),
         (DIFF.replace(b" c = 4\n", b"?\n"), r"x:9: .*expected"),
+        (b"+++ a\n\n" * 9 + DIFF.replace(b" c = 4\n", b"?\n") + b"\n" * 9, r"x:27: .*expected"),
         (b"a\n\0\n", "x:2: .*NUL"),
         (b"x" * (MAX_BYTES + 1), "at most"),
         (DIFF.decode().encode("utf-16"), "UTF-16"),
