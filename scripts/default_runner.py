@@ -23,6 +23,7 @@ NO_DRAFTS = "h200-default-engine-0.33.0-no-drafts-2026-11-27-c"
 DRAFTS_26 = "h200-default-engine-0.26.0-2026-11-27-b"
 NO_DRAFTS_26 = "h200-default-engine-0.26.0-no-drafts-2026-11-27"
 TEXT_33 = "h200-real-text-0.33.0-2026-11-27"
+SERVED_33 = "h200-bench-0.33.0-real-pair-2026-11-27"
 RANKS = "h200-data-parallel-time-0.26.0-2026-11-23"
 STEPS_26 = "h200-step-time-0.26.0-2026-11-21-e"
 STEPS_20 = "h200-step-time-0.20.2-2026-11-21-c"
@@ -47,10 +48,11 @@ class Entry(NamedTuple):
 
 
 def _dense(
-    drafts: str, no_drafts: str, *texts: str, alone: str = "overlay"
+    drafts: str, no_drafts: str, text: str = "", served: str = "", *, alone: str = "overlay"
 ) -> Callable[[Documents], list[float]]:
     """256 requests of 1B in flight, with drafts and without; then of real text, if measured.
 
+    :param text: a file of ``bench/real_text.py``; :param served: one of ``overlay bench``.
     :param alone: the engine without drafts that is what an engine gets by default.
     """
 
@@ -59,8 +61,12 @@ def _dense(
             documents(file)["loads"]["256 mixed"][engine]["median_ratio"]
             for file, engine in ((drafts, "overlay"), (no_drafts, alone))
         ]
-        real = [_over(documents(text), "256 requests", "V2 overlay") for text in texts]
-        return [*ratios, *real]
+        if text:
+            ratios.append(_over(documents(text), "256 requests", "V2 overlay"))
+        if served:
+            compared = documents(served)["bench"]["serving_comparisons"]
+            ratios += [each["ratio"] for each in compared if each["batch"] == 256]
+        return ratios
 
     return figures
 
@@ -104,8 +110,8 @@ ENTRIES = (
         "0.33.0",
         "every model",
         V2,
-        _DENSE + "; 135M, real text: **{}**",
-        _dense(DRAFTS, NO_DRAFTS, TEXT_33, alone="overlay mixed"),
+        _DENSE + "; 135M, real text: **{}**, served **{}**",
+        _dense(DRAFTS, NO_DRAFTS, TEXT_33, SERVED_33, alone="overlay mixed"),
     ),
     Entry(
         ("0.25", "0.28"),

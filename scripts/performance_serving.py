@@ -1,13 +1,15 @@
 """Servers asked by vLLM's own client, as ``overlay bench --json`` told of them: tables for people.
 
 Each file ``bench/results/*-bench-*.json`` is one sitting: the command's answer under ``bench``, and
-what is known of it beside. A cell is what all its engines gave with so many requests at a time.
+what is known of it beside, a ``model`` of its own by name. A cell is what all its engines gave with
+so many requests at a time.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +28,7 @@ ENGINES = [
 class Cell(NamedTuple):
     """Output tokens a second of the engines of one sitting.
 
-    :ivar gpu: as PyTorch names it; :ivar shape: of the models.
+    :ivar gpu: as PyTorch names it; :ivar shape: of the models, or the model by name.
     :ivar options: those of vLLM's engine, as the command line had them behind ``--``.
     :ivar requests: at a time; :ivar runs: those that count, by engine.
     :ivar date: of the sitting, as ISO 8601; :ivar file: its name, without ``.json``.
@@ -108,7 +110,7 @@ def _cells(document: Mapping[str, Any], file: str) -> list[Cell]:
             values = tuple(map(float, cell["output_tokens_per_s"]))
             runs.setdefault(cell["requests"], {})[engine["engine"]] = Sample(values)
     options = document["command"].partition(" -- ")[2]
-    shape = document["bench"]["shape"]
+    shape = document.get("model", document["bench"]["shape"])
     about = (document["release"], document["gpu"], shape, options)
     return [Cell(*about, size, each, document["date"], file) for size, each in runs.items()]
 
@@ -118,6 +120,49 @@ def documents(folder: Path) -> dict[str, dict[str, Any]]:
     files = folder.glob("*-bench-*.json")
     found = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
     return dict(sorted(found.items(), key=lambda each: (each[1]["date"], each[0])))
+
+
+def of_shapes(sittings: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """The sittings of random weights, by file; the others are of a model of one's own."""
+    return {file: each for file, each in sittings.items() if "model" not in each}
+
+
+def of_models(sittings: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    """A table of the sittings of models: each engine's step, and what it served.
+
+    :returns: its head, with a column for each number of requests, and a row for each engine.
+    """
+    rows = [
+        row for file, each in sittings.items() if "model" in each for row in _of_model(each, file)
+    ]
+    sizes = sorted({size for _, at, _ in rows for size in at})
+    words = (f"{size} {'request' if size == 1 else 'requests'}" for size in sizes)
+    head = ["vLLM, GPU, model", "engine", "accepted at 1, 2, 3", *words, "first token"]
+    return [head, *([*about, *(at.get(n, "") for n in sizes), last] for about, at, last in rows)]
+
+
+def _of_model(
+    sitting: Mapping[str, Any], file: str
+) -> Iterator[tuple[list[str], dict[int, str], str]]:
+    """Of each engine: its name and acceptance, what it gave by size, and the first token's time."""
+    engines = {engine["engine"]: engine for engine in sitting["bench"]["engines"]}
+    cells = _cells(sitting, file)
+    for served in sitting["bench"]["serving"]:
+        name = served["engine"]
+        others = [other for other in (DEFAULT, STOCK) if other in engines and other != name]
+        at = {}
+        for cell in cells:
+            (batch,) = (
+                each for each in engines[name]["batches"] if each["requests"] == cell.requests
+            )
+            step, runs = statistics.median(batch["ms_per_step"]), cell.runs[name]
+            over = "".join(f" ({compared(runs, cell.runs[other])})" for other in others)
+            at[cell.requests] = f"{step:.2f} ms; {runs.median:,.0f}{over}"
+        gpu, runner = short_gpu(sitting["gpu"]), engines[name]["runner"].upper()
+        about = f"{sitting['release']}, {gpu}, {sitting['model']}"
+        accepted = ", ".join(f"{share:.2f}" for share in served["accepted_by_position"])
+        first = f"{statistics.median(served['first_token_ms']):.0f} ms"
+        yield [about, f"{runner}{' overlay' if others else ''}", accepted], at, first
 
 
 def newest(cells: Iterable[Cell]) -> list[Cell]:

@@ -351,7 +351,9 @@ nothing about serving follows."""
 
 def tables(sittings: list[Sitting]) -> dict[str, str]:
     """The tables that pages may show, by name."""
-    served = performance_serving.cells_of(performance_serving.documents(RESULTS))
+    benches = performance_serving.documents(RESULTS)
+    served = performance_serving.cells_of(performance_serving.of_shapes(benches))
+    models = performance_serving.of_models(benches)
     gains = performance_paired.gains(performance_paired.cells_of(RESULTS))
     engines = performance_serving.engines_of(served)
     ratios = performance_serving.ratio_rows(performance_serving.newest(served), engines)
@@ -364,6 +366,7 @@ def tables(sittings: list[Sitting]) -> dict[str, str]:
         "servers": table(performance_serving.ratios_head(engines), ratios),
         "real": table(real[0], real[1:]),
         "client": table(client[0], client[1:]),
+        "models": table(models[0], models[1:]),
     }
     return {name: "\n".join(lines) for name, lines in drawn.items()}
 

@@ -160,6 +160,10 @@ def test_pages_of_features_have_the_figures_of_the_json() -> None:
     assert all(engine["ok"] for engine in on_v2)
     steps = sum(count for kind, count in soak["steps"].items() if kind.startswith("mixed"))
     assert steps > soak["taken"] / 2
+    newest_soak = read("h200-soak-0.33.0-2026-11-27-b")
+    assert f"[{newest_soak['taken']:,} steps]" in sizes
+    assert f"in {len(newest_soak['engines'])} engines of 0.2.0." in sizes
+    assert all(engine["ok"] for engine in newest_soak["engines"])
     text = ratios("h200-real-text-0.33.0-2026-11-26", "256 requests")
     later = ratios("h200-real-text-0.33.0-2026-11-26-b", "256 requests")["V2 overlay"]
     expected = f"{text['V2 overlay']} to {later} instead of {text['V2 overlay, decodes']}."
@@ -203,6 +207,28 @@ def test_what_verifying_greedily_gives_and_how_a_peer_compares() -> None:
     assert f"{given}, {alone} with one." in page
     early = ratios("h200-default-engine-0.26.0-2026-11-27-b", "256 mixed")["overlay"]
     assert f"(0.26.0 has {early} with 256 in flight)" in page
+
+
+def test_steps_of_eight_and_of_thirty_two_requests_are_level_with_v2() -> None:
+    file = "h200-steps-in-turn-0.32.0-2026-11-27"
+    engines = {result["engine"]: result for result in read(file)["results"]}
+    over = {
+        batch: [
+            ours / theirs
+            for ours, theirs in zip(
+                *(engines[name][batch]["repeats_ms_per_step"] for name in ("patched-loop", "v2")),
+                strict=True,
+            )
+        ]
+        for batch in ("batch8", "batch32")
+    }
+    eight, more = (f"{statistics.median(ratios):.2f}" for ratios in over.values())
+    shorter = [sum(ratio < 1 for ratio in ratios) for ratios in over.values()]
+    assert {len(ratios) for ratios in over.values()} == {9}
+    assert (
+        f"a step of 8 requests took {eight} of V2's (shorter in {shorter[0]}), one of 32 {more} "
+        f"(in {shorter[1]})."
+    ) in prose("performance.md")
 
 
 NO_DRAFTS = "h200-default-engine-0.33.0-no-drafts-2026-11-27-c"

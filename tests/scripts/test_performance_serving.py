@@ -18,6 +18,8 @@ from scripts.performance_serving import (
     engines_of,
     head,
     newest,
+    of_models,
+    of_shapes,
     ratio_rows,
     ratios_head,
     shown,
@@ -113,3 +115,24 @@ def test_the_newest_sitting_of_a_setting_is_shown() -> None:
     cells = cells_of(named)
     assert [cell.file for cell in newest(cells)] == ["early", "new", "other"]
     assert "64, `--x 1`" in newest(cells)[-1].row([])
+
+
+def test_a_model_has_a_table_of_its_own() -> None:
+    document = timed("2026-11-27", {STOCK: [1.0, 1.2], OVERLAY: [2.2, 2.2]}, model="small")
+    for served in document["bench"]["serving"]:
+        served |= {"accepted_by_position": [0.75, 0.5], "first_token_ms": [10.0, 30.0]}
+    document["bench"]["engines"] = [
+        {
+            "engine": name,
+            "runner": "v1",
+            "batches": [{"requests": 64, "ms_per_step": [step, step + 1, step + 3]}],
+        }
+        for name, step in ((STOCK, 4.0), (OVERLAY, 2.0))
+    ]
+    named = {"model": document, "shape": timed("2026-11-26", {STOCK: [1.0, 1.1]})}
+    assert list(of_shapes(named)) == ["shape"]
+    assert [cell.shape for cell in cells_of(named)] == ["small", "1b"]
+    head, stock, ours = of_models(named)
+    assert head[-2:] == ["64 requests", "first token"]
+    assert stock == ["0.26.0, H100, small", "V1", "0.75, 0.50", "5.00 ms; 1", "20 ms"]
+    assert ours == [stock[0], "V1 overlay", stock[2], "3.00 ms; 2 (2.00)", stock[4]]
