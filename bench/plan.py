@@ -13,6 +13,7 @@ from pathlib import Path
 from bench.profiling.drafters import DRAFTERS
 
 _V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0", "OVERLAY": "off"}
+_V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1", "OVERLAY": "off"}
 #: The plugin is on.
 _PLUGIN = {"OVERLAY": "auto", "OVERLAY_DRAFT_GRAPHS": "loop"}
 
@@ -33,7 +34,10 @@ ENGINES: dict[str, tuple[str, dict[str, str]]] = {
     "patched-loop-metrics": ("patched", _V1 | _PLUGIN),
     # Pristine files, patched in memory by that plugin.
     "auto-loop": ("stock", _V1 | _PLUGIN),
-    "v2": ("stock", {"VLLM_USE_V2_MODEL_RUNNER": "1", "OVERLAY": "off"}),
+    "v2": ("stock", _V2),
+    # Patched files, with graphs of mixed batches where an engine gets them, and without.
+    "patched-v2": ("patched", _V2),
+    "patched-v2-decodes": ("patched", _V2 | {"OVERLAY_DECODE_GRAPH_SIZES": "decodes"}),
 }
 
 

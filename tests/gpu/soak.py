@@ -9,7 +9,8 @@ in steps of all sizes. The tiny models say what each answer and each count of ac
 be. Each engine goes on until all together took ``--steps`` steps, or ``--seconds`` have passed.
 Exit 0: no engine ended early, no token and no draft was wrong, what is active verified batches
 greedily, and the steps were taken.
-``--double`` rehearses it on a CPU, without graphs.
+``--ranks 2`` wants two GPUs: engines of two tensor-parallel ranks on model runner V2, with graphs
+of mixed batches, which have to run on both.  ``--double`` rehearses it on a CPU, without graphs.
 """
 
 from __future__ import annotations
@@ -214,14 +215,39 @@ def watch_steps(llm: Any, load: Load, spec: EngineSpec) -> None:
     scheduler.schedule = schedule
 
 
+def count_graphs(worker: Any) -> None:
+    """Count the target's graphs in a process that has a rank of several, from now on."""
+    from vllm.v1.worker.gpu.cudagraph_utils import ModelCudaGraphManager
+
+    upstream_run = ModelCudaGraphManager.run_fullgraph
+    worker.overlay_graphs = {DECODE_GRAPH: 0, MIXED_GRAPH: 0}
+
+    def run_fullgraph(self: Any, chosen: Any) -> Any:
+        mixed = chosen.uniform_token_count is None
+        worker.overlay_graphs[MIXED_GRAPH if mixed else DECODE_GRAPH] += 1
+        return upstream_run(self, chosen)
+
+    ModelCudaGraphManager.run_fullgraph = run_fullgraph
+
+
+def graphs_of_rank(worker: Any) -> dict[str, Any]:
+    """What ``count_graphs`` counted, and what is active in that process."""
+    return {"graphs": worker.overlay_graphs, "decode_graph_sizes": effect("decode-graph-sizes")}
+
+
 def effect(feature: str) -> dict[str, Any]:
     """What a feature says of itself in this process: its state, text, and what it counted."""
     module = sys.modules.get("vllm.v1.overlay_effects")
     return {} if module is None else module.effects().get(feature, {})
 
 
-def unused() -> list[str]:
-    """What is wrong where greedy verification is active and verified no batch."""
+def unused(ranks: list[dict[str, Any]]) -> list[str]:
+    """What is wrong where greedy verification is active and verified no batch, or a rank ran none
+    of the graphs of mixed batches.
+    """
+    without = [number for number, rank in enumerate(ranks) if not rank["graphs"][MIXED_GRAPH]]
+    if without:
+        return [f"no graph of a mixed batch ran on the ranks {without}: {ranks}"]
     greedy = effect("greedy-verification")
     if greedy.get("state") != "active" or greedy["counts"].get("batches verified from one argmax"):
         return []
@@ -232,8 +258,11 @@ def serve(cell: Path) -> None:
     """Serve one engine's load, and write what came of it after each look at the others."""
     request = json.loads(cell.read_text(encoding="utf-8"))
     spec, name = EngineSpec.from_json(request["spec"]), request["name"]
-    for key, value in base_environment(1).items():
+    several = spec.tensor_parallel_size > 1
+    for key, value in base_environment(spec.tensor_parallel_size).items():
         os.environ.setdefault(key, value)
+    if several:
+        os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # functions are sent to the ranks
     os.environ.update(engine_compat.runner_environment(spec.runner) | dict(spec.env))
     import torch
     import vllm
@@ -248,6 +277,9 @@ def serve(cell: Path) -> None:
     llm = vllm.LLM(**spec.llm_arguments())
     load = Load(llm, spec, request["seed"])
     watch_steps(llm, load, spec)
+    counted = several and not spec.enforce_eager
+    if counted:
+        llm.collective_rpc(count_graphs)
     config = llm.llm_engine.vllm_config.compilation_config
     told = {
         "vllm": vllm.__version__,
@@ -264,6 +296,7 @@ def serve(cell: Path) -> None:
         over = bool(load.wrong) or taken >= request["steps"] or time.time() > request["until"]
         if over and not load.wrong:
             load.drain()
+        ranks = llm.collective_rpc(graphs_of_rank) if over and counted else []
         figures = {
             **told,
             "name": name,
@@ -271,7 +304,8 @@ def serve(cell: Path) -> None:
             "steps": dict(sorted(load.steps.items())),
             "requests": dict(load.ended),
             "verified_drafts": load.verified,
-            "wrong": load.wrong[:20] or (unused() if over else []),
+            "wrong": load.wrong[:20] or (unused(ranks) if over else []),
+            "ranks": ranks,
             "greedy_verification": effect("greedy-verification"),
             "decode_graph_sizes": effect("decode-graph-sizes"),
             "complete": over,
@@ -317,6 +351,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help=f"regular expression on {', '.join(CELLS)}")
     parser.add_argument("--seed", type=int, default=1, help="of the first engine of each cell")
     parser.add_argument("--copies", type=int, default=1, help="engines of each cell")
+    parser.add_argument("--ranks", type=int, default=1, help="of each engine, on model runner V2")
     parser.add_argument("--double", action="store_true", help="on a CPU, without graphs")
     args = parser.parse_args()
     if args.cell:
@@ -327,6 +362,12 @@ def main() -> int:
     chosen = {name: spec for name, spec in CELLS.items() if re.search(args.only, name)}
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         write_models(sys.executable, Path(folder), environment=dict(os.environ))
+        if args.ranks > 1:
+            chosen = {
+                name: on_ranks(spec, args.ranks)
+                for name, spec in chosen.items()
+                if spec.runner is ModelRunner.V2
+            }
         if args.double:
             chosen = {name: on_cpu(spec) for name, spec in chosen.items()}
         with ThreadPoolExecutor(max(len(chosen) * args.copies, 1)) as pool:
@@ -352,6 +393,12 @@ def main() -> int:
         print(cell.get("output", ""))
     print(f"{document['taken']} steps of {args.steps}: {document['steps']}", flush=True)
     return 0 if all(cell["ok"] for cell in cells) and sum(steps.values()) >= args.steps else 1
+
+
+def on_ranks(spec: EngineSpec, ranks: int) -> EngineSpec:
+    """The same load for an engine of several ranks, with what one rank has by default."""
+    env = {**spec.env, "OVERLAY_DECODE_GRAPH_SIZES": "mixed"}
+    return replace(spec, tensor_parallel_size=ranks, env=env)
 
 
 def on_cpu(spec: EngineSpec) -> EngineSpec:
