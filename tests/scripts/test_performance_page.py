@@ -209,6 +209,29 @@ def test_what_verifying_greedily_gives_and_how_a_peer_compares() -> None:
     assert f"(0.26.0 has {early} with 256 in flight)" in page
 
 
+def test_the_front_page_has_the_steps_and_the_tokens_of_real_text() -> None:
+    bench = read("h200-bench-0.33.0-real-pair-2026-11-27")["bench"]
+    accepted = {f"{engine['tokens_per_step']:.2f}" for engine in bench["serving"]}
+    steps, rates = (
+        [
+            statistics.median(cell[figures])
+            for engine in bench[part]
+            for cell in engine[cells]
+            if cell["requests"] == 256
+        ]
+        for part, cells, figures in (
+            ("engines", "batches", "ms_per_step"),
+            ("serving", "concurrency", "output_tokens_per_s"),
+        )
+    )
+    page = " ".join(render_performance.README.read_text(encoding="utf-8").split())
+    assert len(accepted) == 1
+    assert (
+        f"{accepted.pop()} tokens a step; 256 requests had steps of {steps[1]:.1f} ms for "
+        f"{steps[0]:.1f}, served {rates[1]:,.0f} tokens a second for {rates[0]:,.0f}."
+    ) in page
+
+
 def test_steps_of_eight_and_of_thirty_two_requests_are_level_with_v2() -> None:
     file = "h200-steps-in-turn-0.32.0-2026-11-27"
     engines = {result["engine"]: result for result in read(file)["results"]}
