@@ -60,7 +60,8 @@ def figures(blocks: Sequence[Block], size: int, tokens: int) -> dict[str, Any]:
     result = summary([repeat for block in blocks for repeat in block.repeats], size, tokens)
     drafts = sum(block.drafts for block in blocks)
     accepted = sum(block.accepted for block in blocks)
-    result["mean_acceptance_length"] = round(1 + accepted / drafts, 3)
+    if drafts:
+        result["mean_acceptance_length"] = round(1 + accepted / drafts, 3)
     result["host_ms"] = host = blocks[-1].host
     if "propose" in host:
         result["propose_host_ms"] = host["propose"]["median_ms"]
