@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
@@ -16,8 +17,8 @@ from overlay.authoring.context import FittedHunks
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.triage import FileFate
 from overlay.errors import command
-from overlay.package import KNOWN_RELEASES, ReleaseRange, hiding, is_module
-from overlay.planning.upstream import module_in
+from overlay.package import KNOWN_RELEASES, ReleaseRange, is_module
+from overlay.planning.upstream import module_outcome
 from overlay.report.lines import Line, Span, count, enumeration, labelled
 from overlay.results import Fate, Outcome
 
@@ -89,16 +90,11 @@ class Summary:
 
 def modules_on(added: Mapping[str, bytes], texts: ReleaseTexts) -> dict[str, dict[str, Outcome]]:
     """For each release how each added module lands there, by path."""
-
-    def outcome(release: str, path: str) -> Outcome:
-        there = texts.read(release, path)
-        if there is None:
-            hidden = is_module(path) and texts.read(release, hiding(path)) is not None
-            return Outcome.CONFLICT if hidden else Outcome.EXACT
-        has_it = module_in(AddedFile(path, added[path]), there).merged
-        return Outcome.UPSTREAM if has_it else Outcome.CONFLICT
-
-    return {name: {path: outcome(name, path) for path in added} for name in texts.names}
+    files = [AddedFile(path, data) for path, data in added.items()]
+    return {
+        name: {file.path: module_outcome(file, partial(texts.read, name)) for file in files}
+        for name in texts.names
+    }
 
 
 def names_taken(modules: Mapping[str, Mapping[str, Outcome]]) -> dict[str, tuple[str, ...]]:
@@ -136,7 +132,7 @@ def not_installed(files: Iterable[FileFate]) -> Iterator[str]:
 
 def names_from(names: Sequence[str], name: str) -> Sequence[str]:
     """The releases from one on."""
-    return names[list(names).index(name) :]
+    return names[names.index(name) :]
 
 
 # In words
