@@ -9,6 +9,7 @@ import pytest
 from overlay.authoring.composing import compose
 from overlay.authoring.following import Moved, NewPlace, follow, follow_each
 from overlay.authoring.locating import ReleaseTexts
+from overlay.errors import TargetError
 from overlay.planning.scopes import Syntax
 from overlay.results import Outcome
 from tests.support.patches import MemoryTree
@@ -116,3 +117,98 @@ def test_scopes_that_went_to_several_files_are_each_named() -> None:
     assert follow_each(moved, "0.29.0", texts, Syntax()) == {"other": NEW}
     alone = moved._replace(hunks=moved.hunks[:1])
     assert follow_each(alone, "0.29.0", texts, Syntax(), everywhere=True) == {}
+
+
+#: Two functions of five lines each, and an import that nobody else has.
+SHORT = b"import net\n\n\ndef serve(a):\n    first(a)\n    second(a)\n    third(a)\n    return a\n"
+CLASS = b"class Server:\n    def run(self):\n        self.first()\n        return self.state\n"
+NEAR, SECOND = "vllm/net/first.py", "vllm/net/second.py"
+
+
+def short_place(
+    release: Mapping[str, bytes], base: Mapping[str, bytes] | None = None, *, text: bytes = SHORT
+) -> str | None:
+    """The file to which a change of a call of ``first`` in a file of this text goes."""
+    trees = {"0.28.0": Listed({OLD: text, **(base or {})}), "0.29.0": Listed(release)}
+    texts = ReleaseTexts(tuple(trees), trees.__getitem__)
+    moved = Moved(OLD, "0.28.0", text, compose(text, text.replace(b"first(", b"ours(")))
+    there = follow(moved, "0.29.0", texts, Syntax(), everywhere=True)
+    assert there is None or b"ours(" in there.carried.after
+    return None if there is None else there.path
+
+
+def with_lines(number: int, text: bytes = SHORT, *, further: int = 0) -> bytes:
+    """A text of which the last lines of code are others, and that has further ones."""
+    lines = text.splitlines()
+    for at in range(len(lines) - number, len(lines)):
+        lines[at] = lines[at].replace(b"a", b"b")
+    lines += [b"further = %d" % at for at in range(further)]
+    return b"\n".join(lines) + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("release", "base", "expected"),
+    [
+        # The file is gone: a file with half of its lines took its place, however the scope changed.
+        ({NEW: with_lines(2)}, {}, NEW),
+        ({NEW: with_lines(2, further=4)}, {}, NEW),
+        ({NEW: with_lines(2, further=5)}, {}, None),
+        ({NEW: with_lines(1, further=99)}, {}, NEW),  # four fifths of the scope
+        ({NEW: with_lines(2), NEAR: SHORT}, {}, NEAR),  # the likest one
+        ({NEW: with_lines(2)}, {NEW: b"other = 1\n"}, None),
+        # It is there without the scope: one that has four fifths of that is it.
+        ({OLD: b"", FAR: with_lines(1)}, {}, FAR),
+        ({OLD: b"", FAR: with_lines(2)}, {}, None),
+        ({OLD: b"", NEAR: with_lines(1), SECOND: SHORT}, {}, SECOND),
+        ({OLD: b"", NEAR: SHORT, SECOND: with_lines(1)}, {}, NEAR),
+        ({OLD: b"", FAR: SHORT}, {FAR: b"other = 1\n"}, FAR),
+        ({OLD: b"", FAR: SHORT}, {FAR: b"def serve(b):\n    return b\n"}, None),
+        ({OLD: b"", FAR: SHORT}, {FAR: b"def broken(:\n"}, None),
+        ({OLD: b"", FAR: SHORT}, {FAR: b"\xff\n"}, None),
+        ({OLD: b"", FAR: SHORT + SHORT}, {}, None),  # twice: nobody can say which
+        # A file of another package, or none of Python.
+        ({OLD: b"", "launch/entry.py": SHORT}, {}, None),
+        ({OLD: b"", "vllm/launch/entry.txt": SHORT}, {}, None),
+    ],
+)
+def test_a_place_is_told_by_how_much_it_shares(
+    release: Mapping[str, bytes], base: Mapping[str, bytes], expected: str | None
+) -> None:
+    assert short_place(release, base) == expected
+
+
+@pytest.mark.parametrize("text", [SHORT, SHORT.replace(b"def", b"async def"), CLASS])
+def test_whatever_defines_a_name_is_looked_at(text: bytes) -> None:
+    assert short_place({OLD: b"", FAR: b"import os\n" + text}, text=text) == FAR
+
+
+def test_a_scope_that_stands_twice_has_no_place() -> None:
+    """Which of the two went there cannot be told, whichever has the change."""
+    text = SHORT + SHORT.replace(b"first", b"start")
+    assert short_place({OLD: b"", FAR: SHORT}, text=text) is None
+
+
+def test_all_scopes_have_to_share_enough() -> None:
+    second = SHORT.replace(b"serve", b"other").removeprefix(b"import net\n")
+    both = SHORT + second
+    assert short_place({OLD: b"", FAR: SHORT + with_lines(1, second)}, text=both) == FAR
+    assert short_place({OLD: b"", FAR: SHORT + with_lines(2, second)}, text=both) is None
+    assert short_place({OLD: b"", FAR: both}, {FAR: second}, text=both) is None
+
+
+class Unreadable(Listed):
+    """A tree of which one file cannot be read."""
+
+    def read(self, path: str) -> bytes | None:
+        if path == NEAR:
+            raise TargetError("vllm/net/first.py cannot be read")
+        return super().read(path)
+
+
+def test_a_file_that_cannot_be_read_is_not_the_place() -> None:
+    trees = {"0.28.0": Listed({OLD: BASE}), "0.29.0": Unreadable({NEAR: BASE, FAR: BASE, OLD: b""})}
+    texts = ReleaseTexts(tuple(trees), trees.__getitem__)
+    moved = Moved(OLD, "0.28.0", BASE, compose(BASE, AFTER))
+    there = follow(moved, "0.29.0", texts, Syntax(), everywhere=True)
+    assert there is not None
+    assert there.path == FAR

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from overlay.authoring.merge import Side, gaps, matches, merge, occurrences
 
 LINES = st.lists(st.sampled_from("abcdefgh"), max_size=12)
+#: Texts in which most lines are repeated, so that much can be aligned in several ways.
+REPEATED = st.lists(st.sampled_from(["a", "b", ""]), max_size=9)
 
 
 @st.composite
@@ -91,7 +93,7 @@ def test_lines_that_both_sides_put_in_are_put_in_once() -> None:
     assert list(result.lines) == theirs
 
 
-@given(LINES, LINES)
+@given(REPEATED, REPEATED)
 def test_a_run_of_changed_lines_lies_as_far_down_as_it_goes(
     before: list[str], after: list[str]
 ) -> None:
@@ -106,11 +108,15 @@ def test_a_run_of_changed_lines_lies_as_far_down_as_it_goes(
             assert before[a + 1] != after[d]
 
 
-@given(LINES, LINES)
-def test_gaps_are_what_an_edit_changed(before: list[str], after: list[str]) -> None:
+@given(REPEATED, REPEATED)
+def test_gaps_are_what_an_edit_changed_and_none_takes_out_a_line_that_it_puts_in(
+    before: list[str], after: list[str]
+) -> None:
     kept = matches(before, after)
     runs = list(gaps(kept, len(before), len(after)))
-    assert all(old or new for old, new in runs)
+    for old, new in runs:
+        assert old or new
+        assert {before[at] for at in old}.isdisjoint(after[at] for at in new)
     assert len(before) - len(kept) == sum(len(old) for old, _ in runs)
     text = list(before)
     for old, new in reversed(runs):
