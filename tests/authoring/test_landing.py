@@ -138,17 +138,19 @@ def test_releases_on_which_it_lands_alike_are_one_line_in_columns() -> None:
         "0.20.0                 upstream has it",
         "0.21.0rc1..0.21.0rc20  lands exactly",
     ]
+    assert {span.style for line in landings(candidates) for span in line.head} == {"heading"}
     assert list(landings({})) == []
 
 
-def test_where_upstream_moved_a_file_is_said_once_a_place() -> None:
-    places = {"0.21.0": "vllm/b.py", "0.22.0": "vllm/b.py", "0.23.0": "vllm/c.py (f)"}
-    assert said(moved_lines({"vllm/a.py": places}, "")) == [
-        "moved     vllm/a.py  to vllm/b.py in 0.21.0..0.22.0",
+def test_where_upstream_moved_a_file_is_said_once_a_run_of_releases() -> None:
+    places = dict.fromkeys(NAMES[:3], "vllm/b.py") | {NAMES[3]: "vllm/c.py (f)"}
+    assert said(moved_lines({"vllm/a.py": {**places, NAMES[4]: "vllm/b.py"}}, "")) == [
+        "moved     vllm/a.py  to vllm/b.py in 0.20.0..0.22.0",
         "moved     vllm/a.py  to vllm/c.py (f) in 0.23.0",
+        "moved     vllm/a.py  to vllm/b.py in 0.24.0",
     ]
     carried, told = said(moved_lines({"vllm/a.py": places}, "mine"))
-    assert carried.endswith("; `overlay port mine --releases 0.21.0` carries it there")
+    assert carried.endswith("; `overlay port mine --releases 0.20.0` carries it there")
     assert told.endswith("; `overlay port mine --releases 0.23.0` says how")
 
 

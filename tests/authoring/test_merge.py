@@ -12,7 +12,9 @@ from overlay.authoring.merge import Side, gaps, matches, merge, occurrences
 
 LINES = st.lists(st.sampled_from("abcdefgh"), max_size=12)
 #: Texts in which most lines are repeated, so that much can be aligned in several ways.
-REPEATED = st.lists(st.sampled_from(["a", "b", ""]), max_size=9)
+REPEATED = st.sampled_from([["a", "b"], ["a", "b", "c", "d", "e", ""]]).flatmap(
+    lambda letters: st.lists(st.sampled_from(letters), max_size=12)
+)
 
 
 @st.composite
