@@ -304,16 +304,13 @@ def is_beside(path: str) -> bool:
 
 def _fate(file: IncomingFile, package: Package) -> Fate:
     path = file.path
-    if file_problem(path, package) is not None and _leaves(path):
+    if _leaves(path) or path == "CMakeLists.txt":
         return Fate.OUTSIDE
     if path.startswith(_TESTS):
         return Fate.TESTS
-    if _PACKAGING.fullmatch(path):
+    # A build writes the version, and a diff of two installations has it.
+    if _PACKAGING.fullmatch(path) or path == f"{package.name}/_version.py":
         return Fate.PACKAGING
-    if path == "CMakeLists.txt":
-        return Fate.OUTSIDE
-    if path == f"{package.name}/_version.py":
-        return Fate.PACKAGING  # a build writes it, and a diff of two installations has it
     if path.startswith(_DOCS) or ("/" not in path and path.endswith(_DOC_ENDINGS)):
         return Fate.DOCS
     if file_problem(path, package) is not None:
