@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from overlay.authoring.merge import Side, gaps, matches, merge, occurrences
@@ -77,7 +77,9 @@ def test_a_clean_merge_has_each_new_line_of_both_sides(
         assert line in merged.lines
 
 
-@given(LINES, LINES)
+@given(REPEATED, REPEATED)
+@example(list("babba"), list("cbaabbb"))
+@example(list("bac"), list("abca"))
 def test_matches_rise_in_both_texts(before: list[str], after: list[str]) -> None:
     found = sorted(matches(before, after).items())
     assert all(before[a] == after[b] for a, b in found)
@@ -150,14 +152,25 @@ def longest(one: Sequence[str], other: Sequence[str]) -> int:
     return best[-1]
 
 
-@given(
-    st.lists(st.sampled_from("abcdefghij"), unique=True),
-    st.lists(st.sampled_from("abcdefghij"), unique=True),
-)
-def test_of_lines_that_are_not_repeated_as_many_are_kept_as_can_be(
-    before: list[str], after: list[str]
+@given(st.permutations("abcdefg"), st.permutations("abcdefg"), st.data())
+def test_as_many_lines_that_stand_once_are_kept_as_can_be(
+    before: list[str], after: list[str], data: st.DataObject
 ) -> None:
-    assert len(matches(before, after)) == longest(before, after)
+    """Whatever else could be kept in their place, in texts that begin and end differently."""
+    for text in (before, after):
+        for line in data.draw(st.lists(st.sampled_from(["a", "b", "x", "y", ""]), max_size=8)):
+            text.insert(data.draw(st.integers(0, len(text))), line)
+    once = {line for line in before if line and before.count(line) == after.count(line) == 1}
+    kept = matches(["<", *before, ">"], ["(", *after, ")"])
+    rows = ([line for line in text if line in once] for text in (before, after))
+    assert sum(before[at - 1] in once for at in kept) == longest(*rows)
+
+
+def test_lines_that_stand_often_are_kept_in_long_texts_too() -> None:
+    """``difflib`` calls them junk from 200 lines on."""
+    often = ["first", "second"] * 100
+    kept = matches(["a", *often, "b"], ["c", *often, "d"])
+    assert kept == {at: at for at in range(1, 201)}
 
 
 @given(edited())
