@@ -15,8 +15,24 @@ import overlay
 from overlay.authoring.carry import carry
 from overlay.authoring.composing import compose
 from overlay.authoring.merge import merge
-from overlay.authoring.statements import Statement, _tokens, _units, merge_statements, statements
+from overlay.authoring.statements import (
+    Statement,
+    _begun_by,
+    _side,
+    _tokens,
+    _units,
+    merge_statements,
+    statements,
+)
 from overlay.results import Outcome
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_kept() -> None:
+    """What was read before would hide a mutant, which is tried in a fork of a process of tests."""
+    _begun_by.cache_clear()
+    _side.cache_clear()
+
 
 #: The arguments of a call, by their names.
 Call = dict[str, int]
