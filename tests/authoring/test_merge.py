@@ -98,6 +98,7 @@ def test_lines_that_both_sides_put_in_are_put_in_once() -> None:
 
 
 @given(REPEATED, REPEATED)
+@example(list("bdd"), list("cbd"))
 def test_a_run_of_changed_lines_lies_as_far_down_as_it_goes(
     before: list[str], after: list[str]
 ) -> None:
@@ -113,6 +114,7 @@ def test_a_run_of_changed_lines_lies_as_far_down_as_it_goes(
 
 
 @given(REPEATED, REPEATED)
+@example(list("cba"), list("bab"))
 def test_gaps_are_what_an_edit_changed_and_none_takes_out_a_line_that_it_puts_in(
     before: list[str], after: list[str]
 ) -> None:
