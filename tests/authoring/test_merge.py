@@ -115,6 +115,8 @@ def test_a_run_of_changed_lines_lies_as_far_down_as_it_goes(
 
 @given(REPEATED, REPEATED)
 @example(list("cba"), list("bab"))
+@example(list("bc"), list("dbbcdb"))
+@example(list("dg"), list("cgdgac"))
 def test_gaps_are_what_an_edit_changed_and_none_takes_out_a_line_that_it_puts_in(
     before: list[str], after: list[str]
 ) -> None:

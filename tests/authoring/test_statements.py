@@ -175,9 +175,12 @@ def test_a_conflict_stays_one(base: str, ours: str, theirs: str) -> None:
         ("x = 1", "    x = 1", False),
         ("x = a + b", "x = a \\\n    + b", True),
         ("def f(a): return a", "def f(a,): return a", True),
+        ("f(a)", "f(a,)", True),
+        ("(a)", "(a,)", False),
+        ("x = (a)", "x = (a,)", False),
+        ("x = (f(a))", "x = (f(a),)", False),
         ("f(a)(b)", "f(a)(\n    b,\n)", True),
         ("x[0](b)", "x[0](b,)", True),
-        ("x = {}, (1,)", "x = {}, (1)", False),
     ],
 )
 def test_layout_is_told_from_what_is_said(one: str, other: str, equal: bool) -> None:

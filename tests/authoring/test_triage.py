@@ -9,7 +9,7 @@ import pytest
 
 from overlay._features.binary_patch import BinaryHunk
 from overlay.authoring.incoming import ChangeKind, Commit, IncomingFile
-from overlay.authoring.triage import added_content, added_problem, is_beside, sort_files
+from overlay.authoring.triage import FileFate, added_content, added_problem, is_beside, sort_files
 from overlay.errors import UsageError
 from overlay.package import VLLM, Package, package_named
 from overlay.planning.scopes import Syntax
@@ -109,7 +109,8 @@ def test_two_packages_are_two_imports() -> None:
     [
         (("csrc/a.cu",), "csrc/a.cu"),
         (("csrc/a.cu", "src/python/sglang/a.py"), "src/python/sglang/a.py; where sglang is a "),
-        (("sglang/a.py",), "sglang/a.py; where sglang is a package, name its releases: --releases"),
+        (("csrc/a.py", "a.cu"), "csrc/a.py; where csrc is a package, name its releases: "),
+        (("sglang/a.py",), "sglang/a.py; where sglang is a package, name its releases: "),
         (("./sglang/a.txt",), "./sglang/a.txt"),
         (("a.py",), "a.py"),
         (("a-b/a.py",), "a-b/a.py"),
@@ -120,7 +121,24 @@ def test_two_packages_are_two_imports() -> None:
 def test_a_change_of_another_project_is_refused_whole(paths: Sequence[str], found: str) -> None:
     said = refusal(*map(file, paths), partial=True)
     assert f"expected a change of vLLM, whose Python lies in vllm/, found one of {found}" in said
-    assert said.endswith(found) or ";" in found
+    assert said.endswith((found, "==VERSION", "==all", "a package of its own"))
+
+
+def test_the_releases_of_another_package_are_named() -> None:
+    assert refusal(file("sglang/a.py")).endswith(" --releases sglang==VERSION")
+    assert refusal(file("vllm_ascend/a.py")).endswith(" --releases vllm-ascend==all")
+    assert refusal(OWN, package=ASCEND).endswith(f"found one of {OWN.path}")
+
+
+def test_each_refusal_is_a_line() -> None:
+    first, second = refusal(OWN, file("csrc/a.cu"), file("/a.py", line=9)).split("\n")
+    assert (first[:9], second[:9]) == ("x.diff:3:", "x.diff:9:")
+
+
+def test_the_json_of_a_file_has_what_a_script_may_need() -> None:
+    fate = FileFate("vllm/a.py", Fate.EDITED, "0.20.0", True, 2, "a problem", True, "vLLM 0.20.0")
+    fields = {"path": "vllm/a.py", "fate": "edited", "base": "0.20.0", "hunks": 2}
+    assert fate.plain() == {**fields, "problem": "a problem"}
 
 
 @pytest.mark.parametrize(
@@ -215,6 +233,10 @@ def test_a_renamed_file_is_an_edit_of_what_it_was() -> None:
     for old, edits in (("vllm/a.py", ["vllm/a.py"]), ("docs/a.py", [])):
         gone = file("tests/a.py", KIND.RENAMED, old_path=old)
         assert kept(OWN, gone)[0] == [OWN.path, *edits]
+        assert all(
+            each.new_path is None
+            for each in sort_files([Commit((OWN, gone))], False)[0].get(old, [])
+        )
         assert kept(OWN, gone)[2] == ([] if edits else [("tests/a.py", Fate.TESTS)])
 
 
