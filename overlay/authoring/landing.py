@@ -157,8 +157,8 @@ _MEANINGS = {
 def _runs(values: Mapping[str, Value]) -> Iterator[tuple[str, str, Value]]:
     """The runs of releases that have one value: the first release, all in words, the value."""
     for value, group in groupby(values.items(), key=lambda entry: entry[1]):
-        first, *others = (release for release, _ in group)
-        yield first, f"{first}..{others[-1]}" if others else first, value
+        first, *rest = (release for release, _ in group)
+        yield first, f"{first}..{rest[-1]}" if rest else first, value
 
 
 def landings(outcomes: Mapping[str, Outcome]) -> Iterator[Line]:

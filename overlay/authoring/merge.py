@@ -102,8 +102,8 @@ def _regions(base: Lines, ours: Lines, theirs: Lines) -> Iterator[Region]:
             at, a, b = stop, a + size, b + size
             continue
         # The next line that both sides kept ends what one of them, or both, changed.
-        kept = (line for line in range(at, len(base)) if line in in_ours and line in in_theirs)
-        stop = next(kept, len(base))
+        common = (line for line in range(at, len(base)) if line in in_ours and line in in_theirs)
+        stop = next(common, len(base))
         end_a, end_b = in_ours.get(stop, len(ours)), in_theirs.get(stop, len(theirs))
         yield _judged(base[at:stop], ours[a:end_a], theirs[b:end_b])
         at, a, b = stop, end_a, end_b
@@ -159,13 +159,16 @@ def _slid(pairs: dict[int, int], before: Sequence[str], after: Sequence[str]) ->
     at = place = 0  # the next line of each text that is not settled yet
     for old, new in sorted(pairs.items()):
         if at == old and after[place] == before[old]:
-            one, other = old, place  # the first added line is this one; the last is added instead
+            line, partner = (
+                old,
+                place,
+            )  # the first added line is this one; the last is added instead
         elif place == new and before[at] == after[new]:
-            one, other = at, new
+            line, partner = at, new
         else:
-            one, other = old, new
-        slid[one] = other
-        at, place = one + 1, other + 1
+            line, partner = old, new
+        slid[line] = partner
+        at, place = line + 1, partner + 1
     return slid
 
 
