@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from packaging.version import Version
 
@@ -16,10 +17,12 @@ from overlay.authoring.context import FittedHunks
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.triage import FileFate
 from overlay.errors import command
-from overlay.package import KNOWN_RELEASES, ReleaseRange, hiding, is_module
-from overlay.planning.upstream import module_in
+from overlay.package import KNOWN_RELEASES, ReleaseRange, is_module
+from overlay.planning.upstream import module_outcome
 from overlay.report.lines import Line, Span, count, enumeration, labelled
 from overlay.results import Fate, Outcome
+
+Value = TypeVar("Value")
 
 
 class ContextKept(NamedTuple):
@@ -89,16 +92,11 @@ class Summary:
 
 def modules_on(added: Mapping[str, bytes], texts: ReleaseTexts) -> dict[str, dict[str, Outcome]]:
     """For each release how each added module lands there, by path."""
-
-    def outcome(release: str, path: str) -> Outcome:
-        there = texts.read(release, path)
-        if there is None:
-            hidden = is_module(path) and texts.read(release, hiding(path)) is not None
-            return Outcome.CONFLICT if hidden else Outcome.EXACT
-        has_it = module_in(AddedFile(path, added[path]), there).merged
-        return Outcome.UPSTREAM if has_it else Outcome.CONFLICT
-
-    return {name: {path: outcome(name, path) for path in added} for name in texts.names}
+    files = [AddedFile(path, data) for path, data in added.items()]
+    return {
+        name: {file.path: module_outcome(file, partial(texts.read, name)) for file in files}
+        for name in texts.names
+    }
 
 
 def names_taken(modules: Mapping[str, Mapping[str, Outcome]]) -> dict[str, tuple[str, ...]]:
@@ -136,7 +134,7 @@ def not_installed(files: Iterable[FileFate]) -> Iterator[str]:
 
 def names_from(names: Sequence[str], name: str) -> Sequence[str]:
     """The releases from one on."""
-    return names[list(names).index(name) :]
+    return names[names.index(name) :]
 
 
 # In words
@@ -156,24 +154,26 @@ _MEANINGS = {
 }
 
 
+def _runs(values: Mapping[str, Value]) -> Iterator[tuple[str, str, Value]]:
+    """The runs of releases that have one value: the first release, all in words, the value."""
+    for value, group in groupby(values.items(), key=lambda entry: entry[1]):
+        first, *rest = (release for release, _ in group)
+        yield first, f"{first}..{rest[-1]}" if rest else first, value
+
+
 def landings(outcomes: Mapping[str, Outcome]) -> Iterator[Line]:
     """A line for each run of releases on which a change lands alike."""
-    runs: list[tuple[str, Outcome]] = []
-    for outcome, group in groupby(outcomes.items(), key=lambda entry: entry[1]):
-        names = [release for release, _ in group]
-        runs.append((names[0] if len(names) == 1 else f"{names[0]}..{names[-1]}", outcome))
-    width = max([_SPAN, *(len(span) for span, _ in runs)])
-    for span, outcome in runs:
+    runs = list(_runs(outcomes))
+    width = max([_SPAN, *(len(span) for _, span, _ in runs)])
+    for _, span, outcome in runs:
         yield Line((Span(f"{span:<{width}}  ", "heading"),), (Span(_MEANINGS[outcome]),))
 
 
 def moved_lines(moved: Mapping[str, Mapping[str, str]], id_: str) -> Iterator[Line]:
     """What is said of files that upstream moved."""
     for path, releases in moved.items():
-        for place in dict.fromkeys(releases.values()):
-            names = [name for name, each in releases.items() if each == place]
-            span = names[0] if len(names) == 1 else f"{names[0]}..{names[-1]}"
-            port = command("port", id_, "--releases", names[0]) if id_ else None
+        for first, span, place in _runs(releases):
+            port = command("port", id_, "--releases", first) if id_ else None
             verb = "says how" if place.endswith(")") else "carries it there"  # a part of it
             step = f"; {port} {verb}" if port else ""
             yield labelled(0, "moved     ", f"{path}  to {place} in {span}{step}")

@@ -94,9 +94,7 @@ def _regions(base: Lines, ours: Lines, theirs: Lines) -> Iterator[Region]:
     at = a = b = 0
     while at < len(base) or a < len(ours) or b < len(theirs):
         stop = at
-        while stop < len(base) and (
-            in_ours.get(stop) == a + stop - at and in_theirs.get(stop) == b + stop - at
-        ):
+        while in_ours.get(stop) == a + stop - at and in_theirs.get(stop) == b + stop - at:
             stop += 1
         if stop > at:
             size = stop - at
@@ -104,10 +102,9 @@ def _regions(base: Lines, ours: Lines, theirs: Lines) -> Iterator[Region]:
             at, a, b = stop, a + size, b + size
             continue
         # The next line that both sides kept ends what one of them, or both, changed.
-        while stop < len(base) and not (stop in in_ours and stop in in_theirs):
-            stop += 1
-        end_a = in_ours[stop] if stop < len(base) else len(ours)
-        end_b = in_theirs[stop] if stop < len(base) else len(theirs)
+        common = (line for line in range(at, len(base)) if line in in_ours and line in in_theirs)
+        stop = next(common, len(base))
+        end_a, end_b = in_ours.get(stop, len(ours)), in_theirs.get(stop, len(theirs))
         yield _judged(base[at:stop], ours[a:end_a], theirs[b:end_b])
         at, a, b = stop, end_a, end_b
 
@@ -161,48 +158,44 @@ def _slid(pairs: dict[int, int], before: Sequence[str], after: Sequence[str]) ->
     slid: dict[int, int] = {}
     at = place = 0  # the next line of each text that is not settled yet
     for old, new in sorted(pairs.items()):
-        added, removed = new - place, old - at
-        if added and not removed and after[place] == before[old]:
-            slid[old] = place  # the first added line is this one; the last one is added instead
-            place += 1
-            at = old + 1
-        elif removed and not added and before[at] == after[new]:
-            slid[at] = new
-            at += 1
-            place = new + 1
+        if at == old and after[place] == before[old]:
+            line, partner = (
+                old,
+                place,
+            )  # the first added line is this one; the last is added instead
+        elif place == new and before[at] == after[new]:
+            line, partner = at, new
         else:
-            slid[old] = new
-            at, place = old + 1, new + 1
+            line, partner = old, new
+        slid[line] = partner
+        at, place = line + 1, partner + 1
     return slid
 
 
 def _matches(
     before: Sequence[str], after: Sequence[str], old: range, new: range
 ) -> Iterator[tuple[int, int]]:
+    """The lines that both ranges keep, in no order."""
     while old and new and before[old.start] == after[new.start]:
         yield old.start, new.start
         old, new = old[1:], new[1:]
-    tail: list[tuple[int, int]] = []
     while old and new and before[old.stop - 1] == after[new.stop - 1]:
-        tail.append((old.stop - 1, new.stop - 1))
+        yield old.stop - 1, new.stop - 1
         old, new = old[:-1], new[:-1]
-    anchors = _anchors(before, after, old, new) if old and new else []
-    if anchors:
-        for start, stop in pairwise([(old.start - 1, new.start - 1), *anchors]):
-            gap = range(start[0] + 1, stop[0]), range(start[1] + 1, stop[1])
-            yield from _matches(before, after, *gap)
-            yield stop
-        last = anchors[-1]
-        rest = range(last[0] + 1, old.stop), range(last[1] + 1, new.stop)
-        yield from _matches(before, after, *rest)
-    elif old and new:
+    if not (old and new):
+        return  # what follows would find nothing, in three times the time of a whole file
+    if anchors := _anchors(before, after, old, new):
+        yield from anchors
+        ends = [(old.start - 1, new.start - 1), *anchors, (old.stop, new.stop)]
+        for (a, b), (next_a, next_b) in pairwise(ends):
+            yield from _matches(before, after, range(a + 1, next_a), range(b + 1, next_b))
+    else:
         middle = SequenceMatcher(
             None, before[old.start : old.stop], after[new.start : new.stop], autojunk=False
         )
         for block in middle.get_matching_blocks():
             for index in range(block.size):
                 yield old.start + block.a + index, new.start + block.b + index
-    yield from reversed(tail)
 
 
 def _anchors(

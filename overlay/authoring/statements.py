@@ -80,12 +80,11 @@ def merge_statements(
     merged_lines: list[str] = []
     at = [0, 0, 0]
     for region in merge(*([unit.tokens_key for unit in side] for side in sides)).regions:
-        stop = [
-            start + len(lines)
-            for start, lines in zip(at, (region.base, region.ours, region.theirs), strict=True)
-        ]
-        old, mine, other = (side[a:b] for side, a, b in zip(sides, at, stop, strict=True))
-        at = stop
+        parts: list[tuple[Statement, ...]] = []
+        for number, lines in enumerate((region.base, region.ours, region.theirs)):
+            parts.append(sides[number][at[number] : at[number] + len(lines)])
+            at[number] += len(lines)
+        old, mine, other = parts
         if region.side is Side.CONFLICT:
             joined = _joined(old, mine, other)
             if joined is None:
@@ -116,7 +115,7 @@ def statements(lines: Sequence[str]) -> Iterator[Statement]:
     :raises tokenize.TokenError, SyntaxError: where Python finds no tokens, or no end.
     """
     if any(odd in line for line in lines for odd in _ODD):
-        raise SyntaxError("a line holds a character that may end it")
+        raise SyntaxError  # a line holds a character that may end it
     at, margins = 0, [0]
     while at < len(lines):
         unit = _statement_at(lines, at)
@@ -160,7 +159,7 @@ def _expect_margin(line: str, margins: list[int]) -> None:
     while margin < margins[-1]:
         margins.pop()
     if margin != margins[-1]:
-        raise SyntaxError("a statement is as far in as no block")
+        raise SyntaxError
 
 
 def _units(lines: Sequence[str]) -> Iterator[Statement]:
@@ -174,7 +173,7 @@ def _units(lines: Sequence[str]) -> Iterator[Statement]:
         if token.type == tokenize.OP:
             depth += (token.string in _OPEN) - (token.string in _CLOSE)
         if depth < 0:
-            raise SyntaxError("a bracket ends that did not begin")
+            raise SyntaxError  # a bracket ends that did not begin
         alone = token.type == tokenize.NL and all(each.type == tokenize.COMMENT for each in tokens)
         if token.type == tokenize.NEWLINE or alone:
             own = tuple(lines[next_line : token.end[0]])
@@ -182,8 +181,8 @@ def _units(lines: Sequence[str]) -> Iterator[Statement]:
             next_line, tokens = token.end[0], []
         elif token.type not in _LAYOUT:
             tokens.append(token)
-    if tokens or next_line < len(lines):
-        raise SyntaxError("the text ends inside a statement")
+    if next_line < len(lines):
+        raise SyntaxError  # the text ends inside a statement
 
 
 def _joined(
@@ -211,8 +210,6 @@ def _joined_statement(base: Statement, ours: Statement, theirs: Statement) -> Li
         return theirs.lines
     if theirs.tokens_key == base.tokens_key:
         return ours.lines
-    if base.comment or ours.comment or theirs.comment:
-        return None
     sides = base.words, ours.words, theirs.words
     merged = merge(*([word.text for word in side] for side in sides))
     if merged.conflicts:
@@ -259,15 +256,16 @@ def _words(tokens: Sequence[TokenInfo], lines: Sequence[str]) -> Iterator[Word]:
     makes a tuple, and so does that of ``x[0,]``.
     """
     brackets: list[bool] = []  # of each that is open: whether its last comma says nothing
-    last = (tokens[0].start[0], 0) if tokens else (1, 0)
+    if not tokens:
+        return
+    last = (tokens[0].start[0], 0)
     for at, token in enumerate(tokens):
-        after = tokens[at + 1].string if at + 1 < len(tokens) else ""
         if token.type == tokenize.OP and token.string in _OPEN:
             brackets.append(token.string == "(" and at > 0 and _calls(tokens[at - 1]))
         elif token.type == tokenize.OP and token.string in _CLOSE and brackets:
             brackets.pop()
         elif token.type == tokenize.OP and token.string == "," and brackets:
-            if after and after in _CLOSE and brackets[-1]:
+            if tokens[at + 1].string in _CLOSE and brackets[-1]:
                 continue
             brackets[-1] = True
         gap, text = _written(lines, last, token.start), _written(lines, token.start, token.end)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
 from unicodedata import normalize
 
 from overlay._features.model import MODULE_SCOPE, Hunk
@@ -206,8 +207,7 @@ class _Sorted:
         """Refuse added modules that cannot lie beside each other in a folder."""
         spellings: dict[str, str] = {}
         for path, file in self.added.items():
-            parts = path.split("/")
-            above = {"/".join(parts[:depth]) for depth in range(1, len(parts))}
+            above = set(map(str, PurePosixPath(path).parents))
             if modules := sorted(above & {*self.added, *self.edits}):
                 self._refuse(file, f"it adds {path}, and {modules[0]} is a module")
             # Some systems tell neither case nor how an accent is written.
@@ -303,22 +303,20 @@ def is_beside(path: str) -> bool:
 
 
 def _fate(file: IncomingFile, package: Package) -> Fate:
+    """Why a file is left out; of one that a feature may have, added or not, that it is edited."""
     path = file.path
-    if file_problem(path, package) is not None and _leaves(path):
+    if _leaves(path) or path == "CMakeLists.txt":
         return Fate.OUTSIDE
     if path.startswith(_TESTS):
         return Fate.TESTS
-    if _PACKAGING.fullmatch(path):
+    # A build writes the version, and a diff of two installations has it.
+    if _PACKAGING.fullmatch(path) or path == f"{package.name}/_version.py":
         return Fate.PACKAGING
-    if path == "CMakeLists.txt":
-        return Fate.OUTSIDE
-    if path == f"{package.name}/_version.py":
-        return Fate.PACKAGING  # a build writes it, and a diff of two installations has it
     if path.startswith(_DOCS) or ("/" not in path and path.endswith(_DOC_ENDINGS)):
         return Fate.DOCS
     if file_problem(path, package) is not None:
         return Fate.OUTSIDE
-    return Fate.ADDED if file.is_new else Fate.EDITED
+    return Fate.EDITED
 
 
 def _laid_on(first: IncomingFile, then: IncomingFile) -> IncomingFile:

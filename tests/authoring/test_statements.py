@@ -15,8 +15,24 @@ import overlay
 from overlay.authoring.carry import carry
 from overlay.authoring.composing import compose
 from overlay.authoring.merge import merge
-from overlay.authoring.statements import Statement, _units, merge_statements, statements
+from overlay.authoring.statements import (
+    Statement,
+    _begun_by,
+    _side,
+    _tokens,
+    _units,
+    merge_statements,
+    statements,
+)
 from overlay.results import Outcome
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_kept() -> None:
+    """What was read before would hide a mutant, which is tried in a fork of a process of tests."""
+    _begun_by.cache_clear()
+    _side.cache_clear()
+
 
 #: The arguments of a call, by their names.
 Call = dict[str, int]
@@ -135,6 +151,10 @@ def test_the_lines_of_the_statements_are_the_text(path: Path) -> None:
         ("a = 1", "a = 1\n  b = 2\n c = 3", "a = 2"),
         ("f(a)", "f(a, '''", "f(b)"),
         ("f(a)", "f(a)\rg(b)", "f(b)"),
+        ("x = -a", "x = not a", "y = -a"),  # together they would be `y = nota`
+        ("f(a, b, c)", "f(a,  # 1st\n b, c)", "f(a, b, d)"),  # b would be in the comment
+        ("# a", "# b", "# c"),
+        ("x = 1  # a", "# a", "x = 2  # a"),
     ],
 )
 def test_a_conflict_stays_one(base: str, ours: str, theirs: str) -> None:
@@ -155,11 +175,46 @@ def test_a_conflict_stays_one(base: str, ours: str, theirs: str) -> None:
         ("x = 1", "    x = 1", False),
         ("x = a + b", "x = a \\\n    + b", True),
         ("def f(a): return a", "def f(a,): return a", True),
+        ("f(a)", "f(a,)", True),
+        ("(a)", "(a,)", False),
+        ("x = (a)", "x = (a,)", False),
+        ("x = (f(a))", "x = (f(a),)", False),
+        ("f(a)(b)", "f(a)(\n    b,\n)", True),
+        ("x[0](b)", "x[0](b,)", True),
     ],
 )
 def test_layout_is_told_from_what_is_said(one: str, other: str, equal: bool) -> None:
     said = [[unit.tokens_key for unit in statements(text.split("\n"))] for text in (one, other)]
     assert (said[0] == said[1]) is equal
+
+
+def test_empty_lines_among_statements_that_both_sides_changed_stay() -> None:
+    sides = "f(a, b)\ng(c, d)", "f(a, b, x=1)\ng(c, d, y=1)", "\nf(\n  e, b)\n\ng(e, d)"
+    merged = merge_statements(*(text.split("\n") for text in sides))
+    assert merged == ("", "f(", "  e, b, x=1)", "", "g(e, d, y=1)")
+
+
+def test_a_formatted_string_is_one_token_where_python_makes_several_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As Python 3.12 does; here whichever runs the test."""
+    line = """x = f'a {f"{b}"} c' + d"""
+    names = {901: "FSTRING_START", 902: "FSTRING_MIDDLE", 903: "FSTRING_END"}
+    kinds = [tokenize.NAME, tokenize.OP, 901, 902, tokenize.OP, 901, tokenize.OP, tokenize.NAME]
+    kinds += [tokenize.OP, 903, tokenize.OP, 902, 903, tokenize.OP, tokenize.NAME, tokenize.NEWLINE]
+    texts = ["x", "=", "f'", "a ", "{", 'f"', "{", "b", "}", '"', "}", " c", "'", "+", "d", ""]
+    tokens, at = [], 0
+    for kind, text in zip(kinds, texts, strict=True):
+        at = line.index(text, at) if text else len(line)
+        place = (1, at), (1, at + len(text))
+        tokens.append(tokenize.TokenInfo(kind, text, *place, line))
+        at += len(text)
+    monkeypatch.setattr(tokenize, "tok_name", {**tokenize.tok_name, **names})
+    monkeypatch.setattr(tokenize, "generate_tokens", lambda _: iter(tokens))
+    (unit,) = _units([line])
+    assert [word.text for word in unit.words] == ["x", "=", """f'a {f"{b}"} c'""", "+", "d"]
+    (whole,) = (token for token in _tokens([line]) if token.string.startswith("f"))
+    assert (whole.type, whole.start, whole.end) == (tokenize.STRING, (1, 4), (1, 19))
 
 
 BASE = b"""\

@@ -9,21 +9,9 @@ import pytest
 from overlay.authoring.commands.new import new_from_edits
 from overlay.authoring.importing import words_of
 from overlay.authoring.incoming import Commit
-from overlay.authoring.landing import on_disk_only
 from overlay.commands.request import Request
 from overlay.errors import TargetError
 from overlay.package import VLLM
-
-
-def test_a_module_that_only_one_release_imports_early_is_told_with_it() -> None:
-    def note(*paths: str) -> str:
-        (line,) = on_disk_only(paths, "0.32.0..0.33.0")
-        return "".join(span.text for part in line for span in part)
-
-    late = "vllm/v1/core/sched/scheduler.py"
-    assert "on 0.33.0 it cannot be patched in memory: vLLM imports vllm.v1.core" in note(late)
-    assert "note: it cannot be patched in memory" in note("vllm/envs.py", late)
-    assert list(on_disk_only([late], "0.31.0..0.32.0")) == []
 
 
 def test_the_reason_names_the_commits_that_were_laid_on_the_first() -> None:
