@@ -8,14 +8,17 @@ import gzip
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from overlay._features.binary_patch import BinaryHunk
 from overlay.authoring import incoming
-from overlay.authoring.incoming import MAX_BYTES, ChangeKind, read_changes
+from overlay.authoring.incoming import MAX_BYTES, ChangeKind, IncomingFile, read_changes
 from overlay.authoring.triage import added_content
 from overlay.errors import UsageError
 
@@ -106,19 +109,106 @@ diff --git a/x.png b/x.png
 index 1234567..89abcde 100644
 Binary files a/x.png and b/x.png differ
 """
-KINDS = [
-    (RENAME, ChangeKind.RENAMED, "y"),
-    (MODE, ChangeKind.MODE, "x"),
-    (ADD, ChangeKind.ADDED, "x"),
-    (REMOVE, ChangeKind.REMOVED, "x"),
-    (BINARY, ChangeKind.BINARY, "x.png"),
+#: The bytes that it says.
+ONE_BYTE = BinaryHunk(b"\0", False)
+LITERAL = b"GIT binary patch\nliteral 1\nIcmZPo000310RR91\n\n"
+NAMES = b"--- a/x\n+++ b/x\n"
+EDIT = b"@@ -1 +1 @@\n-a\n+b\n"
+EPOCH = b"\t1970-01-01 05:30:00.000000000 +0530"
+HEAD = b"diff --git a/x b/x\n"
+#: What comes before a diff: nothing, prose, and other mails with the mail that has it.
+BEFORE = [b"", b"words\n\n", MAIL + b"From 2222222 Mon\nFrom: a\nSubject: x\n\nwhy\n---\n"]
+#: A diff -> what is said of its file, beside what is said of an ordinary edit of x.
+SHAPES: list[tuple[bytes, dict[str, Any]]] = [
+    (HEAD + NAMES + EDIT, {}),
+    (NAMES + EDIT, {"line": 2}),
+    (HEAD + b"index 0012300..1234567 100755\n" + NAMES + EDIT, {"old_blob": "0012300"}),
+    (MODE, {"kind": ChangeKind.MODE, "mode": "100755"}),
+    (
+        MODE.replace(b"755", b"644").replace(b"644", b"755", 1),
+        {"kind": ChangeKind.MODE, "mode": "100644"},
+    ),
+    (MODE + NAMES + EDIT, {"mode": "100755"}),
+    (ADD, {"kind": ChangeKind.ADDED, "names": (None, "b/x"), "creates": True}),
+    (
+        ADD.replace(b"644", b"755"),
+        {"kind": ChangeKind.ADDED, "names": (None, "b/x"), "creates": True, "mode": "100755"},
+    ),
+    (
+        ADD.replace(b"100644", b"120000"),
+        {"kind": ChangeKind.LINK, "names": (None, "b/x"), "creates": True, "mode": "120000"},
+    ),
+    (
+        HEAD + b"index 1234567..89abcde 160000\n" + NAMES + EDIT,
+        {"kind": ChangeKind.SUBMODULE, "mode": "160000", "old_blob": "1234567"},
+    ),
+    (
+        REMOVE.replace(b"644", b"755"),
+        {"kind": ChangeKind.REMOVED, "names": ("a/x", None), "old_blob": "1234567"},
+    ),
+    (RENAME, {"kind": ChangeKind.RENAMED, "path": "y", "names": ("a/x", "b/y")}),
+    (
+        RENAME.replace(b"rename", b"copy"),
+        {"kind": ChangeKind.COPIED, "path": "y", "names": ("a/x", "b/y")},
+    ),
+    (
+        RENAME + b"Binary files a/x and b/y differ\n",
+        {"kind": ChangeKind.BINARY, "path": "y", "names": ("a/x", "b/y")},
+    ),
+    (
+        RENAME + LITERAL,
+        {"kind": ChangeKind.RENAMED, "path": "y", "names": ("a/x", "b/y"), "binary": ONE_BYTE},
+    ),
+    (HEAD + LITERAL, {"kind": ChangeKind.BINARY, "binary": ONE_BYTE}),
+    (
+        HEAD + b"index 1234567..89abcde\n" + LITERAL,
+        {"kind": ChangeKind.BINARY, "binary": ONE_BYTE, "old_blob": "1234567"},
+    ),
+    (HEAD + b"Binary files a/x and b/x differ\n", {"kind": ChangeKind.BINARY}),
+    (
+        RENAME.replace(b"rename", b"copy") + b"Binary files a/x and b/y differ\n",
+        {"kind": ChangeKind.COPIED, "path": "y", "names": ("a/x", "b/y")},
+    ),
+    (
+        b"Binary files x and y differ\n",
+        {"kind": ChangeKind.BINARY, "path": "y", "names": ("x", "y")},
+    ),
+    (b"--- o/x\n+++ n/x\n" + EDIT, {"line": 2, "path": "n/x", "names": ("o/x", "n/x")}),
+    (NAMES + b"@@ -0,0 +1 @@\n+a\n", {"line": 2, "creates": True}),
+    (NAMES + b"@@ -1,0 +2 @@\n+a\n", {"line": 2}),
+    (
+        NAMES.replace(b"a/x", b"a/x" + EPOCH) + b"@@ -0,0 +1 @@\n+a\n",
+        {"line": 2, "creates": True, "dated": True},
+    ),
+    (
+        NAMES.replace(b"b/x", b"b/x" + EPOCH) + b"@@ -1 +0,0 @@\n-a\n",
+        {"line": 2, "kind": ChangeKind.REMOVED},
+    ),
+    (NAMES.replace(b"b/x", b"b/x" + EPOCH) + EDIT, {"line": 2}),
+    (NAMES + b"@@ -1 +0,0 @@\n-a\n", {"line": 2}),
+    (HEAD + NAMES.replace(b"b/x", b"b/x" + EPOCH), {"kind": ChangeKind.EMPTY}),
+    (NAMES + EDIT.replace(b"\n", b"\r\n").replace(b"@\r", b"@"), {"line": 2, "crlf": True}),
 ]
 
 
-@pytest.mark.parametrize(("diff", "kind", "path"), KINDS)
-def test_what_is_done_to_a_file_is_told_apart(diff: bytes, kind: ChangeKind, path: str) -> None:
-    (commit,) = read_changes(diff, "x")
-    assert [(file.kind, file.path) for file in commit.files] == [(kind, path)]
+@pytest.mark.parametrize("before", BEFORE, ids=["alone", "prose", "mails"])
+@pytest.mark.parametrize(("diff", "says"), SHAPES)
+def test_all_that_a_diff_says_of_a_file_is_read(
+    diff: bytes, says: dict[str, Any], before: bytes
+) -> None:
+    file = read_changes(before + diff + b"\n", "x.diff")[-1].files[-1]
+    moved, lines = before.count(b"\n"), (before + diff).split(b"\n")
+    fields: dict[str, Any] = {"path": "x", "kind": ChangeKind.MODIFIED, "line": 1}
+    fields |= {"names": ("a/x", "b/x"), "source": "x.diff", **says}
+    source = (fields["names"][0] or "").removeprefix("a/") or None
+    fields["old_path"] = source if source != fields["path"] else None
+    if fields["kind"] is ChangeKind.REMOVED:
+        fields["old_path"] = "x"
+    assert replace(file, hunks=()) == IncomingFile(
+        **{**fields, "line": fields["line"] + moved, "hunks": ()}
+    )
+    starts = [number for number, line in enumerate(lines, 1) if line.startswith(b"@@")]
+    assert [hunk.patch_line for hunk in file.hunks] == [n for n in starts if n > file.line]
 
 
 OPENINGS = st.sampled_from(["--- ", "+++ ", "", " ", "-", "+", "* "])
@@ -139,11 +229,80 @@ def test_half_a_header_is_prose(above: list[str], between: list[str], below: lis
     assert all(file.hunks[0].pre == ("a = 1", "-- b", "c = 4") for file in commit.files)
 
 
-def test_a_missing_final_newline_is_kept() -> None:
-    end = b"\\ No newline at end of file\n"
-    diff = DIFF.replace(b" c = 4\n", b"-c = 4\n" + end + b"+c = 5\n").replace(b",3 @@", b",3 @@")
-    (hunk,) = read_changes(diff, "x")[0].files[0].hunks
-    assert (hunk.pre_unfinished, hunk.post_unfinished) == (True, False)
+@pytest.mark.parametrize("before", BEFORE, ids=["alone", "prose", "mails"])
+@pytest.mark.parametrize(
+    ("diff", "line", "words"),
+    [
+        (
+            HEAD + NAMES + b"@@ -1 +1 @@\n\\ No newline\n-a\n+b\n",
+            1,
+            "begin with a line of the file",
+        ),
+        (NAMES + b"@@ -0,0 +0,0 @@\n", 2, "begin with a line of the file"),
+        (NAMES + EDIT.replace(b"-a", b"-a\r"), 5, "with CRLF in x, found one that ends with LF"),
+        (NAMES + EDIT.replace(b"+b", b"+b\r"), 5, "with LF in x, found one that ends with CRLF"),
+        (NAMES + EDIT.replace(b"+b", b"+\xef\xbb\xbfb"), 5, "found a byte-order mark"),
+        (b"--- a/" + b"x" * 5000 + b"\n+++ /dev/null\n" + EDIT, 2, "longer than any path"),
+        (b'--- /dev/null\n+++ ""\n' + EDIT, 2, "found none before and after"),
+        (NAMES + EDIT.replace(b"+1", b"+1234567890"), 3, "ten digits or more"),
+        (NAMES + EDIT.replace(b"+b", b"?\xff"), 5, "expected a unified diff: Hunk diff line"),
+        (NAMES + EDIT.replace(b"+b", b"[-b-] x[-1]"), 5, "leave out --word-diff"),
+        (NAMES + EDIT.replace(b"+b", b"{+b+} {+"), 5, "leave out --word-diff"),
+        (NAMES + EDIT.replace(b"+b", b"b-] x[-1]"), 5, "Hunk diff line expected"),
+        (HEAD + LITERAL.replace(b"l 1", b"l x"), 3, "expected 'literal SIZE'"),
+        (HEAD + b"index 1..2\n" + LITERAL.replace(b"Icm", b"Ic"), 5, "a line of base 85"),
+        (HEAD + NAMES + b"@@@ -1 -1 +1 @@@\n" + HEAD + NAMES + EDIT, 1, "of x, found a combined"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_its_line(
+    diff: bytes, line: int, words: str, before: bytes
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_changes(before + diff, "x.diff")
+    line += before.count(b"\n")
+    assert f"x.diff:{line}: " in str(caught.value)
+    assert words in str(caught.value)
+
+
+END = b"\\ No newline at end of file\n"
+
+
+@pytest.mark.parametrize(
+    ("hunk", "unfinished"),
+    [
+        (b" a\n-b\n" + END + b"+c\n", (True, False)),
+        (b" a\n-b\n+c\n" + END, (False, True)),
+        (b"-b\n+c\n a\n" + END, (True, True)),
+        (b" a\n-b\n" + END + b"+c\n" + END, (True, True)),
+        (b" a\n-b\n+c\n", (False, False)),
+    ],
+)
+def test_a_missing_final_newline_is_kept(hunk: bytes, unfinished: tuple[bool, bool]) -> None:
+    (made,) = read_changes(NAMES + b"@@ -1,2 +1,2 @@\n" + hunk, "x")[0].files[0].hunks
+    assert (made.pre_unfinished, made.post_unfinished) == unfinished
+    assert sorted(made.lines) == [(" ", "a"), ("+", "c"), ("-", "b")]
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        (b"a/vllm/x.py", "vllm/x.py"),
+        *((b"%c/vllm/x.py" % side, "vllm/x.py") for side in b"biwco"),
+        (b"d/vllm/x.py", "d/vllm/x.py"),
+        (b'"b/\xff\\377.py"', "\udcff\udcff.py"),
+        (b"vllm/x.py\r", "vllm/x.py"),
+        (rb'"b/\303\266\t\a\\\".py"', 'ö\t\a\\".py'),
+        (b'"', '"'),
+        (b"vllm/x.py  2026-01-02 03:04:05.678 +0100", "vllm/x.py"),
+        (b"vllm/x.py Tue Nov  3 10:00:00 2026", "vllm/x.py"),
+        (b"vllm/x y.py", "vllm/x y.py"),
+        (rb"b\vllm\x.py", "vllm/x.py"),
+        (rb"b/vllm\x.py", "vllm\\x.py"),
+    ],
+)
+def test_a_name_is_read_as_git_and_patch_read_it(name: bytes, path: str) -> None:
+    (file,) = read_changes(b"--- " + name + b"\n+++ " + name + b"\n" + EDIT, "x")[0].files
+    assert (file.path, file.old_path) == (path, None)
 
 
 @pytest.mark.parametrize(
@@ -315,13 +474,29 @@ def test_who_wrote_a_change_that_was_sent_on_is_in_the_mail() -> None:
     assert commit.message.startswith("Why it is right.")
 
 
-@pytest.mark.parametrize("content", [b"a = 1\r\nb = 2\r\n", b"\xef\xbb\xbfa = 1\n"])
-def test_a_new_file_keeps_its_line_ends_and_its_mark(content: bytes) -> None:
-    """As `git apply` and `patch` make it."""
-    lines = content.splitlines(keepends=True)
-    head = b"--- /dev/null\n+++ b/vllm/new.py\n@@ -0,0 +1,%d @@\n" % len(lines)
-    (file,) = read_changes(head + b"".join(b"+" + line for line in lines), "x")[0].files
-    assert added_content(file) == content
+@given(
+    st.lists(st.sampled_from([b"a", b"\n", b"\r\n", b"\r", b"\x0c", b"\xef\xbb\xbf"]), min_size=1)
+)
+@example([b"a", b"\r\n", b"a"])
+@example([b"a", b"\r\n", b"a", b"\r"])
+def test_a_new_file_keeps_its_line_ends_and_its_mark(pieces: list[bytes]) -> None:
+    """As `git apply` and `patch` make it, whatever line of a mail comes behind it."""
+    content = b"".join(pieces)
+    *lines, rest = content.split(b"\n")
+    text = b"".join(b"+" + line + b"\n" for line in lines) + (b"+" + rest + b"\n" + END) * bool(
+        rest
+    )
+    head = b"--- /dev/null\n+++ b/vllm/new.py\n@@ -0,0 +1,%d @@\n" % (len(lines) + bool(rest))
+    if len({line.endswith(b"\r") for line in lines}) > 1:
+        with pytest.raises(UsageError, match="line ends"):
+            read_changes(head + text, "x")
+        return
+    for behind in (b"", b"\n", b"\n\n" + DIFF):
+        file = read_changes(head + text + behind, "x")[0].files[0]
+        assert added_content(file) == content
+    sent = (head + text).replace(b"\n", b"\r\n")
+    if b"\r" not in content:
+        assert added_content(read_changes(sent, "x")[0].files[0]) == content
 
 
 def test_a_path_of_windows_is_read() -> None:
