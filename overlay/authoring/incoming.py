@@ -219,7 +219,7 @@ def read_changes(data: bytes, name: str) -> tuple[Commit, ...]:
     elif _is_mail(data):
         commits = tuple(_mail(data, name, 0))
     else:
-        commits = (Commit(_files(_text(data, name), name, 0)),)
+        commits = (Commit(_files(_text(data, name, 0), name, 0)),)
     if (count := sum(len(commit.files) for commit in commits)) > MAX_FILES:
         raise UsageError(f"{name}: expected a change of at most {MAX_FILES} files, found {count}")
     if not any(commit.files for commit in commits):
@@ -261,17 +261,16 @@ def _require_whole(data: bytes, name: str) -> None:
 def _is_mail(data: bytes) -> bool:
     """Whether a text is one mail without the line by which a mailbox parts them."""
     headers = _HEADERS.match(data)
-    return re.match(rb"(From|Date|Subject|Message-I[dD]): ", data) is not None or (
-        headers is not None and _SENDER.search(headers[0]) is not None
-    )
+    return headers is not None and _SENDER.search(headers[0]) is not None
 
 
-def _text(data: bytes, name: str) -> str:
+def _text(data: bytes, name: str, offset: int) -> str:
     """The text of a diff; bytes that are not UTF-8 are kept, since patched files may hold some."""
-    if b"\0" in data:
-        line = data.count(b"\n", 0, data.index(b"\0")) + 1
+    before, nul, _ = data.partition(b"\0")
+    if nul:
+        line = offset + before.count(b"\n") + 1
         raise UsageError(f"{name}:{line}: expected a text, found a NUL byte")
-    return data.decode("utf-8", "surrogateescape")
+    return data.decode(errors="surrogateescape")
 
 
 def _mails(data: bytes, starts: list[int], name: str) -> Iterator[Commit]:
@@ -302,11 +301,12 @@ def _read_mail(data: bytes, name: str, offset: int) -> Iterator[Commit]:
     parts = [_part(leaf) for leaf in _leaves(message)]
     attached = [part for part in parts[1:] if _MAIL.match(part)]
     raw = b"".join([*parts[:1], *(part for part in parts[1:] if not _MAIL.match(part))])
-    text = _without_signature(_text(raw, name))
+    # The lines of the body are those of the file unless the mail was encoded for transport.
+    body_at = offset + data.count(b"\n") - raw.count(b"\n")
+    text = _without_signature(_text(raw, name, body_at))
     begins = _BEGINS.search(text)
     words = _LONE.sub("\N{REPLACEMENT CHARACTER}", text[: begins.start()] if begins else text)
-    # The lines of the body are those of the file unless the mail was encoded for transport.
-    body_at = offset + data.count(b"\n") - raw.count(b"\n") + words.count("\n")
+    body_at += words.count("\n")
     words = words.replace("\r\n", "\n")
     body_words = re.split(r"(?m)^---\s*$", words)[0]
     headers = {field: _header(message, field, name) for field in ("Subject", "From")}
@@ -353,7 +353,7 @@ def _header(message: Message, field: str, name: str) -> str:
     for key, text in message.raw_items():
         if key.lower() == field.lower():
             _require_short(field, len(text), name)
-    return _LONE.sub("\N{REPLACEMENT CHARACTER}", str(message.get(field, "")))
+    return str(message.get(field, ""))
 
 
 def _require_short(field: str, length: int, name: str) -> None:
@@ -379,15 +379,15 @@ def _files(text: str, name: str, offset: int) -> tuple[IncomingFile, ...]:
         text = text.replace("\r\n", "\n")  # the transport did it: git ends its own lines with LF
     if (far := _FAR.search(text)) is not None:
         raise UsageError(
-            f"{name}:{offset + text.count(chr(10), 0, far.start()) + 1}: expected the numbers of "
+            f"{name}:{offset + text[: far.start()].count(chr(10)) + 1}: expected the numbers of "
             "lines of a file, found one of ten digits or more"
         )
-    lines = StringIO(apart := _with_prose_apart(text), newline="\n")
+    lines = StringIO(apart := _with_prose_apart(text))
     try:
         parsed = PatchSet(lines)
     except UnidiffParseError as error:
         problem = str(error).strip()
-        number = apart.count("\n", 0, lines.tell())
+        number = apart[: lines.tell()].count("\n")
         if problem.startswith("Hunk is"):
             problem += ": correct the counts in its header, or get it again"
         if (form := _other_form(text.split("\n")[number - 1])) is not None:
@@ -590,7 +590,7 @@ def _name(text: str) -> str | None:
         name = _DATED.sub("", name)
         if "/" not in name:
             name = name.replace("\\", "/")  # as a diff of Windows has it
-    return None if name in ("", "/dev/null") else name
+    return None if name == "/dev/null" else name
 
 
 def _unescaped(match: re.Match[bytes]) -> bytes:

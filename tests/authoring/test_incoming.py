@@ -84,6 +84,63 @@ def test_mails_become_commits() -> None:
     assert second.files[0].hunks[0].lines == first.files[0].hunks[0].lines
 
 
+def test_a_mailbox_in_crlf_is_the_same_mailbox() -> None:
+    """Whatever its words begin with: a line that opens a mail has headers behind it."""
+    words = b"why.\nFrom 1234567 on it was wrong.\n\nFrom 1234567 10:00:00 2026 on\nFrom x\n\n"
+    box = MAIL.replace(b"why", b"why", 1).replace(b"it is right.\n", words, 1) + MAIL
+    commits = read_changes(box, "x")
+    assert [len(commit.files) for commit in commits] == [1, 1]
+    assert "From 1234567 on it was wrong.\n\nFrom 1234567 10" in commits[0].message
+    assert read_changes(box.replace(b"\n", b"\r\n"), "x") == commits
+    # Of mails that nothing parts, what git writes first tells them apart.
+    assert len(read_changes(MAIL[:-1] + MAIL, "x")) == 2
+    (one,) = read_changes(MAIL[:-1] + MAIL.replace(b"From: ", b"X-From: ", 1), "x")
+    assert len(one.files) == 2
+    prose = b"From 1234567 to 89abcde\n"
+    assert read_changes(prose + DIFF, "x")[0].files[0].path == "vllm/a.py"
+
+
+def test_the_words_of_a_mail_hold_no_signature_and_its_change_none_of_them() -> None:
+    signed = MAIL.replace(b"\nSigned-off-by", b"\n-- \nJ\n\nSigned-off-by")
+    assert len(read_changes(signed, "x")[0].files) == 1
+    assert "-- \nJ" in read_changes(signed, "x")[0].message
+    with pytest.raises(UsageError, match="shorter"):  # and takes no line of it for its own
+        read_changes(MAIL.replace(b"-b = 2\n", b""), "x")
+    cover = re.sub(rb"(?s)diff --git.*", b"-- \n2.39.5\n\n", MAIL.replace(b"1/2", b"0/2"))
+    commits = read_changes(cover + MAIL, "x")
+    assert [len(commit.files) for commit in commits] == [0, 1]
+
+
+def test_a_mail_that_python_cannot_read_is_told_with_its_place() -> None:
+    deep = b"From 2222222 Mon\nFrom: a\n" + b"Content-Type: message/rfc822\n\n" * 5_000
+    line = MAIL.count(b"\n") + 1
+    with pytest.raises(UsageError, match=rf"x:{line}: .*\(RecursionError\)"):
+        read_changes(MAIL + deep, "x")
+
+
+@pytest.mark.parametrize("field", ["Subject", "SUBJECT", "From", "Content-Type"])
+def test_a_header_has_a_bound(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
+    monkeypatch.setattr(incoming, "_MAX_HEADER", 100)
+    name = f"{field}: " if field.startswith("C") else ""
+    text = "text/plain; x=" if field.startswith("C") else ""
+    fits = text + "x" * (100 - len(name + text))
+    mail = "{}: {}\nSubject: y\n\nwhy\n---\n{}"
+    (commit,) = read_changes(mail.format(field, fits, DIFF.decode()).encode(), "m")
+    assert text or fits in (commit.subject, commit.author)
+    with pytest.raises(UsageError, match=r"m: expected a .* of at most 100 characters, found 101"):
+        read_changes(mail.format(field, fits + "x", DIFF.decode()).encode(), "m")
+
+
+def test_a_mail_may_lack_what_it_says_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    (commit,) = read_changes(b"Subject: \n\n" + DIFF, "x")
+    assert (commit.subject, commit.author, commit.message) == ("", "", "")
+    monkeypatch.setattr(incoming, "_MAX_HEADER", 100)
+    for size, subject in ((100, "x" * 90), (101, "Of the mail")):
+        own = b"Subject: " + b"x" * (size - 10) + b"\n"
+        (commit,) = read_changes(b"Subject: Of the mail\n\n" + own + DIFF, "x")
+        assert commit.subject == subject
+
+
 RENAME = b"diff --git a/x b/y\nsimilarity index 100%\nrename from x\nrename to y\n"
 MODE = b"diff --git a/x b/x\nold mode 100644\nnew mode 100755\n"
 ADD = b"""\
@@ -200,7 +257,7 @@ def test_all_that_a_diff_says_of_a_file_is_read(
     moved, lines = before.count(b"\n"), (before + diff).split(b"\n")
     fields: dict[str, Any] = {"path": "x", "kind": ChangeKind.MODIFIED, "line": 1}
     fields |= {"names": ("a/x", "b/x"), "source": "x.diff", **says}
-    source = (fields["names"][0] or "").removeprefix("a/") or None
+    source = re.sub("^[ao]/", "", fields["names"][0] or "") or None
     fields["old_path"] = source if source != fields["path"] else None
     if fields["kind"] is ChangeKind.REMOVED:
         fields["old_path"] = "x"
@@ -233,6 +290,7 @@ def test_half_a_header_is_prose(above: list[str], between: list[str], below: lis
 @pytest.mark.parametrize(
     ("diff", "line", "words"),
     [
+        (HEAD + NAMES + EDIT.replace(b"-a", b"-\0"), 5, "found a NUL byte"),
         (
             HEAD + NAMES + b"@@ -1 +1 @@\n\\ No newline\n-a\n+b\n",
             1,
@@ -414,8 +472,10 @@ def test_the_words_of_a_mail_are_unicode_whatever_its_bytes(place: bytes) -> Non
     assert place in mail
     wrong = b"Signed-off-by: \xff\nSigned" if place == b"Signed" else place + b" \xff\xfe "
     (commit,) = read_changes(mail.replace(place, wrong, 1), "x")
-    for words in (commit.subject, commit.message, commit.author):
-        words.encode()
+    words = "\n".join([commit.author, commit.subject, commit.message])
+    assert words.encode()
+    assert re.findall(r"[^ -~\n]+", words) in (["\ufffd"], ["\ufffd\ufffd"])
+    assert not re.search("X", words)
     assert commit.files[0].hunks[0].pre == ("a = '\udcff'",)
 
 
@@ -440,13 +500,19 @@ PATCH = 'application/octet-stream; name="1.patch"'
 TEXT = 'application/octet-stream; name="1.txt"'
 
 
-@pytest.mark.parametrize("kind", [PATCH, TEXT, "text/x-patch"])
+DIFFS = 'application/octet-stream; name="1.diff"'
+
+
+@pytest.mark.parametrize("kind", [PATCH, DIFFS, TEXT, "text/x-patch"])
 @pytest.mark.parametrize(
     "mailbox", ["", "From - Tue Nov 03 10:00:00 2026\n", "From a 10:00:00 2026\n"]
 )
 def test_a_mail_of_a_client_is_read_with_its_attachment(kind: str, mailbox: str) -> None:
-    data = mailbox.encode() + eml(("text/plain", b"See it.\n"), (kind, DIFF))
+    other = ("application/pdf", DIFF.replace(b"a.py", b"c.py"))
+    empty = ("text/plain", b"")
+    data = mailbox.encode() + eml(("text/plain", b"See it."), empty, (kind, DIFF), other)
     (commit,) = read_changes(data, "x.eml")
+    assert (commit.message, commit.files[0].old_blob) == ("See it.", "1234567")
     assert (commit.subject, commit.author) == ("Two of them", "Ada <ada@example.org>")
     assert commit.files[0].hunks[0].post == ("a = 1", "b = 3", "c = 4")
 
@@ -462,15 +528,21 @@ def test_what_a_mail_shows_in_html_as_well_is_read_once() -> None:
 def test_mails_that_are_attached_are_commits_of_their_own() -> None:
     second = MAIL.replace(b"1/2", b"2/2").replace(b"Count what", b"Weigh what")
     data = eml(("text/plain", b"Please apply.\n"), (PATCH, MAIL), (PATCH, second))
+    own = read_changes(eml(("text/plain", DIFF), (PATCH, second)), "x.eml")
+    assert [commit.subject[:17] for commit in own] == ["Two of them", "[Core] Weigh what"]
     commits = read_changes(data, "x.eml")
     assert [commit.subject[:17] for commit in commits] == ["[Core] Count what", "[Core] Weigh what"]
     assert {commit.author for commit in commits} == {"Jörg <joerg@example.com>"}
 
 
 def test_who_wrote_a_change_that_was_sent_on_is_in_the_mail() -> None:
-    data = MAIL.replace(b"\nWhy it", b"\nFrom: Ada <ada@example.org>\nSubject: Own\n\nWhy it")
+    own = b"\nFrom: Ada <ada@example.org>\n"
+    data = MAIL.replace(b"\nWhy it", own + b"Subject: Own: it: is\n\nWhy it")
     (commit,) = read_changes(data, "x.mbox")
-    assert (commit.subject, commit.author) == ("Own", "Ada <ada@example.org>")
+    assert (commit.subject, commit.author) == ("Own: it: is", "Ada <ada@example.org>")
+    assert commit.message.startswith("Why it is right.")
+    (commit,) = read_changes(MAIL.replace(b"\nWhy it", own + b"\nWhy it"), "x.mbox")
+    assert commit.subject == "[Core] Count what is right (#12345)"
     assert commit.message.startswith("Why it is right.")
 
 
@@ -502,3 +574,14 @@ def test_a_new_file_keeps_its_line_ends_and_its_mark(pieces: list[bytes]) -> Non
 def test_a_path_of_windows_is_read() -> None:
     (file,) = read_changes(DIFF.replace(b"/", b"\\"), "x")[0].files
     assert file.path == "vllm/a.py"
+
+
+@pytest.mark.parametrize(
+    ("charset", "pre"),
+    [("latin-1", "ü"), ("utf-8", "\udcfc"), ("us-ascii", "\udcfc"), ("none-such", "\udcfc")],
+)
+def test_the_encoding_that_a_mail_says_is_undone(charset: str, pre: str) -> None:
+    """As git does it: the files of the package are in UTF-8."""
+    head = f"From: a\nContent-Type: text/plain; charset={charset}\n\n".encode()
+    (commit,) = read_changes(head + NAMES + EDIT.replace(b"-a", b"-\xfc"), "x")
+    assert commit.files[0].hunks[0].pre == (pre,)
