@@ -408,19 +408,19 @@ def _with_prose_apart(text: str) -> str:
     A header has two lines, as `patch` and `git apply` read it; before a hunk, one must be there.
     """
     lines = text.split("\n")
+    numbers = iter(range(len(lines)))
     before = after = 0
-    opened = -1
-    for at, line in enumerate(lines):
+    for at in numbers:
+        line = lines[at]
         if before > 0 or after > 0:
             before -= not line.startswith(("+", "\\"))
             after -= not line.startswith(("-", "\\"))
         elif (counts := _COUNTS.match(line)) is not None:
             before, after = (int(number or 1) for number in counts.groups())
-        elif line.startswith(("--- ", "+++ ")):
-            opens = line.startswith("---") and lines[at + 1].startswith("+++ ")
-            if not (opens or opened == at or lines[at + 1].startswith("@@ -")):
-                lines[at] = f" {line}"
-            opened = at + 1 if opens else -1
+        elif line.startswith("--- ") and lines[at + 1].startswith("+++ "):
+            next(numbers)
+        elif line.startswith(("--- ", "+++ ")) and not lines[at + 1].startswith("@@ -"):
+            lines[at] = f" {line}"
     return "\n".join(lines)
 
 

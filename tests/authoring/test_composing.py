@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from overlay._features.model import MODULE_SCOPE, Hunk
+from overlay._features.model import FILE_SCOPE, MODULE_SCOPE, Hunk, WholeFile
 from overlay.authoring.carry import carry
-from overlay.authoring.composing import NotComposable, compose
+from overlay.authoring.composing import (
+    CONTEXT,
+    NotComposable,
+    ScopedText,
+    compose,
+    compose_file,
+    contexts_from,
+    with_base,
+)
 from overlay.planning.matching import edits, final_newline_after, match
 from overlay.planning.scopes import UnparsableError, find
 from overlay.planning.text import SourceText
@@ -129,15 +137,131 @@ def test_context_grows_until_the_place_is_clear() -> None:
     assert applied(repeated, (hunk,)) == b"\n".join(lines)
 
 
+NUMBERS = [b"%d" % number for number in range(40)]
+
+
+def changed(*places: int) -> bytes:
+    """A text of numbers with another line at some places."""
+    return b"\n".join([b"new" if at in places else line for at, line in enumerate(NUMBERS)])
+
+
 @pytest.mark.parametrize(
-    ("before", "after"),
+    ("places", "starts"),
+    [((10, 17), [8]), ((10, 18), [8, 16]), ((2, 3, 39), [1, 37]), ((0, 20), [1, 18])],
+)
+def test_changes_between_which_few_lines_stay_are_one_hunk(
+    places: tuple[int, ...], starts: list[int]
+) -> None:
+    hunks = compose_file("vllm/a.txt", changed(), changed(*places))
+    assert [hunk.source_line for hunk in hunks] == starts
+    (one, *_) = compose_file("vllm/a.txt", changed(), changed(*places), (1,))
+    assert one.pre[0] == str(max(0, places[0] - 1))
+
+
+def test_changes_in_two_functions_are_two_hunks_however_near() -> None:
+    after = MODULE.replace(b"return sizes", b"return 1").replace(b"return size\n", b"return 2\n")
+    assert [hunk.scope for hunk in compose(MODULE, after)] == ["Runner.capture", "Runner.run"]
+
+
+def test_the_context_of_a_hunk_ends_where_the_next_change_begins() -> None:
+    """Lines that occur twice ask for more context than there is room for: one hunk holds both."""
+    block = [b"a = 1", b"b = 2", b"c = 3", b"d = 4"]
+    lines = [b"x = 0", *block * 4, b"y = 0"]
+    after = [*lines]
+    after[6], after[14] = b"new = 1", b"new = 2"
+    before, now = (b"\n".join([*each, b""]) for each in (lines, after))
+    (hunk,) = compose(before, now)
+    assert applied(before, (hunk,)) == now
+
+
+@pytest.mark.parametrize(
+    ("asked", "tried"), [(None, CONTEXT), (0, (0, *CONTEXT)), (3, CONTEXT), (6, (6, *CONTEXT[2:]))]
+)
+def test_more_context_is_tried_than_was_asked_for(asked: int | None, tried: tuple[int]) -> None:
+    assert contexts_from(asked) == tried
+
+
+DATA = st.lists(st.sampled_from([b"a", b"b", b"\n", b"\r\n", b"\0", b"\xff", b"\xef\xbb\xbf"]))
+
+
+@given(DATA.map(b"".join), DATA.map(b"".join))
+@example(b"a\nb\n", b"a\nc\n")
+@example(b"a\n\0", b"a\nb")
+@example(b"a", b"a\n\0")
+@example(b"\xff\n", b"\xff\nb\n")
+def test_a_data_file_is_changed_by_hunks_or_as_a_whole(before: bytes, after: bytes) -> None:
+    hunks = compose_file("vllm/a.json", before, after)
+    assert {hunk.scope for hunk in hunks} <= {FILE_SCOPE}
+    if (whole := next((hunk.whole for hunk in hunks), None)) is not None:
+        assert (len(hunks), whole) == (1, WholeFile.of(before, after))
+        assert (hunks[0].source_line, hunks[0].patch_line, hunks[0].lines) == (1, 1, ())
+        return
+    source = SourceText.from_bytes(before)
+    assert b"\0" not in before + after
+    assert not hunks or before != after
+    made = [
+        edit
+        for hunk in hunks
+        for edit in edits(hunk, (ScopedText.read(before, is_data=True).match(hunk).line or 0) - 1)
+    ]
+    ends = (end for hunk in hunks if (end := final_newline_after(hunk)) is not None)
+    assert source.splice(made, next(ends, None)).to_bytes() == after
+
+
+TWICE = b"""\
+class A:
+    def f(self):
+        a = 1
+
+
+class B:
+    def f(self):
+        b = 1
+    def f(self):
+        a = 1
+        b = 1
+"""
+
+
+def test_the_place_of_a_hunk_is_told_where_its_scope_is_there_twice() -> None:
+    text = ScopedText.read(TWICE)
+    at_end = Hunk("B.f", ((" ", "        a = 1"), ("+", "        c = 1")), 1, 1)
+    nowhere = at_end._replace(lines=((" ", "        x = 1"),))
+    assert text.home(nowhere) is None
+    assert text.home(at_end) == range(8, 11)
+    assert text.home(at_end._replace(scope="B")) == range(5, 11)
+    assert text.home(at_end._replace(scope="A.f")) == range(1, 5)
+    assert text.home(nowhere._replace(scope="A.f")) == range(1, 5)
+    assert text.home(at_end._replace(scope="C")) is None
+    based = with_base(at_end, text)
+    assert based == at_end._replace(base_has=("def f(self):", "a = 1", "b = 1"))
+    assert with_base(based._replace(base_has=("a",)), text).base_has == ("a",)
+    assert with_base(nowhere, text).base_has == ()
+
+
+def test_what_a_hunk_defines_once_more_is_named() -> None:
+    text = ScopedText.read(TWICE)
+    hunk = Hunk("A", ((" ", "        a = 1"), ("+", "    def f(self, b):")), 1, 1)
+    assert text.twins(hunk) == ["def f(self):"]
+    assert text.twins(hunk._replace(lines=(hunk.lines[0], ("+", "    def g(self):")))) == []
+    assert text.twins(hunk._replace(lines=(hunk.lines[0], ("+", "    g(self)")))) == []
+    assert text.twins(hunk._replace(lines=((" ", "        x = 1"), hunk.lines[1]))) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
     [
-        (b"a = 1\nb = 2\n", b"a = 1\r\nb = 2\r\n"),
-        (b"a = 1\n", b"\xef\xbb\xbfa = 1\n"),
-        (b"a = 1\nb = 2\n", b"a = 1\n"),
-        (b"", b"a = 1\n"),
+        (b"a = 1\nb = 2\n", b"a = 1\r\nb = 2\r\n", "changes line ends alone"),
+        (b"a = 1\r\nb = 2\r\n", b"a = 1\r\nb = 3\n", "line 2 ends with '\\n', and was expected to"),
+        (b"a = 1\n", b"\xef\xbb\xbfa = 1\n", "the encoding of the file"),
+        (b"# coding: latin-1\n", b"# coding: utf-8\n", "the encoding of the file"),
+        (b"a = 1\nb = 2\n", b"a = 1\n", "the change at line 2: no amount"),
+        (b"", b"a = 1\n", "the change at line 1: no amount"),
+        (b"a = 1\n", b"a = (\n", "is not Python that can be read"),
+        (b"a = 1\n", b"a = '\xff'\n", "is not Python that can be read"),
     ],
 )
-def test_what_no_hunk_can_say_is_refused(before: bytes, after: bytes) -> None:
-    with pytest.raises(NotComposable):
-        compose(before, after)
+def test_what_no_hunk_can_say_is_refused(before: bytes, after: bytes, words: str) -> None:
+    with pytest.raises(NotComposable, match=r"^vllm/a\.py ") as caught:
+        compose_file("vllm/a.py", before, after)
+    assert words in str(caught.value)

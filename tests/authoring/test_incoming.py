@@ -272,18 +272,45 @@ OPENINGS = st.sampled_from(["--- ", "+++ ", "", " ", "-", "+", "* "])
 PROSE = st.lists(st.builds(str.__add__, OPENINGS, st.sampled_from(["faster", "a/x", "of b"])))
 
 
-@given(PROSE, PROSE, PROSE)
-@example([], ["+++ faster"], [])
-@example(["+++ faster"], ["--- of b"], ["+++ a/x", "+++ a/x", "--- a/x"])
-def test_half_a_header_is_prose(above: list[str], between: list[str], below: list[str]) -> None:
+END = b"\\ No newline at end of file\n"
+#: Lines of a hunk that look like those of a header.
+LIKE_HEADERS = [b"--- b\n", b"+++ c\n"]
+BODIES = st.one_of(
+    st.permutations(LIKE_HEADERS).map(lambda body: (b"@@ -1 +1 @@\n", body)),
+    st.permutations([*LIKE_HEADERS, b" a\n"]).map(lambda body: (b"@@ -1,2 +1,2 @@\n", body)),
+)
+
+
+@given(PROSE, PROSE, PROSE, BODIES, st.booleans())
+@example([], ["+++ faster"], [], (b"@@ -1 +1 @@\n", LIKE_HEADERS), False)
+@example(
+    ["x", "+++ faster", "--- faster"],
+    ["--- of b"],
+    ["+++ a/x", "+++ a/x", "--- a/x"],
+    (b"@@ -1,2 +1,2 @@\n", [*LIKE_HEADERS, b" a\n"]),
+    True,
+)
+def test_half_a_header_is_prose(
+    above: list[str],
+    between: list[str],
+    below: list[str],
+    hunk: tuple[bytes, list[bytes]],
+    unfinished: bool,
+) -> None:
     """As ``patch`` and ``git apply`` take it; a line of a hunk that looks like one stays."""
-    first = b"".join(DIFF.splitlines(keepends=True)[2:]).replace(b"-b = 2", b"--- b", 1)
+    counts, body = hunk
+    marked = body[0] + END * unfinished + b"".join(body[1:])
+    first = b"--- a/vllm/a.py\n+++ b/vllm/a.py\n" + counts + marked
     second = first.replace(b"vllm/a.py", b"vllm/b.py")
     # Both lines of a header are one, wherever they stand.
     words = ["".join(f"{line}\n*\n" for line in each).encode() for each in (above, between, below)]
-    (commit,) = read_changes(words[0] + first + words[1] + second + words[2], "x.diff")
-    assert [file.path for file in commit.files] == ["vllm/a.py", "vllm/b.py"]
-    assert all(file.hunks[0].pre == ("a = 1", "-- b", "c = 4") for file in commit.files)
+    data = words[0] + first + words[1] + second + words[2]
+    for prose in (b"", b"*\n"):
+        (commit,) = read_changes(prose + data, "x.diff")
+        assert [file.path for file in commit.files] == ["vllm/a.py", "vllm/b.py"]
+        for file in commit.files:
+            lines = [f"{op}{text}\n".encode() for op, text in file.hunks[0].lines]
+            assert lines == list(body)
 
 
 @pytest.mark.parametrize("before", BEFORE, ids=["alone", "prose", "mails"])
@@ -304,9 +331,13 @@ def test_half_a_header_is_prose(above: list[str], between: list[str], below: lis
         (b'--- /dev/null\n+++ ""\n' + EDIT, 2, "found none before and after"),
         (NAMES + EDIT.replace(b"+1", b"+1234567890"), 3, "ten digits or more"),
         (NAMES + EDIT.replace(b"+b", b"?\xff"), 5, "expected a unified diff: Hunk diff line"),
-        (NAMES + EDIT.replace(b"+b", b"[-b-] x[-1]"), 5, "leave out --word-diff"),
+        (NAMES + EDIT.replace(b"+b", b"[-b c-] x[-1]"), 5, "leave out --word-diff"),
         (NAMES + EDIT.replace(b"+b", b"{+b+} {+"), 5, "leave out --word-diff"),
-        (NAMES + EDIT.replace(b"+b", b"b-] x[-1]"), 5, "Hunk diff line expected"),
+        (
+            NAMES + EDIT.replace(b"-a", b"-a[-1]").replace(b"+b", b"b-] {+"),
+            5,
+            "Hunk diff line expected",
+        ),
         (HEAD + LITERAL.replace(b"l 1", b"l x"), 3, "expected 'literal SIZE'"),
         (HEAD + b"index 1..2\n" + LITERAL.replace(b"Icm", b"Ic"), 5, "a line of base 85"),
         (HEAD + NAMES + b"@@@ -1 -1 +1 @@@\n" + HEAD + NAMES + EDIT, 1, "of x, found a combined"),
@@ -320,9 +351,6 @@ def test_what_cannot_be_read_is_refused_with_its_line(
     line += before.count(b"\n")
     assert f"x.diff:{line}: " in str(caught.value)
     assert words in str(caught.value)
-
-
-END = b"\\ No newline at end of file\n"
 
 
 @pytest.mark.parametrize(
