@@ -174,7 +174,8 @@ EDIT = b"@@ -1 +1 @@\n-a\n+b\n"
 EPOCH = b"\t1970-01-01 05:30:00.000000000 +0530"
 HEAD = b"diff --git a/x b/x\n"
 #: What comes before a diff: nothing, prose, and other mails with the mail that has it.
-BEFORE = [b"", b"words\n\n", MAIL + b"From 2222222 Mon\nFrom: a\nSubject: x\n\nwhy\n---\n"]
+ONE_MAIL = b"From: a\nSubject: x\n\nwhy\n---\n"
+BEFORE = [b"", b"words\n\n", ONE_MAIL, MAIL + b"From 2222222 Mon\n" + ONE_MAIL]
 #: A diff -> what is said of its file, beside what is said of an ordinary edit of x.
 SHAPES: list[tuple[bytes, dict[str, Any]]] = [
     (HEAD + NAMES + EDIT, {}),
@@ -248,7 +249,7 @@ SHAPES: list[tuple[bytes, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("before", BEFORE, ids=["alone", "prose", "mails"])
+@pytest.mark.parametrize("before", BEFORE, ids=["alone", "prose", "mail", "mails"])
 @pytest.mark.parametrize(("diff", "says"), SHAPES)
 def test_all_that_a_diff_says_of_a_file_is_read(
     diff: bytes, says: dict[str, Any], before: bytes
@@ -313,7 +314,7 @@ def test_half_a_header_is_prose(
             assert lines == list(body)
 
 
-@pytest.mark.parametrize("before", BEFORE, ids=["alone", "prose", "mails"])
+@pytest.mark.parametrize("before", BEFORE, ids=["alone", "prose", "mail", "mails"])
 @pytest.mark.parametrize(
     ("diff", "line", "words"),
     [
@@ -464,6 +465,18 @@ def test_a_series_of_git_is_read(tmp_path: Path) -> None:
         *(ChangeKind.ADDED, ChangeKind.MODIFIED, ChangeKind.MODIFIED),
     ]
     assert any("b = 'ü'" in hunk.post for hunk in commits[1].files[0].hunks)
+
+
+def test_a_diff_is_bounded_and_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incoming, "MAX_BYTES", len(DIFF))
+    assert read_changes(DIFF, "x")
+    for data, words in (
+        (DIFF + b"\n", f"x: expected a diff of at most {len(DIFF)} bytes, found {len(DIFF) + 1}"),
+        (DIFF[:-1], "x:9: expected a newline at the end of the last line"),
+        (b"\xef\xbb\xbf" + DIFF[:-5], "x:1: expected a diff, found a byte-order mark"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            read_changes(data, "x")
 
 
 def test_a_change_of_more_files_than_any_release_has_is_refused(
