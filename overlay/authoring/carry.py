@@ -359,7 +359,7 @@ def _placed(region: Region, above: Lines, below: Lines, there: set[str]) -> Sett
         if edit is None:
             return None
         edits.append(edit)
-    edits.sort()
+    edits.sort(key=lambda edit: edit[:2])  # those of one place stay in their order
     if any(edit.stop > other.start for edit, other in pairwise(edits)):
         return None
     result = list(theirs)

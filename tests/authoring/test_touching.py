@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from overlay.authoring.carry import carry, place_touching
@@ -99,8 +99,16 @@ _TEXTS = st.lists(_LINES, max_size=8)
 
 
 @given(_TEXTS, _TEXTS, _TEXTS)
+@example(
+    ["call_one(x)", "value = 1", "call_two(x)"],
+    ["call_one(x)", "zeta(x)", "value = 1", "alpha(x)", "call_two(x)"],
+    ["call_one(x)", "call_two(x)"],
+)
 def test_no_line_is_lost_unseen(base: list[str], ours: list[str], theirs: list[str]) -> None:
-    """Whatever is placed, upstream's lines are there, but those that the change takes out."""
+    """Whatever is placed, upstream's lines are there, but those that the change takes out.
+
+    The lines that it adds come in their order.
+    """
     result = place_touching(merge(base, ours, theirs))
     if result is None:
         return
@@ -112,6 +120,8 @@ def test_no_line_is_lost_unseen(base: list[str], ours: list[str], theirs: list[s
     for line in set(ours):
         if ours.count(line) > base.count(line):
             assert line in result.lines
+    new = {*ours} - {*base} - {*theirs}
+    assert [line for line in result.lines if line in new] == [line for line in ours if line in new]
 
 
 @given(st.data())
