@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlay._features.model import Feature
@@ -101,6 +101,7 @@ def test_another_id_changes_one_line(files: dict[str, bytes]) -> None:
     assert {**new, "feature.toml": b""} == {**files, "feature.toml": b""}
 
 
+@settings(max_examples=30)  # each writes folders
 @given(features(), st.data())
 def test_split_and_folded_again_a_feature_is_what_it_was(
     files: dict[str, bytes], data: st.DataObject
@@ -124,11 +125,11 @@ def test_split_and_folded_again_a_feature_is_what_it_was(
     if "needs" in rest_of(files):
         return  # which holds for all of a feature
     parts, halves = {"alpha": rest, "new": new}, (rest, new)
+    first, second = read(rest), read(new)
+    order = [topic.name for each in (first, second) for topic in each.topics]
     for id_, half in parts.items():
-        back = folded(read(rest), read(new), halves, id_)
-        assert read(back).id == id_
+        back = folded(first, second, halves, id_)
         assert rest_of(back, "upstreamed") == rest_of(half, "upstreamed")
-        order = [topic.name for each in halves for topic in read(each).topics]
         numbers = [f"{number}0{name[2:]}" for number, name in enumerate(order, 1)]
         assert topics_of(back) == dict(zip(numbers, map(topics.get, order), strict=True))
         assert all(about(back))
@@ -146,11 +147,14 @@ ALPHA = [(PATHS[0], [False]), (PATHS[1], [True])]
     ("topics", "words"),
     [
         (["09-x", "05-t1"], "--split 09-x: expected topics of alpha: 05-t1, 06-t2"),
+        ([], "--split 05-t1: expected topics of alpha: none"),
         (["06-t2", "05-t1"], "found all: --rename does that"),
     ],
 )
 def test_what_is_not_split_is_said(topics: list[str], words: str) -> None:
-    files = files_of("alpha", ALPHA)
+    module = {"files/vllm/m.py": b"a = 1\n"}
+    files = files_of("alpha", ALPHA if topics else [], more=module)
+    topics = topics or ["05-t1"]
     with pytest.raises(UsageError, match=words):
         split(read(files), files, topics, "new", "")
 
@@ -226,6 +230,7 @@ def test_a_test_of_a_file_that_no_topic_changes_is_about_the_only_topic() -> Non
         ('needs = ["alpha"]', 'needs = ["new"]'),
         ('needs = ["beta-alpha", "alpha", "alpha-b"]', 'needs = ["beta-alpha", "new", "alpha-b"]'),
         ('needs=["b",  "alpha"] # "alpha"', 'needs=["b",  "new"] # "alpha"'),
+        ('needs = ["alpha"]\n[x]\nneeds = ["alpha"]', 'needs = ["new"]\n[x]\nneeds = ["alpha"]'),
         ('needs = ["alphas"]', None),
         ("", None),
     ],
