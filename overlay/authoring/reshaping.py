@@ -79,8 +79,8 @@ def folded(first: Feature, second: Feature, files: Sequence[Files], id_: str) ->
         new_names = {topic.name: next(names) for topic in feature.topics}
         tests += _of_topics(feature, before, new_names)
         for path, data in _within(feature, before, span).items():
-            folder, _, rest = path.partition("/")
-            name = f"{new_names[folder]}/{rest}" if folder in new_names else path
+            folder = path.split("/")[0]
+            name = new_names.get(folder, folder) + path.removeprefix(folder)
             if name.startswith("origin/") and name in result:
                 name = f"origin/{feature.id}-{name.removeprefix('origin/')}"
             if name != "feature.toml" and result.setdefault(name, data) != data:
