@@ -294,10 +294,9 @@ def _mail(data: bytes, name: str, offset: int) -> list[Commit]:
 
 def _read_mail(data: bytes, name: str, offset: int) -> Iterator[Commit]:
     """The change of a mail, and those of the mails that are attached to it."""
-    raw_mail = data[opening.end() :] if (opening := _MAIL.match(data)) else data
-    for match in _OF_PARTS.finditer(raw_mail):
+    for match in _OF_PARTS.finditer(data):
         _require_short(match[1].decode(), len(match[0]), name)
-    message = message_from_bytes(raw_mail, policy=mail_policy)
+    message = message_from_bytes(data, policy=mail_policy)
     parts = [_part(leaf) for leaf in _leaves(message)]
     attached = [part for part in parts[1:] if _MAIL.match(part)]
     raw = b"".join([*parts[:1], *(part for part in parts[1:] if not _MAIL.match(part))])
