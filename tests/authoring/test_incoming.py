@@ -265,6 +265,7 @@ def test_all_that_a_diff_says_of_a_file_is_read(
     assert replace(file, hunks=()) == IncomingFile(
         **{**fields, "line": fields["line"] + moved, "hunks": ()}
     )
+    assert all(hunk.source_line == (2 if b"-1,0" in diff else 1) for hunk in file.hunks)
     starts = [number for number, line in enumerate(lines, 1) if line.startswith(b"@@")]
     assert [hunk.patch_line for hunk in file.hunks] == [n for n in starts if n > file.line]
 
