@@ -70,20 +70,17 @@ class ScopedText:
         """The text's own lines that define a name which a hunk, placed in it, adds."""
         if not new_names(hunk):
             return []
-        start, lines = (self.match(hunk).line or 0) - 1, self.source.lines
-        if start < 0 or lines[start : start + len(hunk.pre)] != hunk.pre:
+        line, lines = self.match(hunk).line, self.source.lines
+        if line is None or lines[line - 1 :][: len(hunk.pre)] != hunk.pre:
             return []
         places = self.scopes.get(hunk.scope, ())
-        return [line.strip() for line, _ in definitions_beside(hunk, lines, start, places)]
+        return [text.strip() for text, _ in definitions_beside(hunk, lines, line - 1, places)]
 
     def home(self, hunk: Hunk) -> range | None:
         """The place of a hunk's scope that holds the hunk; ``None`` where that cannot be told."""
-        places = self.scopes.get(hunk.scope, ())
-        line = self.match(hunk).line
-        if line is None:
-            return places[0] if len(places) == 1 else None
-        start, stop = line - 1, line - 1 + len(hunk.pre)
-        return next((p for p in places if p.start <= start and stop <= p.stop), None)
+        line, places = self.match(hunk).line, self.scopes.get(hunk.scope, ())
+        holding = [place for place in places if line is None or line - 1 in place]
+        return holding[0] if len(holding) == 1 else None
 
 
 def with_base(hunk: Hunk, origin: ScopedText) -> Hunk:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from overlay.authoring.carry import Carried, carry
-from overlay.authoring.composing import compose
+from overlay._features.model import FILE_SCOPE
+from overlay.authoring.carry import Carried, CarriedHunk, carry
+from overlay.authoring.composing import compose, compose_file, whole_file
 from overlay.planning.matching import new_lines, share_of
 from overlay.results import Outcome
 
@@ -128,3 +129,123 @@ def test_only_telling_lines_tell(
 def test_a_share_counts_lines_that_stand_in_the_scope() -> None:
     assert share_of(("a", "b"), ("    a", "c")) == 0.5
     assert share_of((), ("a",)) == 0.0
+
+
+DATA = b"".join(b"key_%d = value %d\n" % (n, n) for n in range(12))
+DATA_AFTER = DATA.replace(b"value 6", b"value six")
+
+
+@pytest.mark.parametrize(
+    ("target", "outcome", "after"),
+    [
+        (DATA, Outcome.EXACT, DATA_AFTER),
+        (DATA_AFTER, Outcome.UPSTREAM, DATA_AFTER),
+        (DATA.replace(b"key_1 ", b"KEY "), Outcome.EXACT, DATA_AFTER.replace(b"key_1 ", b"KEY ")),
+        (DATA.replace(b"key_5", b"(key"), Outcome.CONFLICT, DATA.replace(b"key_5", b"(key")),
+        (DATA.replace(b"key_4", b"(key"), Outcome.MERGED, DATA_AFTER.replace(b"key_4", b"(key")),
+        (DATA.replace(b"value 6", b"6"), Outcome.CONFLICT, DATA.replace(b"value 6", b"6")),
+        (None, Outcome.MISSING, None),
+        (b"", Outcome.CONFLICT, b""),
+    ],
+)
+def test_a_data_file_is_carried_by_its_lines_and_need_not_compile(
+    target: bytes | None, outcome: Outcome, after: bytes | None
+) -> None:
+    hunks = compose_file("vllm/a.conf", DATA, DATA_AFTER)
+    made = carry(DATA, hunks, target)
+    assert (made.outcome, made.after, made.problem) == (outcome, after, None)
+    assert not made.hunks[0].by_statement
+    assert made.hunks[0].scope == FILE_SCOPE
+
+
+@pytest.mark.parametrize("new", [b"\0\2", None])
+def test_a_whole_file_is_carried_to_the_same_bytes_alone(new: bytes | None) -> None:
+    hunk = whole_file(b"\0\1", new)
+    for target, outcome, after in (
+        (b"\0\1", Outcome.EXACT, new),
+        (b"\0\1\2", Outcome.CONFLICT, b"\0\1\2"),
+        (new, Outcome.UPSTREAM, new),
+    ):
+        made = carry(b"\0\1", [hunk], target)
+        assert (made.outcome, made.after) == (outcome, after)
+        assert made.hunks == (CarriedHunk(hunk, outcome, FILE_SCOPE),)
+    if new is not None:
+        assert carry(b"\0\1", [hunk], None).outcome is Outcome.MISSING
+
+
+def test_where_each_hunk_went_is_told() -> None:
+    above = b"import os\n\n\n"
+    hunks = compose(BASE, PATCHED)
+    assert [hunk.line for hunk in carried(above + BASE).hunks] == [hunks[0].source_line + 3]
+    assert [hunk.line for hunk in carried(above + PATCHED).hunks] == [5]
+    target = above + BASE.replace(b"        count = len(sizes)\n", b"        count = 1\n")
+    (merged,) = carried(target).hunks
+    assert (merged.line, merged.scope, merged.by_statement) == (5, "Runner.capture", False)
+    assert merged.merge is not None
+    (conflict,) = carried(target.replace(b"self.run(size)", b"self.run(1)")).hunks
+    assert (conflict.line, conflict.by_statement, conflict.beside) == (5, False, False)
+
+
+BODY = b"".join(b"    v%d = value + %d\n" % (n, n) for n in range(12)) + b"    return v3\n\n\n"
+HELPER = b"def helper(value):\n" + BODY
+WITH_HELPER = BASE[: BASE.index(b"def helper")] + HELPER + b"LAST = 1\n"
+ASSIST, AID = (b"def assist(value):\n" + BODY, b"def aid(value):\n" + BODY)
+MORE = AID.replace(b"    v1 =", b"    v0 += 1\n    v1 =")
+#: 16 lines of which 12 are among 14: just alike enough, and not with another one that differs.
+LIKE = ASSIST.replace(b"    v8 = value + 8\n    v9 = value + 9\n", b"").replace(b"v7 =", b"v7  =")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "scope"),
+    [
+        ([ASSIST], "assist"),
+        ([ASSIST, AID], None),  # which of them?
+        ([MORE, ASSIST], "assist"),
+        ([ASSIST, MORE], "assist"),
+        ([LIKE], "assist"),
+        ([LIKE.replace(b"v6 =", b"v6  =")], None),
+        ([], None),
+    ],
+)
+def test_a_scope_that_is_gone_is_the_one_that_is_most_like_it(
+    theirs: list[bytes], scope: str | None
+) -> None:
+    patched = WITH_HELPER.replace(b"v3 = value", b"v3 = 2 * value")
+    target = WITH_HELPER.replace(HELPER, b"".join(theirs))
+    made = carry(WITH_HELPER, compose(WITH_HELPER, patched), target)
+    assert made.outcome is (Outcome.MISSING if scope is None else Outcome.MOVED)
+    assert made.hunks[0].scope == (scope or "helper")
+    if scope is not None:
+        now = target.replace(ASSIST, ASSIST.replace(b"v3 = value", b"v3 = 2 * value"))
+        now = now.replace(LIKE, LIKE.replace(b"v3 = value", b"v3 = 2 * value"))
+        assert made.after == now
+        assert made.hunks[0].line == target[: target.index(b"def assist")].count(b"\n") + 1
+
+
+def test_a_scope_that_is_there_twice_and_not_alike_is_a_conflict() -> None:
+    patched = WITH_HELPER.replace(b"v3 = value", b"v3 = 2 * value")
+    target = WITH_HELPER.replace(HELPER, b"def helper(value):\n    return 1\n\n\n" * 2)
+    made = carry(WITH_HELPER, compose(WITH_HELPER, patched), target)
+    assert (made.outcome, made.hunks[0].scope) == (Outcome.CONFLICT, "helper")
+
+
+@pytest.mark.parametrize("target", [b"a = 1\nb = 2", b"a = 1\nb = 2\n", b"a = 1\nb = 2\nc = 3\n"])
+def test_the_end_of_a_file_is_carried(target: bytes) -> None:
+    base, after = b"a = 1\nb = 2", b"a = 1\nb = 2\nb = 3\n"
+    made = carry(base, compose(base, after), target)
+    if target == base:
+        assert (made.outcome, made.after) == (Outcome.EXACT, after)
+    elif made.outcome is not Outcome.CONFLICT:
+        assert made.after == target.replace(b"b = 2\n", b"b = 2\nb = 3\n")
+
+
+def test_a_result_that_does_not_compile_says_so() -> None:
+    base = (
+        b"async def f():\n    a = 1\n    b = 2\n    c = 3\n    d = 4\n    await g()\n    return\n"
+    )
+    patched = base.replace(b"    d = 4\n", b"    d = 4\n    yield d\n")
+    target = base.replace(b"    a = 1\n", b"    if b:\n        return 1\n")
+    made = carry(base, compose(base, patched), target)
+    assert made.outcome is Outcome.CONFLICT
+    assert made.problem is not None
+    assert b"yield d" in (made.after or b"")

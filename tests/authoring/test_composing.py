@@ -145,16 +145,17 @@ def changed(*places: int) -> bytes:
     return b"\n".join([b"new" if at in places else line for at, line in enumerate(NUMBERS)])
 
 
+@pytest.mark.parametrize("path", ["vllm/a.txt", "vllm/a.py"])
 @pytest.mark.parametrize(
     ("places", "starts"),
     [((10, 17), [8]), ((10, 18), [8, 16]), ((2, 3, 39), [1, 37]), ((0, 20), [1, 18])],
 )
 def test_changes_between_which_few_lines_stay_are_one_hunk(
-    places: tuple[int, ...], starts: list[int]
+    places: tuple[int, ...], starts: list[int], path: str
 ) -> None:
-    hunks = compose_file("vllm/a.txt", changed(), changed(*places))
-    assert [hunk.source_line for hunk in hunks] == starts
-    (one, *_) = compose_file("vllm/a.txt", changed(), changed(*places), (1,))
+    hunks = compose_file(path, changed(), changed(*places))
+    assert [(hunk.source_line, hunk.patch_line) for hunk in hunks] == [(at, 1) for at in starts]
+    (one, *_) = compose_file(path, changed(), changed(*places), (1,))
     assert one.pre[0] == str(max(0, places[0] - 1))
 
 
@@ -225,7 +226,9 @@ class B:
 
 def test_the_place_of_a_hunk_is_told_where_its_scope_is_there_twice() -> None:
     text = ScopedText.read(TWICE)
-    at_end = Hunk("B.f", ((" ", "        a = 1"), ("+", "        c = 1")), 1, 1)
+    lines = ((" ", "        a = 1"), (" ", "        b = 1"), ("+", "        c = 1"))
+    at_end = Hunk("B.f", lines, 1, 1)
+    assert text.home(at_end._replace(lines=((" ", "    def f(self):"), *lines))) == range(8, 11)
     nowhere = at_end._replace(lines=((" ", "        x = 1"),))
     assert text.home(nowhere) is None
     assert text.home(at_end) == range(8, 11)
@@ -243,6 +246,8 @@ def test_what_a_hunk_defines_once_more_is_named() -> None:
     text = ScopedText.read(TWICE)
     hunk = Hunk("A", ((" ", "        a = 1"), ("+", "    def f(self, b):")), 1, 1)
     assert text.twins(hunk) == ["def f(self):"]
+    first = Hunk(MODULE_SCOPE, ((" ", "class A:"), ("+", "class B:")), 1, 1)
+    assert text.twins(first) == ["class B:"]
     assert text.twins(hunk._replace(lines=(hunk.lines[0], ("+", "    def g(self):")))) == []
     assert text.twins(hunk._replace(lines=(hunk.lines[0], ("+", "    g(self)")))) == []
     assert text.twins(hunk._replace(lines=((" ", "        x = 1"), hunk.lines[1]))) == []

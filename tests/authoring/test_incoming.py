@@ -320,6 +320,7 @@ def test_half_a_header_is_prose(
     ("diff", "line", "words"),
     [
         (HEAD + NAMES + EDIT.replace(b"-a", b"-\0"), 5, "found a NUL byte"),
+        (NAMES + b"@@ -1,2 +1,2 @@\n x\n-a\n" + END + b"+b\r\n", 7, "with LF in x, found one"),
         (
             HEAD + NAMES + b"@@ -1 +1 @@\n\\ No newline\n-a\n+b\n",
             1,
@@ -363,6 +364,7 @@ def test_what_cannot_be_read_is_refused_with_its_line(
         (b"-b\n+c\n a\n" + END, (True, True)),
         (b" a\n-b\n" + END + b"+c\n" + END, (True, True)),
         (b" a\n-b\n+c\n", (False, False)),
+        (b" a\r\n-b\n" + END + b"+c\n" + END, (True, True)),
     ],
 )
 def test_a_missing_final_newline_is_kept(hunk: bytes, unfinished: tuple[bool, bool]) -> None:
