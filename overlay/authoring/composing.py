@@ -178,11 +178,12 @@ def compose(
             groups[at + 1][0].old.start if at + 1 < len(groups) else len(old.lines),
         )
         hunk = _hunk(groups[at], room, old, new, contexts)
-        next_line = hunks[-1].source_line + len(hunks[-1].pre) if hunks else 0
-        if hunk is not None and next_line <= hunk.source_line:
+        if hunk is not None and (
+            not hunks or hunks[-1].source_line + len(hunks[-1].pre) <= hunk.source_line
+        ):
             hunks.append(hunk)
             at += 1
-        elif at and hunks:
+        elif hunks:
             groups[at - 1 : at + 1] = [groups[at - 1] + groups[at]]
             hunks.pop()
             at -= 1
@@ -204,12 +205,12 @@ def _refuse_line_ends(blocks: Sequence[Block], old: SourceText, new: SourceText)
     """
     edits = [Edit(b.old.start, b.old.stop, new.lines[b.new.start : b.new.stop]) for b in blocks]
     ends = old.splice(edits, new.final_newline).ends
-    line = next((at for at, (a, b) in enumerate(zip(ends, new.ends, strict=False), 1) if a != b), 0)
-    if line:
-        raise NotComposable(
-            f"it changes line ends, which a hunk does not speak of: line {line} ends with "
-            f"{new.ends[line - 1]!r}, and was expected to end with {ends[line - 1]!r}"
-        )
+    for at, end in enumerate(new.ends):
+        if end != ends[at]:
+            raise NotComposable(
+                f"it changes line ends, which a hunk does not speak of: line {at + 1} ends with "
+                f"{end!r}, and was expected to end with {ends[at]!r}"
+            )
 
 
 def close_together(every: Sequence[Block], old: ScopedText, new: ScopedText) -> list[list[Block]]:
@@ -217,7 +218,7 @@ def close_together(every: Sequence[Block], old: ScopedText, new: ScopedText) -> 
     groups: list[list[Block]] = []
     scope = None
     for block in every:
-        innermost = next(iter(_scopes_around([block], old, new)), None)
+        innermost = next(_scopes_around([block], old, new))
         near = groups and block.old.start - groups[-1][-1].old.stop <= 2 * CONTEXT[0]
         if near and innermost == scope:
             groups[-1].append(block)

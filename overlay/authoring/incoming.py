@@ -45,7 +45,7 @@ _HEADERS = re.compile(rb"(?:[A-Za-z][\w-]*:[^\n]*\n(?:[ \t][^\n]*\n)*)+(?=\r?\n)
 _SENDER = re.compile(rb"^(?:From|Subject): ", re.MULTILINE | re.IGNORECASE)
 #: What a mail that is sent on says of the change's own author, as git reads it.
 _IN_BODY = re.compile(r"\A\s*^(?:(?:From|Subject|Date): .*\n)+", re.MULTILINE)
-_INDEX = re.compile(r"^index (?P<old>[0-9a-f]{7,64})\.\.[0-9a-f]{7,64}(?: \d+)?\s*$")
+_INDEX = re.compile(r"^index (?P<old>(?!0+\.)[0-9a-f]{7,64})\.\.[0-9a-f]{7,64}(?: \d+)?\s*$")
 _SUBJECT_PREFIX = re.compile(r"^\s*\[[^\]]*PATCH[^\]]*\]\s*")
 #: How the change of a mail begins, behind its words.
 _BEGINS = re.compile(
@@ -466,8 +466,9 @@ def _file(entry: PatchedFile, name: str, offset: int) -> IncomingFile:
     if (problem := length_problem(path)) is not None:
         raise UsageError(f"{place}: the path {problem}")
     blobs = next((match for line in info if (match := _INDEX.match(line))), None)
-    parts = [_lines(hunk, place) for hunk in entry]
-    hunks = tuple(_hunk(hunk, lines, offset) for hunk, lines in zip(entry, parts, strict=True))
+    parts = [(hunk, _lines(hunk, place)) for hunk in entry]
+    hunks = tuple(_hunk(hunk, lines, offset) for hunk, lines in parts)
+    lines = chain(*(lines for _, lines in parts))
     mode = _new_mode(info)
     first = entry[0] if entry else None
     return IncomingFile(
@@ -476,13 +477,13 @@ def _file(entry: PatchedFile, name: str, offset: int) -> IncomingFile:
         hunks=hunks,
         line=line,
         old_path=source if source != target else None,
-        old_blob=blobs["old"] if blobs and blobs["old"].strip("0") else None,
+        old_blob=blobs["old"] if blobs else None,
         source=name,
         mode=mode,
         names=(_name(entry.source_file), _name(entry.target_file)),
         creates=first is not None and not (first.source_start or first.source_length),
         dated=_is_epoch(entry.source_timestamp),
-        crlf=_crlf(chain(*parts), path, name, offset, is_new=source is None),
+        crlf=_crlf(lines, path, name, offset, is_new=source is None),
     )
 
 

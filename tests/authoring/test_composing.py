@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
-from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import HealthCheck, example, given, reject, settings
 from hypothesis import strategies as st
 
 from overlay._features.model import FILE_SCOPE, MODULE_SCOPE, Hunk, WholeFile
@@ -61,15 +63,23 @@ def changes(draw: st.DrawFn) -> tuple[bytes, bytes]:
     return old.encode(), new.encode()
 
 
+def composed(texts: tuple[bytes, bytes]) -> tuple[Hunk, ...]:
+    """The hunks of a change that can be said; where it cannot, that is for want of context."""
+    try:
+        return compose(*texts)
+    except UnparsableError:
+        reject()
+    except NotComposable as error:
+        if "no amount of context" not in str(error):
+            raise
+        reject()
+
+
 @SLOW
 @given(changes())
 def test_composed_hunks_make_the_second_text(texts: tuple[bytes, bytes]) -> None:
     before, after = texts
-    try:
-        hunks = compose(before, after)
-    except (UnparsableError, NotComposable):
-        assume(False)
-        return
+    hunks = composed(texts)
     assert applied(before, hunks) == after
     ends = [hunk.source_line + len(hunk.pre) for hunk in hunks]
     starts = [hunk.source_line for hunk in hunks]
@@ -80,11 +90,7 @@ def test_composed_hunks_make_the_second_text(texts: tuple[bytes, bytes]) -> None
 @given(changes())
 def test_what_is_carried_to_its_own_base_lands_exactly(texts: tuple[bytes, bytes]) -> None:
     before, after = texts
-    try:
-        hunks = compose(before, after)
-    except (UnparsableError, NotComposable):
-        assume(False)
-        return
+    hunks = composed(texts)
     carried = carry(before, hunks, before)
     # A new line that the scope holds elsewhere already tells nothing, and no line may be left.
     assert {one.outcome for one in carried.hunks} <= {Outcome.EXACT}
@@ -127,13 +133,23 @@ def test_a_changed_import_belongs_to_the_module() -> None:
     assert hunk.scope == MODULE_SCOPE
 
 
-def test_context_grows_until_the_place_is_clear() -> None:
+TEXTS = (b"a = 1\nb = 2", b"a = 1\nmake(a, b)", b"make(c, d)\na = 1\nb = 2")
+ENDS = [text + end for text in TEXTS for end in (b"", b"\n")]
+
+
+@pytest.mark.parametrize("before", ENDS)
+@pytest.mark.parametrize("after", ENDS)
+def test_a_final_newline_that_comes_or_goes_is_said(before: bytes, after: bytes) -> None:
+    assert applied(before, compose(before, after)) == after
+
+
+@pytest.mark.parametrize("at", [3, 7, 11, 19])
+def test_context_grows_until_the_place_is_clear(at: int) -> None:
     block = b"    a = 1\n    b = 2\n    c = 3\n    d = 4\n"
     repeated = b"def f():\n" + block * 5 + b"    return a\n"
     lines = repeated.split(b"\n")
-    lines[11] = b"    c = 30"
+    lines[at] = b"    c = 30"
     (hunk,) = compose(repeated, b"\n".join(lines))
-    assert len(hunk.pre) > 7
     assert applied(repeated, (hunk,)) == b"\n".join(lines)
 
 
@@ -173,6 +189,31 @@ def test_the_context_of_a_hunk_ends_where_the_next_change_begins() -> None:
     before, now = (b"\n".join([*each, b""]) for each in (lines, after))
     (hunk,) = compose(before, now)
     assert applied(before, (hunk,)) == now
+
+
+P, Q = "1234567", "89cdefg"
+
+
+@pytest.mark.parametrize(
+    ("text", "contexts", "images"),
+    [
+        # A hunk may take the lines up to the change before it, and as far as the next one.
+        ("xA" + P + "Xz", (0, 100), ["A", P + "Xz"]),
+        ("zX" + P + "Ax", (0, 100), ["zX" + P, "A"]),
+        # One that is not clear by itself is one with the next, or with that before it.
+        ("X" + P + "Az" + Q + "Bx", (0,), ["X" + P + "A", "B"]),
+        ("X" + P + "Ax", (0,), ["X" + P + "A"]),
+        ("A" + P + "Xz" + Q + "Bx", (0,), ["A" + P + "X", "B"]),
+    ],
+)
+def test_changes_that_need_each_other_are_one_hunk(
+    text: str, contexts: tuple[int, ...], images: list[str]
+) -> None:
+    """A sign a line; capitals are what is changed."""
+    before = "\n".join(text.lower()).encode() + b"\n"
+    after = "\n".join(re.sub("[A-Z]", r"\g<0>\g<0>", sign) for sign in text).encode() + b"\n"
+    hunks = compose_file("vllm/a.txt", before, after, contexts)
+    assert ["".join(hunk.pre) for hunk in hunks] == [image.lower() for image in images]
 
 
 @pytest.mark.parametrize(
@@ -240,6 +281,12 @@ def test_the_place_of_a_hunk_is_told_where_its_scope_is_there_twice() -> None:
     assert based == at_end._replace(base_has=("def f(self):", "a = 1", "b = 1"))
     assert with_base(based._replace(base_has=("a",)), text).base_has == ("a",)
     assert with_base(nowhere, text).base_has == ()
+
+
+def test_of_two_scopes_of_one_name_the_one_that_is_changed_gives_the_context() -> None:
+    head, _, tail = TWICE.rpartition(b"a = 1")
+    (hunk,) = compose(TWICE, head + b"a = 2" + tail)
+    assert (hunk.scope, hunk.pre) == ("B.f", tuple(TWICE.decode().split("\n")[8:11]))
 
 
 def test_what_a_hunk_defines_once_more_is_named() -> None:
