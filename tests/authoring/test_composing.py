@@ -133,7 +133,7 @@ def test_a_changed_import_belongs_to_the_module() -> None:
     assert hunk.scope == MODULE_SCOPE
 
 
-TEXTS = (b"a = 1\nb = 2", b"a = 1\nmake(a, b)", b"make(c, d)\na = 1\nb = 2")
+TEXTS = (b"a = 1\nb = 2", b"a = 1\nmake(a, b)", b"a = 1\nmake(c, d)\nb = 2")
 ENDS = [text + end for text in TEXTS for end in (b"", b"\n")]
 
 

@@ -284,7 +284,7 @@ BODIES = st.one_of(
 
 
 @given(PROSE, PROSE, PROSE, BODIES, st.booleans())
-@example([], ["+++ faster"], [], (b"@@ -1 +1 @@\n", LIKE_HEADERS), False)
+@example([], ["+++ faster"], [], (b"@@ -1 +1 @@\n", LIKE_HEADERS), True)
 @example(
     ["x", "+++ faster", "--- faster"],
     ["--- of b"],
