@@ -319,7 +319,7 @@ def test_half_a_header_is_prose(
 @pytest.mark.parametrize(
     ("diff", "line", "words"),
     [
-        (HEAD + NAMES + EDIT.replace(b"-a", b"-\0"), 5, "found a NUL byte"),
+        (HEAD + NAMES + EDIT.replace(b"a\n", b"\0\n").replace(b"b", b"\0"), 5, "found a NUL byte"),
         (NAMES + b"@@ -1,2 +1,2 @@\n x\n-a\n" + END + b"+b\r\n", 7, "with LF in x, found one"),
         (
             HEAD + NAMES + b"@@ -1 +1 @@\n\\ No newline\n-a\n+b\n",
