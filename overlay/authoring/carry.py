@@ -208,7 +208,7 @@ def _merged(
     if at_base.state is not State.PRISTINE or at_base.line is None or home is None:
         return CarriedHunk(hunk, Outcome.CONFLICT, hunk.scope), None
     splices = edits(hunk, at_base.line - 1)
-    ours = origin.source.splice(splices, final_newline_after(hunk)).lines
+    ours = origin.source.splice(splices).lines
     grown = len(hunk.post) - len(hunk.pre)
     base_lines = origin.source.lines[home.start : home.stop]
     places = list(target.scopes.get(hunk.scope, ()))
@@ -259,11 +259,9 @@ def _touching(
 ) -> tuple[CarriedHunk, SourceText] | None:
     """A hunk that conflicts, in upstream's lines that touch its own; the text that it leaves."""
     placed = None if merged.merge is None else place_touching(merged.merge)
-    place = next(
-        (p for p in target.scopes.get(merged.scope, ()) if p.start + 1 == merged.line), None
-    )
-    if placed is None or place is None:
+    if placed is None:
         return None
+    place = next(p for p in target.scopes[merged.scope] if p.start + 1 == merged.line)
     try:
         edit = Edit(place.start, place.stop, placed.lines)
         changed = target.source.splice([edit], final_newline_after(hunk))

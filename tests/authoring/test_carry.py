@@ -186,10 +186,55 @@ def test_where_each_hunk_went_is_told() -> None:
     assert (conflict.line, conflict.by_statement, conflict.beside) == (5, False, False)
 
 
+def test_what_is_not_python_is_not_merged_by_its_statements() -> None:
+    base = DATA + b"x = f(a=1, b=2)\n" + DATA
+    after, target = base.replace(b"a=1", b"a=3"), base.replace(b"b=2", b"b=4")
+    made = carry(base, compose_file("vllm/a.conf", base, after), target)
+    assert (made.outcome, made.hunks[0].by_statement) == (Outcome.CONFLICT, False)
+
+
+@pytest.mark.parametrize(("number", "end"), [(6, b""), (11, b"\n")])
+def test_a_port_lands_with_less_context_for_review(number: int, end: bytes) -> None:
+    base = DATA[:-1]
+    after = base.replace(b"value %d" % number, b"value new") + end
+    beside = b"key_%d" % (number - 1)
+    hunks, target = compose_file("vllm/a.conf", base, after), base.replace(beside, b"(key")
+    assert carry(base, hunks, target).outcome is Outcome.CONFLICT
+    made = carry(base, hunks, target, less=True)
+    assert (made.outcome, made.after) == (Outcome.MERGED, after.replace(beside, b"(key"))
+    (one,) = made.hunks
+    assert (one.beside, one.outcome) == (True, Outcome.MERGED)
+    assert len(one.hunk.pre) < len(hunks[0].pre)
+
+
+def test_a_removal_that_upstream_made_as_well_is_upstreams() -> None:
+    patched = BASE.replace(b"        self.done = True\n", b"")
+    target = patched.replace(b"sizes = [1, 2, 4]", b"sizes = [1, 2]").replace(b"count)", b"count )")
+    target = target.replace(b"        for size in sizes:", b"        for size in list(sizes):")
+    made = carried(target, patched)
+    assert (made.outcome, made.after) == (Outcome.UPSTREAM, target)
+
+
+def test_a_merge_keeps_the_end_that_a_hunk_gives() -> None:
+    base = b"a = 1\nb = 2\nc = 3\nd = 4\ne = f(x)"
+    after = base.replace(b"f(x)", b"g(x, a)\n")
+    made = carry(base, compose(base, after), base.replace(b"b = 2", b"b = 20"))
+    assert (made.outcome, made.after) == (Outcome.MERGED, after.replace(b"b = 2", b"b = 20"))
+
+
+def test_a_line_that_the_encoding_of_the_file_lacks_is_a_conflict() -> None:
+    base = b"# one\na = 1\nb = 2\nc = 3\nd = 4\ne = f('x')\ng = 5\n"
+    after = base.replace(b"f('x')", "f('€')".encode())
+    for more in (b"b = 2", b"b = 20"):
+        target = base.replace(b"# one", b"# coding: latin-1").replace(b"b = 2", more)
+        made = carry(base, compose(base, after), target)
+        assert (made.outcome, made.after) == (Outcome.CONFLICT, target)
+
+
 BODY = b"".join(b"    v%d = value + %d\n" % (n, n) for n in range(12)) + b"    return v3\n\n\n"
 HELPER = b"def helper(value):\n" + BODY
 WITH_HELPER = BASE[: BASE.index(b"def helper")] + HELPER + b"LAST = 1\n"
-ASSIST, AID = (b"def assist(value):\n" + BODY, b"def aid(value):\n" + BODY)
+ASSIST, AID = (b"def assist(value):\n" + BODY, b"def zoom(value):\n" + BODY)
 MORE = AID.replace(b"    v1 =", b"    v0 += 1\n    v1 =")
 #: 16 lines of which 12 are among 14: just alike enough, and not with another one that differs.
 LIKE = ASSIST.replace(b"    v8 = value + 8\n    v9 = value + 9\n", b"").replace(b"v7 =", b"v7  =")
@@ -200,6 +245,7 @@ LIKE = ASSIST.replace(b"    v8 = value + 8\n    v9 = value + 9\n", b"").replace(
     [
         ([ASSIST], "assist"),
         ([ASSIST, AID], None),  # which of them?
+        ([ASSIST, ASSIST], None),
         ([MORE, ASSIST], "assist"),
         ([ASSIST, MORE], "assist"),
         ([LIKE], "assist"),
