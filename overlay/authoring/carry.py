@@ -120,8 +120,8 @@ def carry(
     try:
         if landed:
             endings = (final_newline_after(h) for h, each in zip(hunks, exact, strict=True) if each)
-            text = text.splice(landed, next((end for end in endings if end is not None), None))
-            now = syntax.scopes(text.to_bytes(), text.lines)
+            spliced = text.splice(landed, next((end for end in endings if end is not None), None))
+            now, text = syntax.scopes(spliced.to_bytes(), spliced.lines), spliced
     except (TextError, UnparsableError):  # they exclude each other: none of them lands
         exact = [answer if answer is not None and not answer.edits else None for answer in exact]
     forms = Forms(base, hunks, syntax) if less and None in exact else None

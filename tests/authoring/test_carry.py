@@ -98,7 +98,7 @@ def test_a_scope_that_is_gone_is_missing() -> None:
 
 def test_a_text_that_is_not_python_is_a_conflict_and_says_why() -> None:
     result = carried(b"class Runner(:\n")
-    assert result.outcome is Outcome.CONFLICT
+    assert (result.outcome, result.after) == (Outcome.CONFLICT, b"class Runner(:\n")
     assert "cannot be read" in (result.problem or "")
 
 
@@ -213,6 +213,8 @@ def test_a_removal_that_upstream_made_as_well_is_upstreams() -> None:
     target = target.replace(b"        for size in sizes:", b"        for size in list(sizes):")
     made = carried(target, patched)
     assert (made.outcome, made.after) == (Outcome.UPSTREAM, target)
+    (same,) = carried(b"import os\n" + patched, patched).hunks
+    assert (same.outcome, same.line) == (Outcome.UPSTREAM, same.hunk.source_line + 1)
 
 
 def test_a_merge_keeps_the_end_that_a_hunk_gives() -> None:
@@ -229,6 +231,34 @@ def test_a_line_that_the_encoding_of_the_file_lacks_is_a_conflict() -> None:
         target = base.replace(b"# one", b"# coding: latin-1").replace(b"b = 2", more)
         made = carry(base, compose(base, after), target)
         assert (made.outcome, made.after) == (Outcome.CONFLICT, target)
+
+
+def test_hunks_that_are_python_only_together_are_not_said_to_be_upstreams() -> None:
+    """One lands exactly and one does not: half of them is no text, so neither is carried."""
+    items = b"".join(b"        item(%d),\n" % number for number in range(12))
+    base = (
+        b"def f():\n    a = (\n" + items + b"    )\n    b = make(a)\n    c = 1\n    return b\n\n\n"
+    )
+    base += b"def g():\n    c = make(1)\n    return c\n"
+    there = base.replace(b"make(1)", b"make(1, more(x))")
+    after = there.replace(b"a = (", b"a = [").replace(b"    )\n", b"    ]\n")
+    target = there.replace(b"return b", b"return b, 1")
+    made = carry(base, compose(base, after), target)
+    assert [each.outcome for each in made.hunks] == [
+        *(Outcome.CONFLICT, Outcome.CONFLICT, Outcome.UPSTREAM)
+    ]
+    assert (made.after, made.problem, made.hunks[2].merge) == (target, None, None)
+
+
+def test_each_merge_is_made_on_the_one_before_it() -> None:
+    patched = PATCHED.replace(b"third = second - 3", b"third = second - 30")
+    target = BASE.replace(b"count = len(sizes)", b"count = len(sizes) + 1")
+    target = target.replace(b"first = value + 1", b"first = value + 10")
+    made = carried(target, patched)
+    assert [each.outcome for each in made.hunks] == [Outcome.MERGED, Outcome.MERGED]
+    assert made.after == target.replace(
+        b"self.run(size)", b"self.replay(size, warm=True)", 1
+    ).replace(b"second - 3", b"second - 30")
 
 
 BODY = b"".join(b"    v%d = value + %d\n" % (n, n) for n in range(12)) + b"    return v3\n\n\n"
@@ -266,6 +296,13 @@ def test_a_scope_that_is_gone_is_the_one_that_is_most_like_it(
         now = now.replace(LIKE, LIKE.replace(b"v3 = value", b"v3 = 2 * value"))
         assert made.after == now
         assert made.hunks[0].line == target[: target.index(b"def assist")].count(b"\n") + 1
+
+
+def test_a_long_scope_of_few_different_lines_is_found_as_well() -> None:
+    base = b"def helper(a):\n" + b"    one(a)\n    two(a)\n" * 110 + b"    return a\n"
+    target = base.replace(b"def helper", b"def assist")
+    made = carry(base, compose(base, base.replace(b"return a", b"return f(a)")), target)
+    assert (made.outcome, made.hunks[0].scope) == (Outcome.MOVED, "assist")
 
 
 def test_a_scope_that_is_there_twice_and_not_alike_is_a_conflict() -> None:

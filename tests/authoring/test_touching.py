@@ -119,6 +119,13 @@ SIGNS = "abcdefghijklmnopqr"
             ["else(y, z)", "make(x)"],
         ),
         (["make(config.a)"], ["make(x)"], ["make(configs.a)", "make(configz.a)"], None),
+        # Both stand beside each other in upstream's text, and not in the base.
+        (
+            ["make(config.a)", "keep(x)", "end(x, y)"],
+            ["make(z)", "keep(x)", "new(z)", "end(x, y)"],
+            ["make(configs.a)", "end(x, y)"],
+            ["make(z)", "new(z)", "end(x, y)"],
+        ),
         # What stands there once is taken out.
         (["one(x, y)", "two(x, y)"], ["one(x, y)"], ["three(x)", "two(x, y)"], ["three(x)"]),
         # New lines go before the one that stands below as well, if that says anything.
