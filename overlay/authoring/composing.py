@@ -251,7 +251,7 @@ def _hunk(
         for context in contexts:
             start, stop = max(first, changed.start - context), min(last, changed.stop + context)
             hunk = _cut(group, range(start, stop), scope, old, new)
-            if _fits(hunk, start, old, new):
+            if _fits(hunk, old, new):
                 return hunk
             if (start, stop) == (first, last):
                 break
@@ -299,15 +299,8 @@ def _cut(
     )
 
 
-def _fits(hunk: Hunk, start: int, old: ScopedText, new: ScopedText) -> bool:
-    """Whether a hunk lands at the 0-based ``start`` alone, and shows afterwards that it did."""
-    if not hunk.pre or not hunk.post:
+def _fits(hunk: Hunk, old: ScopedText, new: ScopedText) -> bool:
+    """Whether a hunk, cut from a place of its scope, lands there alone and shows it afterwards."""
+    if not hunk.pre or not hunk.post or hunk.shows_nothing:
         return False
-    if hunk.shows_nothing:
-        return False
-    placed, again = old.match(hunk), new.match(hunk)
-    return (
-        placed.state is State.PRISTINE
-        and placed.line == start + 1
-        and again.state is State.UPSTREAMED
-    )
+    return old.match(hunk).state is State.PRISTINE and new.match(hunk).state is State.UPSTREAMED
