@@ -405,8 +405,8 @@ def _between(base: Lines, at: int, lines: Lines, theirs: Lines) -> _Edit | None:
     behind = [n + 1 for n, line in enumerate(theirs) if at and line == base[at - 1]]
     before = [n for n, line in enumerate(theirs) if at < len(base) and line == base[at]]
     places: set[int] = set()
-    for neighbour, numbers in ((base[at - 1 : at], behind), (base[at : at + 1], before)):
-        if len(numbers) == 1 and any(map(says_much, neighbour)):
+    for neighbour, numbers in ((at - 1, behind), (at, before)):
+        if len(numbers) == 1 and says_much(base[neighbour]):
             places.update(numbers)
     if len(places) != 1:
         return None

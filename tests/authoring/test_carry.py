@@ -250,6 +250,18 @@ def test_hunks_that_are_python_only_together_are_not_said_to_be_upstreams() -> N
     assert (made.after, made.problem, made.hunks[2].merge) == (target, None, None)
 
 
+def test_a_line_that_a_change_adds_twice_is_not_there_by_one() -> None:
+    lines = [b"def f(x):", *(b"    v%d = x + %d" % (n, n) for n in range(20)), b"    return x"]
+    places, texts = ((), (6,), (6, 16)), []
+    for added in places:
+        text = [*lines]
+        for at in reversed(added):
+            text.insert(at, b"    note(x, more)")
+        texts.append(b"\n".join([*text, b""]))
+    made = carry(texts[0], compose(texts[0], texts[2]), texts[1])
+    assert [each.outcome for each in made.hunks].count(Outcome.UPSTREAM) <= 1
+
+
 def test_each_merge_is_made_on_the_one_before_it() -> None:
     patched = PATCHED.replace(b"third = second - 3", b"third = second - 30")
     target = BASE.replace(b"count = len(sizes)", b"count = len(sizes) + 1")
@@ -299,9 +311,11 @@ def test_a_scope_that_is_gone_is_the_one_that_is_most_like_it(
 
 
 def test_a_long_scope_of_few_different_lines_is_found_as_well() -> None:
-    base = b"def helper(a):\n" + b"    one(a)\n    two(a)\n" * 110 + b"    return a\n"
-    target = base.replace(b"def helper", b"def assist")
-    made = carry(base, compose(base, base.replace(b"return a", b"return f(a)")), target)
+    head = b"def helper(a):\n    first(a)\n    x = 1\n    y = 2\n    z = 3\n"
+    base = head + b"    one(a)\n    two(a)\n" * 110 + b"    return a\n"
+    target = base.replace(b"def helper", b"def assist").replace(b"    z = 3", b"    z = 30")
+    target = target.replace(b"    return", b"    last(a)\n    return")
+    made = carry(base, compose(base, base.replace(b"first(a)", b"first(b)")), target)
     assert (made.outcome, made.hunks[0].scope) == (Outcome.MOVED, "assist")
 
 

@@ -93,7 +93,7 @@ def test_a_port_has_it_reviewed_and_an_import_does_not_count_it() -> None:
     assert plain.outcome is Outcome.CONFLICT
 
 
-LONG = "values = [" + "one, " * 60
+LONG = "one, " * 60
 SIGNS = "abcdefghijklmnopqr"
 
 
@@ -102,7 +102,27 @@ SIGNS = "abcdefghijklmnopqr"
     [
         # A text that is nothing but the conflict has no neighbours.
         (["make(config.a)"], ["make(x)"], ["make(configs.a)"], ["make(x)"]),
-        ([LONG + "a]"], ["make(x)"], [LONG + "b]"], ["make(x)"]),
+        ([f"q{LONG}r"], ["make(x)"], [f"s{LONG}t"], ["make(x)"]),
+        # A neighbour that says nothing tells no place.
+        (
+            ["one(x, y)", ")", "two(x, y)"],
+            ["one(x, y)", ")", "new(x)", "two(x, y)"],
+            ["one(x, y)", ")", "due(y)"],
+            None,
+        ),
+        # What stands further away is no place, however like it is.
+        (
+            ["zero(q)", "make(config.a)", "sep(x)", "make(config.a)"],
+            ["zero(q)", "make(config.a)", "sep(x)", "make(x)"],
+            ["zero(q)", "make(config.a)", "sep(x)", "make(configs.a)"],
+            ["zero(q)", "make(config.a)", "sep(x)", "make(x)"],
+        ),
+        (
+            ["make(config.a)", "sep(x)", "make(config.a)"],
+            ["make(x)", "sep(x)", "make(config.a)"],
+            ["make(configs.a)", "sep(x)", "make(config.a)"],
+            ["make(x)", "sep(x)", "make(config.a)"],
+        ),
         # Nine tenths are enough, and a next likely place has to be far less like it.
         ([f"{SIGNS}12"], ["make(x)"], [f"{SIGNS}34"], ["make(x)"]),
         ([f"{SIGNS[1:]}123"], ["make(x)"], [f"{SIGNS[1:]}456"], None),
