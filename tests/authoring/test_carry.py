@@ -251,15 +251,17 @@ def test_hunks_that_are_python_only_together_are_not_said_to_be_upstreams() -> N
 
 
 def test_a_line_that_a_change_adds_twice_is_not_there_by_one() -> None:
-    lines = [b"def f(x):", *(b"    v%d = x + %d" % (n, n) for n in range(20)), b"    return x"]
-    places, texts = ((), (6,), (6, 16)), []
-    for added in places:
-        text = [*lines]
-        for at in reversed(added):
-            text.insert(at, b"    note(x, more)")
-        texts.append(b"\n".join([*text, b""]))
-    made = carry(texts[0], compose(texts[0], texts[2]), texts[1])
-    assert [each.outcome for each in made.hunks].count(Outcome.UPSTREAM) <= 1
+    """Two lines before the same call, of which upstream has one before a third such call."""
+    signs, texts = b"gmt34v6o8mabtdvm", []
+    names = {b"m"[0]: b"make(a, b)", b"t"[0]: b"call_two(x)", b"v"[0]: b"value = f(x)"}
+    for places in ((), (0, 15), (9,)):
+        lines = [b"def f(x):"]
+        for at, sign in enumerate(signs):
+            lines += [b"    new(x, b)"] * (at in places)
+            lines.append(b"    " + names.get(sign, b"step_%c(x)" % sign))
+        texts.append(b"\n".join([*lines, b"    return x\n"]))
+    made = carry(texts[0], compose(*texts[:2]), texts[2])
+    assert [each.outcome for each in made.hunks] == [Outcome.MERGED, Outcome.MERGED]
 
 
 def test_each_merge_is_made_on_the_one_before_it() -> None:
