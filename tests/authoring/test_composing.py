@@ -21,7 +21,7 @@ from overlay.authoring.composing import (
 )
 from overlay.planning.matching import edits, final_newline_after, match
 from overlay.planning.scopes import UnparsableError, find
-from overlay.planning.text import SourceText
+from overlay.planning.text import Edit, SourceText
 from overlay.results import Outcome, State
 from tests.support.generated import modules
 
@@ -32,7 +32,7 @@ def applied(before: bytes, hunks: tuple[Hunk, ...]) -> bytes:
     """What the planner makes of a text: each hunk matched against it, all of them at once."""
     source = SourceText.from_bytes(before)
     scopes = find(source.lines)
-    made = []
+    made: list[Edit] = []
     for hunk in hunks:
         result = match(hunk, source.lines, scopes, source.final_newline)
         assert result.state is State.PRISTINE, result
