@@ -331,8 +331,8 @@ def _leaves(message: Message) -> Iterator[Message]:
     """
     for part in message.walk():
         text = part.get_content_maintype() == "text" and part.get_content_subtype() != "html"
-        named = str(part.get_filename()).endswith((".patch", ".diff", ".txt"))
-        if not part.is_multipart() and (part is message or text or named):
+        is_patch = str(part.get_filename()).endswith((".patch", ".diff", ".txt"))
+        if not part.is_multipart() and (part is message or text or is_patch):
             yield part
 
 
@@ -499,8 +499,8 @@ def _paths(entry: PatchedFile) -> tuple[str | None, str | None]:
     """
     source, target = _path(entry.source_file), _path(entry.target_file)
     is_emptied = bool(entry) and not any(hunk.target_length for hunk in entry)
-    gone = source is not None and is_emptied and _is_epoch(entry.target_timestamp)
-    return source, None if gone else target
+    is_removed = source is not None and is_emptied and _is_epoch(entry.target_timestamp)
+    return source, None if is_removed else target
 
 
 def _is_epoch(date: str | None) -> bool:
