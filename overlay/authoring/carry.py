@@ -120,8 +120,8 @@ def carry(
     try:
         if landed:
             endings = (final_newline_after(h) for h, each in zip(hunks, exact, strict=True) if each)
-            text = text.splice(landed, next((end for end in endings if end is not None), None))
-            now = syntax.scopes(text.to_bytes(), text.lines)
+            spliced = text.splice(landed, next((end for end in endings if end is not None), None))
+            now, text = syntax.scopes(spliced.to_bytes(), spliced.lines), spliced
     except (TextError, UnparsableError):  # they exclude each other: none of them lands
         exact = [answer if answer is not None and not answer.edits else None for answer in exact]
     forms = Forms(base, hunks, syntax) if less and None in exact else None
@@ -208,7 +208,7 @@ def _merged(
     if at_base.state is not State.PRISTINE or at_base.line is None or home is None:
         return CarriedHunk(hunk, Outcome.CONFLICT, hunk.scope), None
     splices = edits(hunk, at_base.line - 1)
-    ours = origin.source.splice(splices, final_newline_after(hunk)).lines
+    ours = origin.source.splice(splices).lines
     grown = len(hunk.post) - len(hunk.pre)
     base_lines = origin.source.lines[home.start : home.stop]
     places = list(target.scopes.get(hunk.scope, ()))
@@ -259,11 +259,9 @@ def _touching(
 ) -> tuple[CarriedHunk, SourceText] | None:
     """A hunk that conflicts, in upstream's lines that touch its own; the text that it leaves."""
     placed = None if merged.merge is None else place_touching(merged.merge)
-    place = next(
-        (p for p in target.scopes.get(merged.scope, ()) if p.start + 1 == merged.line), None
-    )
-    if placed is None or place is None:
+    if placed is None:
         return None
+    place = next(p for p in target.scopes[merged.scope] if p.start + 1 == merged.line)
     try:
         edit = Edit(place.start, place.stop, placed.lines)
         changed = target.source.splice([edit], final_newline_after(hunk))
@@ -359,7 +357,7 @@ def _placed(region: Region, above: Lines, below: Lines, there: set[str]) -> Sett
         if edit is None:
             return None
         edits.append(edit)
-    edits.sort()
+    edits.sort(key=lambda edit: edit[:2])  # those of one place stay in their order
     if any(edit.stop > other.start for edit, other in pairwise(edits)):
         return None
     result = list(theirs)
@@ -407,8 +405,8 @@ def _between(base: Lines, at: int, lines: Lines, theirs: Lines) -> _Edit | None:
     behind = [n + 1 for n, line in enumerate(theirs) if at and line == base[at - 1]]
     before = [n for n, line in enumerate(theirs) if at < len(base) and line == base[at]]
     places: set[int] = set()
-    for neighbour, numbers in ((base[at - 1 : at], behind), (base[at : at + 1], before)):
-        if len(numbers) == 1 and any(map(says_much, neighbour)):
+    for neighbour, numbers in ((at - 1, behind), (at, before)):
+        if len(numbers) == 1 and says_much(base[neighbour]):
             places.update(numbers)
     if len(places) != 1:
         return None

@@ -70,20 +70,17 @@ class ScopedText:
         """The text's own lines that define a name which a hunk, placed in it, adds."""
         if not new_names(hunk):
             return []
-        start, lines = (self.match(hunk).line or 0) - 1, self.source.lines
-        if start < 0 or lines[start : start + len(hunk.pre)] != hunk.pre:
+        line, lines = self.match(hunk).line, self.source.lines
+        if line is None or lines[line - 1 :][: len(hunk.pre)] != hunk.pre:
             return []
         places = self.scopes.get(hunk.scope, ())
-        return [line.strip() for line, _ in definitions_beside(hunk, lines, start, places)]
+        return [text.strip() for text, _ in definitions_beside(hunk, lines, line - 1, places)]
 
     def home(self, hunk: Hunk) -> range | None:
         """The place of a hunk's scope that holds the hunk; ``None`` where that cannot be told."""
-        places = self.scopes.get(hunk.scope, ())
-        line = self.match(hunk).line
-        if line is None:
-            return places[0] if len(places) == 1 else None
-        start, stop = line - 1, line - 1 + len(hunk.pre)
-        return next((p for p in places if p.start <= start and stop <= p.stop), None)
+        line, places = self.match(hunk).line, self.scopes.get(hunk.scope, ())
+        holding = [place for place in places if line is None or line - 1 in place]
+        return holding[0] if len(holding) == 1 else None
 
 
 def with_base(hunk: Hunk, origin: ScopedText) -> Hunk:
@@ -181,11 +178,12 @@ def compose(
             groups[at + 1][0].old.start if at + 1 < len(groups) else len(old.lines),
         )
         hunk = _hunk(groups[at], room, old, new, contexts)
-        next_line = hunks[-1].source_line + len(hunks[-1].pre) if hunks else 0
-        if hunk is not None and next_line <= hunk.source_line:
+        if hunk is not None and (
+            not hunks or hunks[-1].source_line + len(hunks[-1].pre) <= hunk.source_line
+        ):
             hunks.append(hunk)
             at += 1
-        elif at and hunks:
+        elif hunks:
             groups[at - 1 : at + 1] = [groups[at - 1] + groups[at]]
             hunks.pop()
             at -= 1
@@ -207,12 +205,12 @@ def _refuse_line_ends(blocks: Sequence[Block], old: SourceText, new: SourceText)
     """
     edits = [Edit(b.old.start, b.old.stop, new.lines[b.new.start : b.new.stop]) for b in blocks]
     ends = old.splice(edits, new.final_newline).ends
-    line = next((at for at, (a, b) in enumerate(zip(ends, new.ends, strict=False), 1) if a != b), 0)
-    if line:
-        raise NotComposable(
-            f"it changes line ends, which a hunk does not speak of: line {line} ends with "
-            f"{new.ends[line - 1]!r}, and was expected to end with {ends[line - 1]!r}"
-        )
+    for at, end in enumerate(new.ends):
+        if end != ends[at]:
+            raise NotComposable(
+                f"it changes line ends, which a hunk does not speak of: line {at + 1} ends with "
+                f"{end!r}, and was expected to end with {ends[at]!r}"
+            )
 
 
 def close_together(every: Sequence[Block], old: ScopedText, new: ScopedText) -> list[list[Block]]:
@@ -220,7 +218,7 @@ def close_together(every: Sequence[Block], old: ScopedText, new: ScopedText) -> 
     groups: list[list[Block]] = []
     scope = None
     for block in every:
-        innermost = next(iter(_scopes_around([block], old, new)), None)
+        innermost = next(_scopes_around([block], old, new))
         near = groups and block.old.start - groups[-1][-1].old.stop <= 2 * CONTEXT[0]
         if near and innermost == scope:
             groups[-1].append(block)
@@ -253,7 +251,7 @@ def _hunk(
         for context in contexts:
             start, stop = max(first, changed.start - context), min(last, changed.stop + context)
             hunk = _cut(group, range(start, stop), scope, old, new)
-            if _fits(hunk, start, old, new):
+            if _fits(hunk, old, new):
                 return hunk
             if (start, stop) == (first, last):
                 break
@@ -301,15 +299,8 @@ def _cut(
     )
 
 
-def _fits(hunk: Hunk, start: int, old: ScopedText, new: ScopedText) -> bool:
-    """Whether a hunk lands at the 0-based ``start`` alone, and shows afterwards that it did."""
-    if not hunk.pre or not hunk.post:
+def _fits(hunk: Hunk, old: ScopedText, new: ScopedText) -> bool:
+    """Whether a hunk, cut from a place of its scope, lands there alone and shows it afterwards."""
+    if not hunk.pre or not hunk.post or hunk.shows_nothing:
         return False
-    if hunk.shows_nothing:
-        return False
-    placed, again = old.match(hunk), new.match(hunk)
-    return (
-        placed.state is State.PRISTINE
-        and placed.line == start + 1
-        and again.state is State.UPSTREAMED
-    )
+    return old.match(hunk).state is State.PRISTINE and new.match(hunk).state is State.UPSTREAMED

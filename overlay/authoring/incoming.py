@@ -7,15 +7,15 @@ parser, and becomes data: commits, each with the files that it changes and the h
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from email import message_from_bytes
 from email.message import Message
 from email.policy import default as mail_policy
 from enum import Enum
 from io import StringIO
-from itertools import pairwise, takewhile, zip_longest
-from typing import TYPE_CHECKING
+from itertools import chain, pairwise, takewhile
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from overlay._features.binary_patch import OPENING, BinaryHunk, BinaryPatchError, read_binary
 from overlay._features.model import MODULE_SCOPE, Hunk
@@ -32,9 +32,12 @@ MAX_BYTES = 64 * 1024 * 1024
 #: A change of more files is refused: all of vLLM 0.33.0 has fewer, and each is written twice.
 MAX_FILES = 10_000
 
+#: The line that opens a mail of several: it comes first or behind a blank line, and headers follow.
 _MAIL = re.compile(
     # Bounds keep a line that nobody wrote from being looked through again and again.
-    rb"^From (?:[0-9a-f]{7,64} .*|\S{1,400} [^\n]{0,80}\d\d:\d\d:\d\d[^\n]{0,80} \d{4}.*)$",
+    rb"^(\A|(?<=\n\n)|(?<=\n\r\n))?From "
+    rb"(?:[0-9a-f]{7,64} .*|\S{1,400} [^\n]{0,80}\d\d:\d\d:\d\d[^\n]{0,80} \d{4}.*)\n"
+    rb"(?=(?(1)[A-Za-z][\w-]*|From): )",
     re.MULTILINE,
 )
 #: The headers of a mail that was saved alone, as far as the line that ends them.
@@ -42,24 +45,41 @@ _HEADERS = re.compile(rb"(?:[A-Za-z][\w-]*:[^\n]*\n(?:[ \t][^\n]*\n)*)+(?=\r?\n)
 _SENDER = re.compile(rb"^(?:From|Subject): ", re.MULTILINE | re.IGNORECASE)
 #: What a mail that is sent on says of the change's own author, as git reads it.
 _IN_BODY = re.compile(r"\A\s*^(?:(?:From|Subject|Date): .*\n)+", re.MULTILINE)
-_INDEX = re.compile(r"^index (?P<old>[0-9a-f]{7,64})\.\.[0-9a-f]{7,64}(?: \d+)?\s*$")
+_INDEX = re.compile(r"^index (?P<old>(?!0+\.)[0-9a-f]{7,64})\.\.[0-9a-f]{7,64}(?: \d+)?\s*$")
 _SUBJECT_PREFIX = re.compile(r"^\s*\[[^\]]*PATCH[^\]]*\]\s*")
+#: How the change of a mail begins, behind its words.
+_BEGINS = re.compile(
+    r"^(?:diff --git |--- (?!\r?$)|Index: |Binary files .+ and .+ differ\r?$)", re.MULTILINE
+)
 #: Where git names the mode of a file before and after; an index line names one that stays.
 _MODE = re.compile(
     r"^(?:(?P<old>old|deleted file) mode|new(?: file)? mode|index \S+) (?P<mode>[0-7]{6})\s*$"
 )
 
+#: The mode of a program.
+_OF_PROGRAM = re.compile(r"[1357][0-7]{0,2}$")
+
 #: What git and diff date a file with that is not there: the beginning of 1970, in any time zone.
 _EPOCH = re.compile(
-    r"^(?:19(?:70-01-01|69-12-31)[ T](?P<hours>\d\d):(?P<minutes>\d\d):00(?:\.0+)?"
-    r" ?(?P<sign>[-+])(?P<zone>\d\d:?\d\d))\s*$"
+    r"^(?:19(?:70-01-01|69-12-31)[ T](\d\d):(\d\d):00(?:\.0+)?"
+    r" ?([-+])(\d\d):?(\d\d))\s*$"
 )
 #: A date behind a name, where blanks and no tab part the two.
 _DATED = re.compile(r" +(?:\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d.*|\w{3} \w{3} +\d+ [\d:]+ .*\d{4}.*)$")
 
 #: A character of a name between quotes, as git and diff write it.
-_ESCAPED = re.compile(r"\\([0-7]{3}|.)")
-_ESCAPES = {"a": 7, "b": 8, "t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
+_ESCAPED = re.compile(rb"\\([0-3][0-7]{2}|.)")
+_ESCAPES = {
+    b"a": b"\a",
+    b"b": b"\b",
+    b"t": b"\t",
+    b"n": b"\n",
+    b"v": b"\v",
+    b"f": b"\f",
+    b"r": b"\r",
+}
+#: What git puts before a path on either side, also where it is told to name the sides.
+_PREFIX = re.compile(r"^[abciow]/")
 
 #: What was not UTF-8; people read the words of a mail, and only its diff must keep every byte.
 _LONE = re.compile("[\ud800-\udfff]")
@@ -194,12 +214,12 @@ def read_changes(data: bytes, name: str) -> tuple[Commit, ...]:
     """
     _require_whole(data, name)
     if _MAIL.match(data):
-        starts = [match.start() for match in _MAIL.finditer(data) if _begins_mail(data, match)]
+        starts = [match.start() for match in _MAIL.finditer(data)]
         commits = tuple(_mails(data, starts, name))
     elif _is_mail(data):
         commits = tuple(_mail(data, name, 0))
     else:
-        commits = (Commit(_files(_text(data, name), name, 0)),)
+        commits = (Commit(_files(_text(data, name, 0), name, 0)),)
     if (count := sum(len(commit.files) for commit in commits)) > MAX_FILES:
         raise UsageError(f"{name}: expected a change of at most {MAX_FILES} files, found {count}")
     if not any(commit.files for commit in commits):
@@ -213,7 +233,7 @@ def read_changes(data: bytes, name: str) -> tuple[Commit, ...]:
 def _other_form(data: bytes | str) -> str | None:
     """What was saved in the place of a diff, with what helps; ``None`` of what nobody knows."""
     if isinstance(data, str):
-        data = data.encode("utf-8", "surrogateescape")
+        data = data.encode(errors="surrogateescape")
     forms = (words for pattern, words in _OTHER_FORMS if re.search(pattern, data, re.MULTILINE))
     return next(forms, None)
 
@@ -241,29 +261,16 @@ def _require_whole(data: bytes, name: str) -> None:
 def _is_mail(data: bytes) -> bool:
     """Whether a text is one mail without the line by which a mailbox parts them."""
     headers = _HEADERS.match(data)
-    return re.match(rb"(From|Date|Subject|Message-I[dD]): ", data) is not None or (
-        headers is not None and _SENDER.search(headers[0]) is not None
-    )
+    return headers is not None and _SENDER.search(headers[0]) is not None
 
 
-def _begins_mail(data: bytes, match: re.Match[bytes]) -> bool:
-    """Whether a line opens a mail: it comes first or behind a blank line, and headers follow."""
-    start, stop = match.span()
-    is_gits = re.match(rb"From [0-9a-f]{7,64} ", match[0])
-    if not is_gits and not re.match(rb"\r?\n[A-Za-z][\w-]*: ", data[stop : stop + 100]):
-        return False
-    before = data[max(0, start - 2) : start]
-    return before in (b"", b"\n\n", b"\r\n") or (
-        start == 0 or re.match(rb"\r?\nFrom: ", data[stop : stop + 8]) is not None
-    )
-
-
-def _text(data: bytes, name: str) -> str:
+def _text(data: bytes, name: str, offset: int) -> str:
     """The text of a diff; bytes that are not UTF-8 are kept, since patched files may hold some."""
-    if b"\0" in data:
-        line = data.count(b"\n", 0, data.index(b"\0")) + 1
+    before, nul, _ = data.partition(b"\0")
+    if nul:
+        line = offset + before.count(b"\n") + 1
         raise UsageError(f"{name}:{line}: expected a text, found a NUL byte")
-    return data.decode("utf-8", "surrogateescape")
+    return data.decode(errors="surrogateescape")
 
 
 def _mails(data: bytes, starts: list[int], name: str) -> Iterator[Commit]:
@@ -287,19 +294,20 @@ def _mail(data: bytes, name: str, offset: int) -> list[Commit]:
 
 def _read_mail(data: bytes, name: str, offset: int) -> Iterator[Commit]:
     """The change of a mail, and those of the mails that are attached to it."""
-    raw_mail = _MAIL.sub(b"", data, count=1).lstrip(b"\r\n")
-    for match in _OF_PARTS.finditer(raw_mail):
+    for match in _OF_PARTS.finditer(data):
         _require_short(match[1].decode(), len(match[0]), name)
-    message = message_from_bytes(raw_mail, policy=mail_policy)
+    message = message_from_bytes(data, policy=mail_policy)
     parts = [_part(leaf) for leaf in _leaves(message)]
     attached = [part for part in parts[1:] if _MAIL.match(part)]
     raw = b"".join([*parts[:1], *(part for part in parts[1:] if not _MAIL.match(part))])
-    text = _without_signature(_text(raw, name))
-    begins = re.search(r"^(diff --git |--- (?!$)|Index: )", text, re.MULTILINE)
-    words = _LONE.sub("\N{REPLACEMENT CHARACTER}", text[: begins.start()] if begins else text)
     # The lines of the body are those of the file unless the mail was encoded for transport.
-    body_at = offset + data.count(b"\n") - raw.count(b"\n") + words.count("\n")
-    body_words = re.split(r"^---\s*$", words, maxsplit=1, flags=re.MULTILINE)[0]
+    body_at = offset + data.count(b"\n") - raw.count(b"\n")
+    text = _without_signature(_text(raw, name, body_at))
+    begins = _BEGINS.search(text)
+    words = _LONE.sub("\N{REPLACEMENT CHARACTER}", text[: begins.start()] if begins else text)
+    body_at += words.count("\n")
+    words = words.replace("\r\n", "\n")
+    body_words = re.split(r"(?m)^---\s*$", words)[0]
     headers = {field: _header(message, field, name) for field in ("Subject", "From")}
     if (own := _IN_BODY.match(body_words)) and len(own[0]) <= _MAX_HEADER:
         headers |= dict(line.split(": ", 1) for line in own[0].strip().splitlines())
@@ -321,37 +329,30 @@ def _leaves(message: Message) -> Iterator[Message]:
     A mail of a person has a text, perhaps in HTML as well; ``git format-patch --attach`` puts the
     change into a part of its own.
     """
-    if not message.is_multipart():
-        yield message
-        return
     for part in message.walk():
         text = part.get_content_maintype() == "text" and part.get_content_subtype() != "html"
-        if text or (part.get_filename() or "").endswith((".patch", ".diff", ".txt")):
+        is_patch = str(part.get_filename()).endswith((".patch", ".diff", ".txt"))
+        if not part.is_multipart() and (part is message or text or is_patch):
             yield part
 
 
 def _part(part: Message) -> bytes:
     """The bytes of a part, as UTF-8 where it says that it has another encoding, as git does it."""
-    payload = part.get_payload(decode=True)
-    raw = payload if isinstance(payload, bytes) else b""
-    raw += b"" if raw.endswith(b"\n") or not raw else b"\n"
-    charset = str(part.get_content_charset() or "utf-8")
-    if part.is_multipart() or charset in ("utf-8", "us-ascii"):
-        return raw
+    raw = cast("bytes", part.get_payload(decode=True))  # since it has no parts of its own
+    if not raw.endswith(b"\n"):
+        raw += b"\n"
     try:
-        return raw.decode(charset).encode()
-    except (LookupError, UnicodeError):
+        return raw.decode(str(part.get_content_charset())).encode()
+    except (LookupError, UnicodeError):  # it says none, or a wrong one
         return raw
 
 
 def _header(message: Message, field: str, name: str) -> str:
     """A header of a mail, empty where it has none."""
-    texts = [text for key, text in message.raw_items() if key.lower() == field.lower()]
-    _require_short(field, max(map(len, texts), default=0), name)
-    try:
-        return _LONE.sub("\N{REPLACEMENT CHARACTER}", str(message.get(field, "")))
-    except OverflowError:
-        return ""  # a date beyond all calendars
+    for key, text in message.raw_items():
+        if key.lower() == field.lower():
+            _require_short(field, len(text), name)
+    return str(message.get(field, ""))
 
 
 def _require_short(field: str, length: int, name: str) -> None:
@@ -373,19 +374,19 @@ def _files(text: str, name: str, offset: int) -> tuple[IncomingFile, ...]:
     from unidiff.errors import UnidiffParseError
     from unidiff.patch import PatchSet
 
-    if all(line.endswith("\r\n") for line in text.splitlines(keepends=True)):
+    if text.count("\n") == text.count("\r\n"):
         text = text.replace("\r\n", "\n")  # the transport did it: git ends its own lines with LF
     if (far := _FAR.search(text)) is not None:
         raise UsageError(
-            f"{name}:{offset + text.count(chr(10), 0, far.start()) + 1}: expected the numbers of "
+            f"{name}:{offset + text[: far.start()].count(chr(10)) + 1}: expected the numbers of "
             "lines of a file, found one of ten digits or more"
         )
-    lines = StringIO(apart := _with_prose_apart(text), newline="\n")
+    lines = StringIO(apart := _with_prose_apart(text))
     try:
         parsed = PatchSet(lines)
     except UnidiffParseError as error:
         problem = str(error).strip()
-        number = apart.count("\n", 0, lines.tell())
+        number = apart[: lines.tell()].count("\n")
         if problem.startswith("Hunk is"):
             problem += ": correct the counts in its header, or get it again"
         if (form := _other_form(text.split("\n")[number - 1])) is not None:
@@ -406,26 +407,26 @@ def _with_prose_apart(text: str) -> str:
     A header has two lines, as `patch` and `git apply` read it; before a hunk, one must be there.
     """
     lines = text.split("\n")
+    numbers = iter(range(len(lines)))
     before = after = 0
-    opened = -1
-    for at, line in enumerate(lines):
+    for at in numbers:
+        line = lines[at]
         if before > 0 or after > 0:
             before -= not line.startswith(("+", "\\"))
             after -= not line.startswith(("-", "\\"))
         elif (counts := _COUNTS.match(line)) is not None:
             before, after = (int(number or 1) for number in counts.groups())
-        elif line.startswith(("--- ", "+++ ")):
-            opens = line.startswith("---") and lines[at + 1].startswith("+++ ")
-            if not (opens or opened == at or lines[at + 1].startswith("@@ -")):
-                lines[at] = f" {line}"
-            opened = at + 1 if opens else -1
+        elif line.startswith("--- ") and lines[at + 1].startswith("+++ "):
+            next(numbers)
+        elif line.startswith(("--- ", "+++ ")) and not lines[at + 1].startswith("@@ -"):
+            lines[at] = f" {line}"
     return "\n".join(lines)
 
 
 def _marks_words(line: str) -> bool:
     """Whether a line has words in the brackets of ``git diff --word-diff``."""
     marks = (("[-", "-]"), ("{+", "+}"))
-    return any(begin in line and end in line.split(begin, 1)[1] for begin, end in marks)
+    return any(end in line.partition(begin)[2] for begin, end in marks)
 
 
 def _with_bytes(
@@ -434,9 +435,9 @@ def _with_bytes(
     """A file with the bytes that the diff has of it as a whole, where it has them."""
     if not entry.is_binary_file:
         if file.kind is ChangeKind.EMPTY:
-            _require_hunks(file, lines, int(entry.diff_line_no or 1))
+            _require_hunks(file, lines, _line(entry))
         return file
-    at = int(entry.diff_line_no or 1)
+    at = _line(entry)
     while at < len(lines) and not lines[at].startswith(("diff --git ", OPENING)):
         at += 1
     if at >= len(lines) or lines[at] != OPENING:
@@ -458,28 +459,37 @@ def _require_hunks(file: IncomingFile, lines: Sequence[str], at: int) -> None:
 def _file(entry: PatchedFile, name: str, offset: int) -> IncomingFile:
     info = [str(line) for line in entry.patch_info or ()]
     source, target = _paths(entry)
-    if (problem := length_problem(target or source or "")) is not None:
-        raise UsageError(f"{name}:{offset + int(entry.diff_line_no or 1)}: the path {problem}")
+    line = offset + _line(entry)
+    place, path = f"{name}:{line}", target or source
+    if not path:
+        raise UsageError(f"{place}: expected the name of a file, found none before and after")
+    if (problem := length_problem(path)) is not None:
+        raise UsageError(f"{place}: the path {problem}")
     blobs = next((match for line in info if (match := _INDEX.match(line))), None)
-    hunks = tuple(_hunk(hunk, offset) for hunk in entry)
-    crlf = _crlf(entry, name, offset, source is None)
+    parts = [(hunk, _lines(hunk, place)) for hunk in entry]
+    hunks = tuple(_hunk(hunk, lines, offset) for hunk, lines in parts)
+    lines = chain(*(lines for _, lines in parts))
     mode = _new_mode(info)
-    kind = _kind(entry, info, hunks, mode)
-    (first,) = entry[:1] or (None,)
+    first = entry[0] if entry else None
     return IncomingFile(
-        path=target or source or "",
-        kind=kind,
+        path=path,
+        kind=_kind(entry, info, hunks, mode),
         hunks=hunks,
-        line=offset + int(entry.diff_line_no or 1),
+        line=line,
         old_path=source if source != target else None,
-        old_blob=blobs["old"] if blobs and blobs["old"].strip("0") else None,
+        old_blob=blobs["old"] if blobs else None,
         source=name,
         mode=mode,
         names=(_name(entry.source_file), _name(entry.target_file)),
         creates=first is not None and not (first.source_start or first.source_length),
         dated=_is_epoch(entry.source_timestamp),
-        crlf=crlf,
+        crlf=_crlf(lines, path, name, offset, is_new=source is None),
     )
+
+
+def _line(entry: PatchedFile) -> int:
+    """Where a file begins: the parser says it of each."""
+    return cast("int", entry.diff_line_no)
 
 
 def _paths(entry: PatchedFile) -> tuple[str | None, str | None]:
@@ -488,20 +498,18 @@ def _paths(entry: PatchedFile) -> tuple[str | None, str | None]:
     What ``diff -N`` compares with nothing has the date of the epoch.
     """
     source, target = _path(entry.source_file), _path(entry.target_file)
-    if source is not None and target is not None and _is_epoch(entry.target_timestamp):
-        ends_empty = all(not hunk.target_length for hunk in entry)
-        target = None if ends_empty and entry else target
-    return source, target
+    is_emptied = bool(entry) and not any(hunk.target_length for hunk in entry)
+    is_removed = source is not None and is_emptied and _is_epoch(entry.target_timestamp)
+    return source, None if is_removed else target
 
 
 def _is_epoch(date: str | None) -> bool:
     """Whether a date of a diff is that of a file that is not there."""
-    match = _EPOCH.match(date or "")
-    if match is None:
+    if date is None or (match := _EPOCH.match(date)) is None:
         return False
-    zone = match["zone"].replace(":", "")
-    minutes = int(f"{match['sign']}1") * (int(zone[:2]) * 60 + int(zone[2:]))
-    return (int(match["hours"]) * 60 + int(match["minutes"]) - minutes) % (24 * 60) == 0
+    hours, minutes, sign, zone_hours, zone_minutes = match.groups()
+    shift = int(sign + zone_hours) * 60 + int(sign + zone_minutes)
+    return (int(hours) * 60 + int(minutes) - shift) % (24 * 60) == 0
 
 
 def _kind(
@@ -534,96 +542,98 @@ def _new_mode(info: Sequence[str]) -> str | None:
     modes = [match for line in info if (match := _MODE.match(line))]
     old = next((match["mode"] for match in modes if match["old"]), None)
     new = next((match["mode"] for match in modes if not match["old"]), None)
-    if new is None or new[:2] in _SPECIAL:
+    if new is None or new[:2] in _SPECIAL or old is not None:
         return new
-    if old is not None:
-        return None if old == new else new
     is_new = any(line.startswith("new file mode ") for line in info)
-    return new if is_new and int(new, 8) & 0o111 else None
+    return new if is_new and _OF_PROGRAM.search(new) else None
 
 
-def _crlf(entry: PatchedFile, name: str, offset: int, is_new: bool) -> bool:
+def _crlf(lines: Iterable[_Line], path: str, name: str, offset: int, *, is_new: bool) -> bool:
     """Whether the lines end with CRLF; a change of ends or of the encoding is refused.
 
     No hunk carries one, and a new file has one kind.
     """
     expected: bool | None = None
-    for hunk in entry:
-        for line, following in zip_longest(hunk, hunk[1:]):
-            place = f"{name}:{offset + int(line.diff_line_no or 1)}"
-            if line.value.startswith("\ufeff") and not is_new:
-                raise UsageError(
-                    f"{place}: expected lines without one, found a byte-order mark; a feature does "
-                    "not change the encoding of a file"
-                )
-            crlf = line.value.endswith("\r\n")
-            marked = "\\" in (line.line_type, following and following.line_type)
-            if marked and (is_new or not crlf):
-                continue  # a line without an end of its own
-            expected = crlf if expected is None else expected
-            if crlf is not expected:
-                ends = ("LF", "CRLF")
-                raise UsageError(
-                    f"{place}: expected lines that end with "
-                    f"{ends[expected]} in {_path(entry.target_file) or _path(entry.source_file)}, "
-                    f"found one that ends with {ends[crlf]}; a feature does not change line ends"
-                )
+    for line in lines:
+        place = f"{name}:{offset + line.at}"
+        if line.text.startswith("\ufeff") and not is_new:
+            raise UsageError(
+                f"{place}: expected lines without one, found a byte-order mark; a feature does "
+                "not change the encoding of a file"
+            )
+        crlf = line.text.endswith("\r")
+        if line.unfinished and (is_new or not crlf):
+            continue  # a line without an end of its own
+        expected = crlf if expected is None else expected
+        if crlf is not expected:
+            ends = ("LF", "CRLF")
+            raise UsageError(
+                f"{place}: expected lines that end with {ends[expected]} in {path}, found one that "
+                f"ends with {ends[crlf]}; a feature does not change line ends"
+            )
     return bool(expected)
 
 
-def _path(text: str | None) -> str | None:
+def _path(text: str) -> str | None:
     """The path in a header of a diff, without ``a/`` or ``b/``; ``None`` for ``/dev/null``."""
-    path = _name(text)
-    return path[2:] if path and path[:2] in ("a/", "b/", "i/", "w/", "c/", "o/") else path
+    name = _name(text)
+    return None if name is None else _PREFIX.sub("", name)
 
 
-def _name(text: str | None) -> str | None:
+def _name(text: str) -> str | None:
     """The name in a header of a diff as its author's files have it; ``None`` for ``/dev/null``."""
-    name = (text or "").removesuffix("\r")  # as git and patch read it
+    name = text.removesuffix("\r")  # as git and patch read it
     if len(name) > 1 and name[0] == name[-1] == '"':
-        raw = _ESCAPED.sub(
-            _unescaped, name[1:-1].encode("utf-8", "surrogateescape").decode("latin-1")
-        )
-        name = raw.encode("latin-1").decode("utf-8", "surrogateescape")
+        raw = name[1:-1].encode(errors="surrogateescape")
+        name = _ESCAPED.sub(_unescaped, raw).decode(errors="surrogateescape")
     else:
         name = _DATED.sub("", name)
         if "/" not in name:
             name = name.replace("\\", "/")  # as a diff of Windows has it
-    return None if name in ("", "/dev/null") else name
+    return None if name == "/dev/null" else name
 
 
-def _unescaped(match: re.Match[str]) -> str:
-    """The byte that an escape of a quoted name is, as a character."""
+def _unescaped(match: re.Match[bytes]) -> bytes:
+    """The byte that an escape of a quoted name is."""
     escape = match[1]
-    if len(escape) == 3:
-        return chr(int(escape, 8) & 0xFF)
-    return chr(_ESCAPES[escape]) if escape in _ESCAPES else escape
+    return bytes([int(escape, 8)]) if len(escape) == 3 else _ESCAPES.get(escape, escape)
 
 
-def _hunk(hunk: DiffHunk, offset: int) -> Hunk:
-    lines: list[tuple[str, str]] = []
-    text = ""
-    unfinished = {" ": False, "-": False, "+": False}
-    before = 0
+class _Line(NamedTuple):
+    """A line of a hunk; :ivar unfinished: whether it has no end; :ivar at: its number."""
+
+    op: str
+    text: str
+    at: int
+    unfinished: bool = False
+
+
+def _lines(hunk: DiffHunk, place: str) -> list[_Line]:
+    """The lines of a hunk, without the empty ones behind it, which the parser puts into it."""
+    if not hunk or hunk[0].line_type not in (" ", "-", "+"):
+        raise UsageError(f"{place}: expected hunks that begin with a line of the file, found none")
+    lines: list[_Line] = []
     for line in hunk:
         if line.line_type == "\\":
-            unfinished[lines[-1][0]] = True
-            if not hunk.source_length:
-                lines[-1] = ("+", text.removesuffix("\n"))  # as it is: no end is known to its file
-        else:
-            op, text = line.line_type or " ", line.value
-            if op != "+":
-                before += 1
-            if before > hunk.source_length:
-                break  # the empty line that ends a mail without a signature
-            lines.append((op, text.removesuffix("\n").removesuffix("\r")))
-    number = next((line.diff_line_no for line in hunk), None)
+            lines[-1] = lines[-1]._replace(unfinished=True)
+        elif line.line_type:
+            at = cast("int", line.diff_line_no)
+            lines.append(_Line(line.line_type, line.value.removesuffix("\n"), at))
+    return lines
+
+
+def _hunk(hunk: DiffHunk, lines: Sequence[_Line], offset: int) -> Hunk:
+    unfinished = {line.op for line in lines if line.unfinished}
     return Hunk(
         MODULE_SCOPE,
-        tuple(lines),
+        tuple(
+            # Without an end, the last line of a new file is as it is.
+            (op, text if ends_file and not hunk.source_length else text.removesuffix("\r"))
+            for op, text, _, ends_file in lines
+        ),
         # Of no lines at all a diff names the line before them.
         hunk.source_start + (not hunk.source_length),
-        offset + int(number or 2) - 1,
-        pre_unfinished=unfinished["-"] or unfinished[" "],
-        post_unfinished=unfinished["+"] or unfinished[" "],
+        offset + lines[0].at - 1,
+        pre_unfinished=not unfinished.isdisjoint(" -"),
+        post_unfinished=not unfinished.isdisjoint(" +"),
     )

@@ -44,7 +44,7 @@ def needing(files: Files, id_: str, new: str) -> dict[str, bytes] | None:
     after = re.sub(
         r"(?m)^(needs\s*=.*?)" + re.escape(toml_string(id_)),
         lambda match: match[1] + toml_string(new),
-        toml.decode("utf-8"),
+        toml.decode(),
         count=1,
     )
     keys = {"needs": [new if name == id_ else name for name in needs]}
@@ -79,8 +79,8 @@ def folded(first: Feature, second: Feature, files: Sequence[Files], id_: str) ->
         new_names = {topic.name: next(names) for topic in feature.topics}
         tests += _of_topics(feature, before, new_names)
         for path, data in _within(feature, before, span).items():
-            folder, _, rest = path.partition("/")
-            name = f"{new_names[folder]}/{rest}" if folder in new_names else path
+            folder = path.split("/")[0]
+            name = new_names.get(folder, folder) + path.removeprefix(folder)
             if name.startswith("origin/") and name in result:
                 name = f"origin/{feature.id}-{name.removeprefix('origin/')}"
             if name != "feature.toml" and result.setdefault(name, data) != data:
@@ -106,8 +106,8 @@ def split(
     tests = _of_topics(feature, files, {name: name for name in names})
     going = [test for test in tests if test["topic"] in topics]
     staying = [test for test in tests if test["topic"] not in topics]
-    rest = {path: data for path, data in files.items() if path.partition("/")[0] not in topics}
-    new = {path: data for path, data in files.items() if path.partition("/")[0] in topics}
+    rest = {path: data for path, data in files.items() if path.split("/")[0] not in topics}
+    new = {path: data for path, data in files.items() if path.split("/")[0] in topics}
     toml = files["feature.toml"]
     new_toml = _with_text(_with_text(toml, "id", id_), "title", title or f"{feature.title}: {id_}")
     return (
@@ -170,7 +170,7 @@ def _of_topics(feature: Feature, files: Files, names: Mapping[str, str]) -> list
 def _with_text(toml: bytes, key: str, value: str) -> bytes:
     """A ``feature.toml`` with another text for a key."""
     line = f"{key} = {toml_string(value)}"
-    after = re.sub(rf"(?m)^{key}\s*=.*$", lambda _: line, toml.decode("utf-8"), count=1)
+    after = re.sub(rf"(?m)^{key}\s*=.*$", lambda _: line, toml.decode(), count=1)
     return require_change(toml, after, {key: value}, f"{key} on a line of its own")
 
 

@@ -8,14 +8,17 @@ import gzip
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from overlay._features.binary_patch import BinaryHunk
 from overlay.authoring import incoming
-from overlay.authoring.incoming import MAX_BYTES, ChangeKind, read_changes
+from overlay.authoring.incoming import MAX_BYTES, ChangeKind, IncomingFile, read_changes
 from overlay.authoring.triage import added_content
 from overlay.errors import UsageError
 
@@ -81,6 +84,63 @@ def test_mails_become_commits() -> None:
     assert second.files[0].hunks[0].lines == first.files[0].hunks[0].lines
 
 
+def test_a_mailbox_in_crlf_is_the_same_mailbox() -> None:
+    """Whatever its words begin with: a line that opens a mail has headers behind it."""
+    words = b"why.\nFrom 1234567 on it was wrong.\n\nFrom 1234567 10:00:00 2026 on\nFrom x\n\n"
+    box = MAIL.replace(b"why", b"why", 1).replace(b"it is right.\n", words, 1) + MAIL
+    commits = read_changes(box, "x")
+    assert [len(commit.files) for commit in commits] == [1, 1]
+    assert "From 1234567 on it was wrong.\n\nFrom 1234567 10" in commits[0].message
+    assert read_changes(box.replace(b"\n", b"\r\n"), "x") == commits
+    # Of mails that nothing parts, what git writes first tells them apart.
+    assert len(read_changes(MAIL[:-1] + MAIL, "x")) == 2
+    (one,) = read_changes(MAIL[:-1] + MAIL.replace(b"From: ", b"X-From: ", 1), "x")
+    assert len(one.files) == 2
+    prose = b"From 1234567 to 89abcde\n"
+    assert read_changes(prose + DIFF, "x")[0].files[0].path == "vllm/a.py"
+
+
+def test_the_words_of_a_mail_hold_no_signature_and_its_change_none_of_them() -> None:
+    signed = MAIL.replace(b"\nSigned-off-by", b"\n-- \nJ\n\nSigned-off-by").split(b"-- \n2")[0]
+    assert len(read_changes(signed, "x")[0].files) == 1
+    assert "-- \nJ" in read_changes(signed, "x")[0].message
+    with pytest.raises(UsageError, match="shorter"):  # and takes no line of it for its own
+        read_changes(MAIL.replace(b"-b = 2\n", b""), "x")
+    cover = re.sub(rb"(?s)diff --git.*", b"-- \n2.39.5\n\n", MAIL.replace(b"1/2", b"0/2"))
+    commits = read_changes(cover + MAIL, "x")
+    assert [len(commit.files) for commit in commits] == [0, 1]
+
+
+def test_a_mail_that_python_cannot_read_is_told_with_its_place() -> None:
+    deep = b"From 2222222 Mon\nFrom: a\n" + b"Content-Type: message/rfc822\n\n" * 5_000
+    line = MAIL.count(b"\n") + 1
+    with pytest.raises(UsageError, match=rf"x:{line}: .*\(RecursionError\)"):
+        read_changes(MAIL + deep, "x")
+
+
+@pytest.mark.parametrize("field", ["Subject", "SUBJECT", "From", "Content-Type"])
+def test_a_header_has_a_bound(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
+    monkeypatch.setattr(incoming, "_MAX_HEADER", 100)
+    name = f"{field}: " if field.startswith("C") else ""
+    text = "text/plain; x=" if field.startswith("C") else ""
+    fits = text + "x" * (100 - len(name + text))
+    mail = f"X-Other: {'x' * 200}\n" + "{}: {}\nSubject: y\n\nwhy\n---\n{}"
+    (commit,) = read_changes(mail.format(field, fits, DIFF.decode()).encode(), "m")
+    assert text or fits in (commit.subject, commit.author)
+    with pytest.raises(UsageError, match=r"m: expected a .* of at most 100 characters, found 101"):
+        read_changes(mail.format(field, fits + "x", DIFF.decode()).encode(), "m")
+
+
+def test_a_mail_may_lack_what_it_says_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    (commit,) = read_changes(b"Subject: \n\n" + DIFF, "x")
+    assert (commit.subject, commit.author, commit.message) == ("", "", "")
+    monkeypatch.setattr(incoming, "_MAX_HEADER", 100)
+    for size, subject in ((100, "x" * 90), (101, "Of the mail")):
+        own = b"Subject: " + b"x" * (size - 10) + b"\n"
+        (commit,) = read_changes(b"Subject: Of the mail\n\n" + own + DIFF, "x")
+        assert commit.subject == subject
+
+
 RENAME = b"diff --git a/x b/y\nsimilarity index 100%\nrename from x\nrename to y\n"
 MODE = b"diff --git a/x b/x\nold mode 100644\nnew mode 100755\n"
 ADD = b"""\
@@ -106,44 +166,233 @@ diff --git a/x.png b/x.png
 index 1234567..89abcde 100644
 Binary files a/x.png and b/x.png differ
 """
-KINDS = [
-    (RENAME, ChangeKind.RENAMED, "y"),
-    (MODE, ChangeKind.MODE, "x"),
-    (ADD, ChangeKind.ADDED, "x"),
-    (REMOVE, ChangeKind.REMOVED, "x"),
-    (BINARY, ChangeKind.BINARY, "x.png"),
+#: The bytes that it says.
+ONE_BYTE = BinaryHunk(b"\0", False)
+LITERAL = b"GIT binary patch\nliteral 1\nIcmZPo000310RR91\n\n"
+NAMES = b"--- a/x\n+++ b/x\n"
+EDIT = b"@@ -1 +1 @@\n-a\n+b\n"
+EPOCH = b"\t1970-01-01 05:30:00.000000000 +0530"
+HEAD = b"diff --git a/x b/x\n"
+#: What comes before a diff: nothing, prose, and other mails with the mail that has it.
+ONE_MAIL = b"From: a\nSubject: x\n\nwhy\n---\n"
+BEFORE = [b"", b"words\n\n", ONE_MAIL, MAIL + b"From 2222222 Mon\n" + ONE_MAIL]
+#: A diff -> what is said of its file, beside what is said of an ordinary edit of x.
+SHAPES: list[tuple[bytes, dict[str, Any]]] = [
+    (HEAD + NAMES + EDIT, {}),
+    (NAMES + EDIT, {"line": 2}),
+    (HEAD + b"index 0012300..1234567 100755\n" + NAMES + EDIT, {"old_blob": "0012300"}),
+    (MODE, {"kind": ChangeKind.MODE, "mode": "100755"}),
+    (
+        MODE.replace(b"755", b"644").replace(b"644", b"755", 1),
+        {"kind": ChangeKind.MODE, "mode": "100644"},
+    ),
+    (MODE + NAMES + EDIT, {"mode": "100755"}),
+    (ADD, {"kind": ChangeKind.ADDED, "names": (None, "b/x"), "creates": True}),
+    (
+        ADD.replace(b"644", b"755"),
+        {"kind": ChangeKind.ADDED, "names": (None, "b/x"), "creates": True, "mode": "100755"},
+    ),
+    (
+        ADD.replace(b"100644", b"120000"),
+        {"kind": ChangeKind.LINK, "names": (None, "b/x"), "creates": True, "mode": "120000"},
+    ),
+    (
+        HEAD + b"index 1234567..89abcde 160000\n" + NAMES + EDIT,
+        {"kind": ChangeKind.SUBMODULE, "mode": "160000", "old_blob": "1234567"},
+    ),
+    (
+        REMOVE.replace(b"644", b"755"),
+        {"kind": ChangeKind.REMOVED, "names": ("a/x", None), "old_blob": "1234567"},
+    ),
+    (RENAME, {"kind": ChangeKind.RENAMED, "path": "y", "names": ("a/x", "b/y")}),
+    (
+        RENAME.replace(b"rename", b"copy"),
+        {"kind": ChangeKind.COPIED, "path": "y", "names": ("a/x", "b/y")},
+    ),
+    (
+        RENAME + b"Binary files a/x and b/y differ\n",
+        {"kind": ChangeKind.BINARY, "path": "y", "names": ("a/x", "b/y")},
+    ),
+    (
+        RENAME + LITERAL,
+        {"kind": ChangeKind.RENAMED, "path": "y", "names": ("a/x", "b/y"), "binary": ONE_BYTE},
+    ),
+    (HEAD + LITERAL, {"kind": ChangeKind.BINARY, "binary": ONE_BYTE}),
+    (
+        HEAD + b"index 1234567..89abcde\n" + LITERAL,
+        {"kind": ChangeKind.BINARY, "binary": ONE_BYTE, "old_blob": "1234567"},
+    ),
+    (HEAD + b"Binary files a/x and b/x differ\n", {"kind": ChangeKind.BINARY}),
+    (
+        RENAME.replace(b"rename", b"copy") + b"Binary files a/x and b/y differ\n",
+        {"kind": ChangeKind.COPIED, "path": "y", "names": ("a/x", "b/y")},
+    ),
+    (
+        b"Binary files x and y differ\n",
+        {"kind": ChangeKind.BINARY, "path": "y", "names": ("x", "y")},
+    ),
+    (b"--- o/x\n+++ n/x\n" + EDIT, {"line": 2, "path": "n/x", "names": ("o/x", "n/x")}),
+    (NAMES + b"@@ -0,0 +1 @@\n+a\n", {"line": 2, "creates": True}),
+    (NAMES + b"@@ -1,0 +2 @@\n+a\n", {"line": 2}),
+    (
+        NAMES.replace(b"a/x", b"a/x" + EPOCH) + b"@@ -0,0 +1 @@\n+a\n",
+        {"line": 2, "creates": True, "dated": True},
+    ),
+    (
+        NAMES.replace(b"b/x", b"b/x" + EPOCH) + b"@@ -1 +0,0 @@\n-a\n",
+        {"line": 2, "kind": ChangeKind.REMOVED},
+    ),
+    (NAMES.replace(b"b/x", b"b/x" + EPOCH) + EDIT, {"line": 2}),
+    (NAMES + b"@@ -1 +0,0 @@\n-a\n", {"line": 2}),
+    (HEAD + NAMES.replace(b"b/x", b"b/x" + EPOCH), {"kind": ChangeKind.EMPTY}),
+    (NAMES + EDIT.replace(b"\n", b"\r\n").replace(b"@\r", b"@"), {"line": 2, "crlf": True}),
 ]
 
 
-@pytest.mark.parametrize(("diff", "kind", "path"), KINDS)
-def test_what_is_done_to_a_file_is_told_apart(diff: bytes, kind: ChangeKind, path: str) -> None:
-    (commit,) = read_changes(diff, "x")
-    assert [(file.kind, file.path) for file in commit.files] == [(kind, path)]
+@pytest.mark.parametrize("before", BEFORE, ids=["alone", "prose", "mail", "mails"])
+@pytest.mark.parametrize(("diff", "says"), SHAPES)
+def test_all_that_a_diff_says_of_a_file_is_read(
+    diff: bytes, says: dict[str, Any], before: bytes
+) -> None:
+    file = read_changes(before + diff + b"\n", "x.diff")[-1].files[-1]
+    moved, lines = before.count(b"\n"), (before + diff).split(b"\n")
+    fields: dict[str, Any] = {"path": "x", "kind": ChangeKind.MODIFIED, "line": 1}
+    fields |= {"names": ("a/x", "b/x"), "source": "x.diff", **says}
+    source = re.sub("^[ao]/", "", fields["names"][0] or "") or None
+    fields["old_path"] = source if source != fields["path"] else None
+    if fields["kind"] is ChangeKind.REMOVED:
+        fields["old_path"] = "x"
+    assert replace(file, hunks=()) == IncomingFile(
+        **{**fields, "line": fields["line"] + moved, "hunks": ()}
+    )
+    assert all(hunk.source_line == (2 if b"-1,0" in diff else 1) for hunk in file.hunks)
+    starts = [number for number, line in enumerate(lines, 1) if line.startswith(b"@@")]
+    assert [hunk.patch_line for hunk in file.hunks] == [n for n in starts if n > file.line]
 
 
 OPENINGS = st.sampled_from(["--- ", "+++ ", "", " ", "-", "+", "* "])
 PROSE = st.lists(st.builds(str.__add__, OPENINGS, st.sampled_from(["faster", "a/x", "of b"])))
 
 
-@given(PROSE, PROSE, PROSE)
-@example([], ["+++ faster"], [])
-@example(["+++ faster"], ["--- of b"], ["+++ a/x", "+++ a/x", "--- a/x"])
-def test_half_a_header_is_prose(above: list[str], between: list[str], below: list[str]) -> None:
+END = b"\\ No newline at end of file\n"
+#: Lines of a hunk that look like those of a header.
+LIKE_HEADERS = [b"--- b\n", b"+++ c\n"]
+BODIES = st.one_of(
+    st.permutations(LIKE_HEADERS).map(lambda body: (b"@@ -1 +1 @@\n", body)),
+    st.permutations([*LIKE_HEADERS, b" a\n"]).map(lambda body: (b"@@ -1,2 +1,2 @@\n", body)),
+)
+
+
+@given(PROSE, PROSE, PROSE, BODIES, st.booleans())
+@example([], ["+++ faster"], [], (b"@@ -1 +1 @@\n", LIKE_HEADERS), True)
+@example(
+    ["x", "+++ faster", "--- faster"],
+    ["--- of b"],
+    ["+++ a/x", "+++ a/x", "--- a/x"],
+    (b"@@ -1,2 +1,2 @@\n", [*LIKE_HEADERS, b" a\n"]),
+    True,
+)
+def test_half_a_header_is_prose(
+    above: list[str],
+    between: list[str],
+    below: list[str],
+    hunk: tuple[bytes, list[bytes]],
+    unfinished: bool,
+) -> None:
     """As ``patch`` and ``git apply`` take it; a line of a hunk that looks like one stays."""
-    first = b"".join(DIFF.splitlines(keepends=True)[2:]).replace(b"-b = 2", b"--- b", 1)
+    counts, body = hunk
+    marked = body[0] + END * unfinished + b"".join(body[1:])
+    first = b"--- a/vllm/a.py\n+++ b/vllm/a.py\n" + counts + marked
     second = first.replace(b"vllm/a.py", b"vllm/b.py")
     # Both lines of a header are one, wherever they stand.
     words = ["".join(f"{line}\n*\n" for line in each).encode() for each in (above, between, below)]
-    (commit,) = read_changes(words[0] + first + words[1] + second + words[2], "x.diff")
-    assert [file.path for file in commit.files] == ["vllm/a.py", "vllm/b.py"]
-    assert all(file.hunks[0].pre == ("a = 1", "-- b", "c = 4") for file in commit.files)
+    data = words[0] + first + words[1] + second + words[2]
+    for prose in (b"", b"*\n"):
+        (commit,) = read_changes(prose + data, "x.diff")
+        assert [file.path for file in commit.files] == ["vllm/a.py", "vllm/b.py"]
+        for file in commit.files:
+            lines = [f"{op}{text}\n".encode() for op, text in file.hunks[0].lines]
+            assert lines == list(body)
 
 
-def test_a_missing_final_newline_is_kept() -> None:
-    end = b"\\ No newline at end of file\n"
-    diff = DIFF.replace(b" c = 4\n", b"-c = 4\n" + end + b"+c = 5\n").replace(b",3 @@", b",3 @@")
-    (hunk,) = read_changes(diff, "x")[0].files[0].hunks
-    assert (hunk.pre_unfinished, hunk.post_unfinished) == (True, False)
+@pytest.mark.parametrize("before", BEFORE, ids=["alone", "prose", "mail", "mails"])
+@pytest.mark.parametrize(
+    ("diff", "line", "words"),
+    [
+        (HEAD + NAMES + EDIT.replace(b"a\n", b"\0\n").replace(b"b", b"\0"), 5, "found a NUL byte"),
+        (NAMES + b"@@ -1,2 +1,2 @@\n x\n-a\n" + END + b"+b\r\n", 7, "with LF in x, found one"),
+        (
+            HEAD + NAMES + b"@@ -1 +1 @@\n\\ No newline\n-a\n+b\n",
+            1,
+            "begin with a line of the file",
+        ),
+        (NAMES + b"@@ -0,0 +0,0 @@\n", 2, "begin with a line of the file"),
+        (NAMES + EDIT.replace(b"-a", b"-a\r"), 5, "with CRLF in x, found one that ends with LF"),
+        (NAMES + EDIT.replace(b"+b", b"+b\r"), 5, "with LF in x, found one that ends with CRLF"),
+        (NAMES + EDIT.replace(b"+b", b"+\xef\xbb\xbfb"), 5, "found a byte-order mark"),
+        (b"--- a/" + b"x" * 5000 + b"\n+++ /dev/null\n" + EDIT, 2, "longer than any path"),
+        (b'--- /dev/null\n+++ ""\n' + EDIT, 2, "found none before and after"),
+        (NAMES + EDIT.replace(b"+1", b"+1234567890"), 3, "ten digits or more"),
+        (NAMES + EDIT.replace(b"+b", b"?\xff"), 5, "expected a unified diff: Hunk diff line"),
+        (NAMES + EDIT.replace(b"+b", b"[-b c-] x[-1]"), 5, "leave out --word-diff"),
+        (NAMES + EDIT.replace(b"+b", b"{+b+} {+"), 5, "leave out --word-diff"),
+        (
+            NAMES + EDIT.replace(b"-a", b"-a[-1]").replace(b"+b", b"b-] {+"),
+            5,
+            "Hunk diff line expected",
+        ),
+        (HEAD + LITERAL.replace(b"l 1", b"l x"), 3, "expected 'literal SIZE'"),
+        (HEAD + b"index 1..2\n" + LITERAL.replace(b"Icm", b"Ic"), 5, "a line of base 85"),
+        (HEAD + NAMES + b"@@@ -1 -1 +1 @@@\n" + HEAD + NAMES + EDIT, 1, "of x, found a combined"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_its_line(
+    diff: bytes, line: int, words: str, before: bytes
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_changes(before + diff, "x.diff")
+    line += before.count(b"\n")
+    assert f"x.diff:{line}: " in str(caught.value)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("hunk", "unfinished"),
+    [
+        (b" a\n-b\n" + END + b"+c\n", (True, False)),
+        (b" a\n-b\n+c\n" + END, (False, True)),
+        (b"-b\n+c\n a\n" + END, (True, True)),
+        (b" a\n-b\n" + END + b"+c\n" + END, (True, True)),
+        (b" a\n-b\n+c\n", (False, False)),
+        (b" a\r\n-b\n" + END + b"+c\n" + END, (True, True)),
+    ],
+)
+def test_a_missing_final_newline_is_kept(hunk: bytes, unfinished: tuple[bool, bool]) -> None:
+    (made,) = read_changes(NAMES + b"@@ -1,2 +1,2 @@\n" + hunk, "x")[0].files[0].hunks
+    assert (made.pre_unfinished, made.post_unfinished) == unfinished
+    assert sorted(made.lines) == [(" ", "a"), ("+", "c"), ("-", "b")]
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        (b"a/vllm/x.py", "vllm/x.py"),
+        *((b"%c/vllm/x.py" % side, "vllm/x.py") for side in b"biwco"),
+        (b"d/vllm/x.py", "d/vllm/x.py"),
+        (b'"b/\xff\\377.py"', "\udcff\udcff.py"),
+        (b"vllm/x.py\r", "vllm/x.py"),
+        (rb'"b/\303\266\t\a\\\".py"', 'ö\t\a\\".py'),
+        (b'"', '"'),
+        (b"vllm/x.py  2026-01-02 03:04:05.678 +0100", "vllm/x.py"),
+        (b"vllm/x.py Tue Nov  3 10:00:00 2026", "vllm/x.py"),
+        (b"vllm/x y.py", "vllm/x y.py"),
+        (rb"b\vllm\x.py", "vllm/x.py"),
+        (rb"b/vllm\x.py", "vllm\\x.py"),
+    ],
+)
+def test_a_name_is_read_as_git_and_patch_read_it(name: bytes, path: str) -> None:
+    (file,) = read_changes(b"--- " + name + b"\n+++ " + name + b"\n" + EDIT, "x")[0].files
+    assert (file.path, file.old_path) == (path, None)
 
 
 @pytest.mark.parametrize(
@@ -221,6 +470,18 @@ def test_a_series_of_git_is_read(tmp_path: Path) -> None:
     assert any("b = 'ü'" in hunk.post for hunk in commits[1].files[0].hunks)
 
 
+def test_a_diff_is_bounded_and_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incoming, "MAX_BYTES", len(DIFF))
+    assert read_changes(DIFF, "x")
+    for data, words in (
+        (DIFF + b"\n", f"x: expected a diff of at most {len(DIFF)} bytes, found {len(DIFF) + 1}"),
+        (DIFF[:-1], "x:9: expected a newline at the end of the last line"),
+        (b"\xef\xbb\xbf" + DIFF[:-5], "x:1: expected a diff, found a byte-order mark"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            read_changes(data, "x")
+
+
 def test_a_change_of_more_files_than_any_release_has_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -255,8 +516,10 @@ def test_the_words_of_a_mail_are_unicode_whatever_its_bytes(place: bytes) -> Non
     assert place in mail
     wrong = b"Signed-off-by: \xff\nSigned" if place == b"Signed" else place + b" \xff\xfe "
     (commit,) = read_changes(mail.replace(place, wrong, 1), "x")
-    for words in (commit.subject, commit.message, commit.author):
-        words.encode()
+    words = "\n".join([commit.author, commit.subject, commit.message])
+    assert words.encode()
+    assert re.findall(r"[^ -~\n]+", words) in (["\ufffd"], ["\ufffd\ufffd"])
+    assert not re.search("X", words)
     assert commit.files[0].hunks[0].pre == ("a = '\udcff'",)
 
 
@@ -281,13 +544,19 @@ PATCH = 'application/octet-stream; name="1.patch"'
 TEXT = 'application/octet-stream; name="1.txt"'
 
 
-@pytest.mark.parametrize("kind", [PATCH, TEXT, "text/x-patch"])
+DIFFS = 'application/octet-stream; name="1.diff"'
+
+
+@pytest.mark.parametrize("kind", [PATCH, DIFFS, TEXT, "text/x-patch"])
 @pytest.mark.parametrize(
     "mailbox", ["", "From - Tue Nov 03 10:00:00 2026\n", "From a 10:00:00 2026\n"]
 )
 def test_a_mail_of_a_client_is_read_with_its_attachment(kind: str, mailbox: str) -> None:
-    data = mailbox.encode() + eml(("text/plain", b"See it.\n"), (kind, DIFF))
+    other = ("application/pdf", DIFF.replace(b"a.py", b"c.py"))
+    empty = ("text/plain", b"")
+    data = mailbox.encode() + eml(("text/plain", b"See it."), (kind, DIFF), empty, other)
     (commit,) = read_changes(data, "x.eml")
+    assert (commit.message, commit.files[0].old_blob) == ("See it.", "1234567")
     assert (commit.subject, commit.author) == ("Two of them", "Ada <ada@example.org>")
     assert commit.files[0].hunks[0].post == ("a = 1", "b = 3", "c = 4")
 
@@ -303,27 +572,60 @@ def test_what_a_mail_shows_in_html_as_well_is_read_once() -> None:
 def test_mails_that_are_attached_are_commits_of_their_own() -> None:
     second = MAIL.replace(b"1/2", b"2/2").replace(b"Count what", b"Weigh what")
     data = eml(("text/plain", b"Please apply.\n"), (PATCH, MAIL), (PATCH, second))
+    own = read_changes(eml(("text/plain", DIFF), (PATCH, second)), "x.eml")
+    assert [commit.subject[:17] for commit in own] == ["Two of them", "[Core] Weigh what"]
     commits = read_changes(data, "x.eml")
     assert [commit.subject[:17] for commit in commits] == ["[Core] Count what", "[Core] Weigh what"]
     assert {commit.author for commit in commits} == {"Jörg <joerg@example.com>"}
 
 
 def test_who_wrote_a_change_that_was_sent_on_is_in_the_mail() -> None:
-    data = MAIL.replace(b"\nWhy it", b"\nFrom: Ada <ada@example.org>\nSubject: Own\n\nWhy it")
+    own = b"\nFrom: Ada <ada@example.org>\n"
+    data = MAIL.replace(b"\nWhy it", own + b"Subject: Own: it: is\n\nWhy it")
     (commit,) = read_changes(data, "x.mbox")
-    assert (commit.subject, commit.author) == ("Own", "Ada <ada@example.org>")
+    assert (commit.subject, commit.author) == ("Own: it: is", "Ada <ada@example.org>")
+    assert commit.message.startswith("Why it is right.")
+    (commit,) = read_changes(MAIL.replace(b"\nWhy it", own + b"\nWhy it"), "x.mbox")
+    assert commit.subject == "[Core] Count what is right (#12345)"
     assert commit.message.startswith("Why it is right.")
 
 
-@pytest.mark.parametrize("content", [b"a = 1\r\nb = 2\r\n", b"\xef\xbb\xbfa = 1\n"])
-def test_a_new_file_keeps_its_line_ends_and_its_mark(content: bytes) -> None:
-    """As `git apply` and `patch` make it."""
-    lines = content.splitlines(keepends=True)
-    head = b"--- /dev/null\n+++ b/vllm/new.py\n@@ -0,0 +1,%d @@\n" % len(lines)
-    (file,) = read_changes(head + b"".join(b"+" + line for line in lines), "x")[0].files
-    assert added_content(file) == content
+@given(
+    st.lists(st.sampled_from([b"a", b"\n", b"\r\n", b"\r", b"\x0c", b"\xef\xbb\xbf"]), min_size=1)
+)
+@example([b"a", b"\r\n", b"a"])
+@example([b"a", b"\r\n", b"a", b"\r"])
+def test_a_new_file_keeps_its_line_ends_and_its_mark(pieces: list[bytes]) -> None:
+    """As `git apply` and `patch` make it, whatever line of a mail comes behind it."""
+    content = b"".join(pieces)
+    *lines, rest = content.split(b"\n")
+    text = b"".join(b"+" + line + b"\n" for line in lines) + (b"+" + rest + b"\n" + END) * bool(
+        rest
+    )
+    head = b"--- /dev/null\n+++ b/vllm/new.py\n@@ -0,0 +1,%d @@\n" % (len(lines) + bool(rest))
+    if len({line.endswith(b"\r") for line in lines}) > 1:
+        with pytest.raises(UsageError, match="line ends"):
+            read_changes(head + text, "x")
+        return
+    for behind in (b"", b"\n", b"\n\n" + DIFF):
+        file = read_changes(head + text + behind, "x")[0].files[0]
+        assert added_content(file) == content
+    sent = (head + text).replace(b"\n", b"\r\n")
+    if b"\r" not in content:
+        assert added_content(read_changes(sent, "x")[0].files[0]) == content
 
 
 def test_a_path_of_windows_is_read() -> None:
     (file,) = read_changes(DIFF.replace(b"/", b"\\"), "x")[0].files
     assert file.path == "vllm/a.py"
+
+
+@pytest.mark.parametrize(
+    ("charset", "pre"),
+    [("latin-1", "ü"), ("utf-8", "\udcfc"), ("us-ascii", "\udcfc"), ("none-such", "\udcfc")],
+)
+def test_the_encoding_that_a_mail_says_is_undone(charset: str, pre: str) -> None:
+    """As git does it: the files of the package are in UTF-8."""
+    head = f"From: a\nContent-Type: text/plain; charset={charset}\n\n".encode()
+    (commit,) = read_changes(head + NAMES + EDIT.replace(b"-a", b"-\xfc"), "x")
+    assert commit.files[0].hunks[0].pre == (pre,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from overlay.authoring.carry import carry, place_touching
@@ -87,9 +87,116 @@ def test_a_port_has_it_reviewed_and_an_import_does_not_count_it() -> None:
     (port,) = carry(BASE.encode(), hunks, theirs, less=True).hunks
     assert port.outcome is Outcome.MERGED
     assert port.outcome.wants_review
+    assert port.beside
     assert port.differences
     (plain,) = carry(BASE.encode(), hunks, theirs).hunks
     assert plain.outcome is Outcome.CONFLICT
+
+
+LONG = "one, " * 60
+SIGNS = "abcdefghijklmnopqr"
+
+
+@pytest.mark.parametrize(
+    ("base", "ours", "theirs", "result"),
+    [
+        # A text that is nothing but the conflict has no neighbours.
+        (["make(config.a)"], ["make(x)"], ["make(configs.a)"], ["make(x)"]),
+        ([f"q{LONG}r"], ["make(x)"], [f"s{LONG}t"], ["make(x)"]),
+        # A neighbour that says nothing tells no place.
+        (
+            ["one(x, y)", ")", "two(x, y)"],
+            ["one(x, y)", ")", "new(x)", "two(x, y)"],
+            ["one(x, y)", ")", "due(y)"],
+            None,
+        ),
+        # What stands further away is no place, however like it is.
+        (
+            ["zero(q)", "make(config.a)", "sep(x)", "make(config.a)"],
+            ["zero(q)", "make(config.a)", "sep(x)", "make(x)"],
+            ["zero(q)", "make(config.a)", "sep(x)", "make(configs.a)"],
+            ["zero(q)", "make(config.a)", "sep(x)", "make(x)"],
+        ),
+        (
+            ["make(config.a)", "sep(x)", "make(config.a)"],
+            ["make(x)", "sep(x)", "make(config.a)"],
+            ["make(configs.a)", "sep(x)", "make(config.a)"],
+            ["make(x)", "sep(x)", "make(config.a)"],
+        ),
+        # Nine tenths are enough, and a next likely place has to be far less like it.
+        ([f"{SIGNS}12"], ["make(x)"], [f"{SIGNS}34"], ["make(x)"]),
+        ([f"{SIGNS[1:]}123"], ["make(x)"], [f"{SIGNS[1:]}456"], None),
+        (
+            ["make(config.a)"],
+            ["make(x)"],
+            ["make(configs.a)", "else(y, z)"],
+            ["make(x)", "else(y, z)"],
+        ),
+        (
+            ["make(config.a)"],
+            ["make(x)"],
+            ["else(y, z)", "make(configs.a)"],
+            ["else(y, z)", "make(x)"],
+        ),
+        (["make(config.a)"], ["make(x)"], ["make(configs.a)", "make(configz.a)"], None),
+        # Both stand beside each other in upstream's text, and not in the base.
+        (
+            ["make(config.a)", "keep(x)", "end(x, y)"],
+            ["make(z)", "keep(x)", "new(z)", "end(x, y)"],
+            ["make(configs.a)", "end(x, y)"],
+            ["make(z)", "new(z)", "end(x, y)"],
+        ),
+        # What stands there once is taken out.
+        (["one(x, y)", "two(x, y)"], ["one(x, y)"], ["three(x)", "two(x, y)"], ["three(x)"]),
+        # New lines go before the one that stands below as well, if that says anything.
+        (
+            ["one(x, y)", "two(x, y)"],
+            ["one(x, y)", "new(x)", "two(x, y)"],
+            ["uno(x)", "two(x, y)"],
+            ["uno(x)", "new(x)", "two(x, y)"],
+        ),
+        (
+            ["one(x, y)", ")", "two(x)"],
+            ["one(x, y)", "new(x)", ")", "two(x)"],
+            ["uno(x)", ")", "due(x)"],
+            None,
+        ),
+    ],
+)
+def test_each_line_has_one_place_or_none(
+    base: list[str], ours: list[str], theirs: list[str], result: list[str] | None
+) -> None:
+    for above, below in ((0, 0), (2, 2), (1, 0), (0, 1)):
+        texts = [
+            [*["above(x)", "over(x)"][2 - above :], *each, *["under(x)", "below(x)"][:below]]
+            for each in (base, ours, theirs)
+        ]
+        made = placed(*("\n".join(text) for text in texts))
+        expected = None
+        if result is not None:
+            expected = [*["above(x)", "over(x)"][2 - above :], *result]
+            expected += ["under(x)", "below(x)"][:below]
+        assert made == (None if expected is None else "\n".join(expected) + "\n"), (above, below)
+
+
+def test_a_port_into_a_scope_that_moved_is_moved_and_keeps_the_end() -> None:
+    more = "".join(f"    step_{number}(config)\n" for number in range(9))
+    base = BASE.replace("    coordinator", f"{more}    coordinator").removesuffix("\n")
+    ours = base.replace("max_tokens=config.max_tokens", "max_tokens=most(config)")
+    ours = ours.replace("return coordinator", "return coordinator.more(config)\n")
+    theirs = base.replace("max_tokens=config.max_tokens", "max_tokens=configs.max_tokens")
+    for old, new, outcome in (
+        ("def build", "def build", Outcome.MERGED),
+        ("def build", "def construct", Outcome.MOVED),
+    ):
+        made = carry(
+            base.encode(),
+            compose(base.encode(), ours.encode()),
+            theirs.replace(old, new).encode(),
+            less=True,
+        )
+        assert (made.outcome, made.hunks[0].beside) == (outcome, True)
+        assert made.after == ours.replace(old, new).encode()
 
 
 _LINES = st.sampled_from(
@@ -99,8 +206,16 @@ _TEXTS = st.lists(_LINES, max_size=8)
 
 
 @given(_TEXTS, _TEXTS, _TEXTS)
+@example(
+    ["call_one(x)", "value = 1", "call_two(x)"],
+    ["call_one(x)", "zeta(x)", "value = 1", "alpha(x)", "call_two(x)"],
+    ["call_one(x)", "call_two(x)"],
+)
 def test_no_line_is_lost_unseen(base: list[str], ours: list[str], theirs: list[str]) -> None:
-    """Whatever is placed, upstream's lines are there, but those that the change takes out."""
+    """Whatever is placed, upstream's lines are there, but those that the change takes out.
+
+    The lines that it adds come in their order.
+    """
     result = place_touching(merge(base, ours, theirs))
     if result is None:
         return
@@ -112,6 +227,8 @@ def test_no_line_is_lost_unseen(base: list[str], ours: list[str], theirs: list[s
     for line in set(ours):
         if ours.count(line) > base.count(line):
             assert line in result.lines
+    new = {*ours} - {*base} - {*theirs}
+    assert [line for line in result.lines if line in new] == [line for line in ours if line in new]
 
 
 @given(st.data())
