@@ -42,6 +42,14 @@ FAULT_NAMES = (
 )
 #: How often each was seen since somebody last set it to zero; lies where device memory would.
 FAULTS = torch.zeros(len(FAULT_NAMES), dtype=torch.int64)
+#: The first block whose slots are nobody else's. The null block, in front of it, is nobody's: in
+#: graphs, rows that are not drafted for write there.
+FIRST_BLOCK = [1]
+
+
+def watch_null_block() -> None:
+    """Watch that block, too: without graphs, whoever writes there has no room of its own."""
+    FIRST_BLOCK[0] = 0
 
 
 def faults() -> list[str]:
@@ -191,8 +199,8 @@ class GraphSafeImpl(AttentionImpl):  # type: ignore[misc]  # mypy sees no vLLM, 
         cells_in_all = kv_cache.shape[0] * block_size
         inside = slot_mapping.sort().values
         FAULTS[5].add_((slot_mapping >= cells_in_all).sum())
-        # The null block, the first one, is nobody's: rows that are not drafted for write there.
-        FAULTS[6].add_(((inside[1:] == inside[:-1]) & (inside[1:] >= block_size)).sum())
+        watched = inside[1:] >= FIRST_BLOCK[0] * block_size
+        FAULTS[6].add_(((inside[1:] == inside[:-1]) & watched).sum())
         slots = slot_mapping.clamp(min=0, max=cells_in_all - 1)
         blocks, offsets = slots // block_size, slots % block_size
         cells = kv_cache.transpose(1, 2)

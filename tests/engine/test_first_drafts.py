@@ -15,6 +15,7 @@ from tests.engine.forked_engines import launch_forked
 #: Of a hook for old releases on a GPU: no code of the overlay's is asked.
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.thorough]
 
+ATTENTION = "tests.draft_graphs.graph_safe_attention"
 NO_ROOM = "tests.engine.scheduler_hooks:no_room_for_first_drafts"
 ROOM = "tests.engine.scheduler_hooks:room_for_first_drafts"
 #: All prompts end one token before a block does.
@@ -35,7 +36,7 @@ def faults(engine_python: Path, tiny_models: Path) -> dict[str, list[str]]:
             5,
             PROMPTS,
             block_size=16,
-            pre=("tests.draft_graphs.graph_safe_attention:register", *hooks),
+            pre=(f"{ATTENTION}:register", f"{ATTENTION}:watch_null_block", *hooks),
             finish=("tests.engine.scheduler_hooks:faults",),
             engine=QUICKEST,
         )

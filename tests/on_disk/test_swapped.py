@@ -65,6 +65,7 @@ def swapping(system: SwappingOs) -> Iterator[None]:
 
 def _exchange(place: Path, target: Path) -> None:
     """Move what is at a place aside, if it is there, and put a link in its place."""
+    place.parent.mkdir(exist_ok=True)  # where the state's own folder is not made yet
     if os.path.lexists(place):
         place.rename(place.with_name(f"{place.name}.aside"))
     place.symlink_to(target)
