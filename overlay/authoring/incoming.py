@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from overlay._features.binary_patch import OPENING, BinaryHunk, BinaryPatchError, read_binary
 from overlay._features.model import MODULE_SCOPE, Hunk
+from overlay._features.sources import unread
 from overlay.errors import UsageError
 from overlay.package import length_problem
 
@@ -88,6 +89,9 @@ _LONE = re.compile("[\ud800-\udfff]")
 #: stands behind the numbers is a line of the file, as git's heading of a hunk, and may have any.
 _FAR = re.compile(r"^@@ [-+,\d ]*\d{10}", re.MULTILINE)
 
+#: What diff says of a file that the other folder lacks, where it was not asked for its lines.
+_ALONE = re.compile(r"^Only in (.+): ([^/\n]+?)\r?$", re.MULTILINE)
+
 #: How many lines a hunk has of the file before and after.
 _COUNTS = re.compile(r"^@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 
@@ -137,6 +141,7 @@ class ChangeKind(Enum):
     LINK = "makes a symbolic link of"
     SUBMODULE = "makes a submodule of"
     EMPTY = "shows no change of"
+    ALONE = "says only that one of two folders has"
 
 
 #: The types of what git keeps beside ordinary files, as the first digits of their modes.
@@ -396,9 +401,18 @@ def _files(text: str, name: str, offset: int) -> tuple[IncomingFile, ...]:
         number += offset
         raise UsageError(f"{name}:{number}: expected a unified diff: {problem}") from error
     raw = text.split("\n")
-    return tuple(
-        _with_bytes(_file(entry, name, offset), entry, raw, name, offset) for entry in parsed
-    )
+    files = [_with_bytes(_file(entry, name, offset), entry, raw, name, offset) for entry in parsed]
+    return (*files, *_alone(text, name, offset))
+
+
+def _alone(text: str, name: str, offset: int) -> Iterator[IncomingFile]:
+    """The files of which a diff says only where they are, but for what tools leave there."""
+    for match in _ALONE.finditer(text):
+        if unread(match[2]) is None:
+            names = ("/".join(match.groups()),) * 2
+            line = offset + text[: match.start()].count("\n") + 1
+            path = _PREFIX.sub("", names[0])
+            yield IncomingFile(path, ChangeKind.ALONE, (), line, source=name, names=names)
 
 
 def _with_prose_apart(text: str) -> str:

@@ -62,10 +62,12 @@ _NO_TEXT = {
     ChangeKind.LINK: Fate.TEXTLESS,
     ChangeKind.SUBMODULE: Fate.TEXTLESS,
     ChangeKind.EMPTY: Fate.TEXTLESS,
+    ChangeKind.ALONE: Fate.TEXTLESS,
 }
 #: What a feature does in the place of it.
 _DOES = dict.fromkeys(_NO_TEXT, "edits files in place, adds new ones and removes them") | {
-    ChangeKind.MODE: "carries texts, no modes: `chmod` where it is installed"
+    ChangeKind.MODE: "carries texts, no modes: `chmod` where it is installed",
+    ChangeKind.ALONE: "needs its lines: make the diff with -N (diff -urN)",
 }
 
 
@@ -102,11 +104,23 @@ def sort_files(
     sorted_ = _Sorted()
     for commit in commits:
         for file in commit.files:
-            sorted_.take(_to_package(file, package), package, partial=partial)
+            if _is_no_part(file, package):
+                sorted_.fates.append(FileFate(file.path, Fate.OUTSIDE))
+            else:
+                sorted_.take(_to_package(file, package), package, partial=partial)
     sorted_.expect_apart()
     if problems := sorted_.problems():
         raise UsageError("\n".join(problems))
     return sorted_.edits, sorted_.added, sorted_.fates
+
+
+def _is_no_part(file: IncomingFile, package: Package) -> bool:
+    """Whether a diff of two folders names what is no module or data file, and no folder of them."""
+    path = file.path
+    return file.kind is ChangeKind.ALONE and (
+        not path.startswith(f"{package.name}/")
+        or ("." in path.rpartition("/")[2] and file_problem(path, package) is not None)
+    )
 
 
 def _to_package(file: IncomingFile, package: Package) -> IncomingFile:
@@ -314,7 +328,7 @@ def _fate(file: IncomingFile, package: Package) -> Fate:
         return Fate.PACKAGING
     if path.startswith(_DOCS) or ("/" not in path and path.endswith(_DOC_ENDINGS)):
         return Fate.DOCS
-    if file_problem(path, package) is not None:
+    if file.kind is not ChangeKind.ALONE and file_problem(path, package) is not None:
         return Fate.OUTSIDE
     return Fate.EDITED
 

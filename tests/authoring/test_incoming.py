@@ -629,3 +629,21 @@ def test_the_encoding_that_a_mail_says_is_undone(charset: str, pre: str) -> None
     head = f"From: a\nContent-Type: text/plain; charset={charset}\n\n".encode()
     (commit,) = read_changes(head + NAMES + EDIT.replace(b"-a", b"-\xfc"), "x")
     assert commit.files[0].hunks[0].pre == (pre,)
+
+
+def test_what_one_of_two_folders_has_alone_is_a_file_of_the_change() -> None:
+    """But for what tools leave there; a line of a hunk never says it."""
+    lines = [
+        *("Only in old/vllm: __pycache__", "Only in new/vllm: a.py.orig"),
+        *("Only in new/vllm: first.py", "diff -ru old/vllm/a.py new/vllm/a.py"),
+        *("--- old/vllm/a.py", "+++ new/vllm/a.py", "@@ -1,1 +1,2 @@", " x"),
+        *("+Only in new/vllm: line.py", "Only in b/vllm/v1: two: of.py"),
+    ]
+    for end in ("\n", "\r\n"):
+        (commit,) = read_changes((end.join(lines) + end).encode(), "x.diff")
+        first, *alone = commit.files
+        assert (first.path, len(first.hunks)) == ("new/vllm/a.py", 1)
+        assert [(file.path, file.kind, file.line) for file in alone] == [
+            ("new/vllm/first.py", ChangeKind.ALONE, 3),
+            ("vllm/v1: two/of.py", ChangeKind.ALONE, 10),
+        ]

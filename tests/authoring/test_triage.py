@@ -280,3 +280,19 @@ def test_an_added_module_has_to_compile() -> None:
     assert "vllm/a.py does not compile: " in str(added_problem("vllm/a.py", b"a =\n", Syntax()))
     for path, data in (("vllm/a.py", b"a = 1\n"), ("vllm/a.json", b"a =\n")):
         assert added_problem(path, data, Syntax()) is None
+
+
+def test_a_file_of_which_a_diff_says_only_where_it_is_makes_half_a_change() -> None:
+    alone = [file(f"vllm/{name}", KIND.ALONE, hunks=()) for name in ("new.py", "folder")]
+    assert refusal(OWN, *alone).splitlines() == [
+        f"x.diff:3: it says only that one of two folders has {each.path}; a feature needs its "
+        "lines: make the diff with -N (diff -urN) (--partial leaves that out)"
+        for each in alone
+    ]
+    left_out = [(each.path, Fate.TEXTLESS) for each in alone]
+    assert kept(OWN, *alone, partial=True) == ([OWN.path], [], left_out)
+
+
+@pytest.mark.parametrize("path", ["vllm/_C.abi3.so", "vllm.egg-info", "build", "../a", "/a.py"])
+def test_what_was_built_or_lies_elsewhere_is_no_part_of_a_change(path: str) -> None:
+    assert kept(OWN, file(path, KIND.ALONE, hunks=())) == ([OWN.path], [], [(path, Fate.OUTSIDE)])
