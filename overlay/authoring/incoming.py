@@ -556,8 +556,10 @@ def _new_mode(info: Sequence[str]) -> str | None:
     modes = [match for line in info if (match := _MODE.match(line))]
     old = next((match["mode"] for match in modes if match["old"]), None)
     new = next((match["mode"] for match in modes if not match["old"]), None)
-    if new is None or new[:2] in _SPECIAL or old is not None:
+    if new is None or new[:2] in _SPECIAL:
         return new
+    if old is not None:
+        return None if old == new else new
     is_new = any(line.startswith("new file mode ") for line in info)
     return new if is_new and _OF_PROGRAM.search(new) else None
 

@@ -647,3 +647,13 @@ def test_what_one_of_two_folders_has_alone_is_a_file_of_the_change() -> None:
             ("new/vllm/first.py", ChangeKind.ALONE, 3),
             ("vllm/v1: two/of.py", ChangeKind.ALONE, 10),
         ]
+
+
+def test_a_mode_that_is_named_twice_stays() -> None:
+    """As this project's own mails name it of a file that they remove."""
+    text = (
+        "diff --git a/vllm/c.txt b/vllm/c.txt\ndeleted file mode 100644\n"
+        "index 1111111..0000000 100644\n--- a/vllm/c.txt\n+++ /dev/null\n@@ -1 +0,0 @@\n-c\n"
+    )
+    (commit,) = read_changes(text.encode(), "x.diff")
+    assert [(file.kind, file.mode) for file in commit.files] == [(ChangeKind.REMOVED, None)]
