@@ -88,8 +88,8 @@ def profiles(engine: Engine, args: argparse.Namespace, pid: int) -> dict[str, An
     if args.profile or args.trace:
         drafts = engine.counter("num_drafts")
         engine.workers("bench_profile")
-        engine.generate(1, 100)
-        steps = engine.counter("num_drafts") - drafts or 100  # without drafts a token is a step
+        engine.generate(1, tokens := 100)
+        steps = engine.counter("num_drafts") - drafts or tokens  # without drafts each is a step
         kept = args.trace and str(args.trace.resolve())
         result |= engine.workers("bench_profiled", steps, kept)[0]
     if args.functions:

@@ -90,7 +90,7 @@ _LONE = re.compile("[\ud800-\udfff]")
 _FAR = re.compile(r"^@@ [-+,\d ]*\d{10}", re.MULTILINE)
 
 #: What diff says of a file that the other folder lacks, where it was not asked for its lines.
-_ALONE = re.compile(r"^Only in (.+): ([^/\n]+?)\r?$", re.MULTILINE)
+_ALONE = "Only in "
 
 #: How many lines a hunk has of the file before and after.
 _COUNTS = re.compile(r"^@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
@@ -402,17 +402,19 @@ def _files(text: str, name: str, offset: int) -> tuple[IncomingFile, ...]:
         raise UsageError(f"{name}:{number}: expected a unified diff: {problem}") from error
     raw = text.split("\n")
     files = [_with_bytes(_file(entry, name, offset), entry, raw, name, offset) for entry in parsed]
-    return (*files, *_alone(text, name, offset))
+    return (*files, *_alone(raw, name, offset))
 
 
-def _alone(text: str, name: str, offset: int) -> Iterator[IncomingFile]:
+def _alone(lines: Sequence[str], name: str, offset: int) -> Iterator[IncomingFile]:
     """The files of which a diff says only where they are, but for what tools leave there."""
-    for match in _ALONE.finditer(text):
-        if unread(match[2]) is None:
-            names = ("/".join(match.groups()),) * 2
-            line = offset + text[: match.start()].count("\n") + 1
+    for number, line in enumerate(lines, offset + 1):
+        if not line.startswith(_ALONE):
+            continue
+        folder, _, file = line.removeprefix(_ALONE).removesuffix("\r").rpartition(": ")
+        if folder and file and "/" not in file and unread(file) is None:
+            names = (f"{folder}/{file}",) * 2
             path = _PREFIX.sub("", names[0])
-            yield IncomingFile(path, ChangeKind.ALONE, (), line, source=name, names=names)
+            yield IncomingFile(path, ChangeKind.ALONE, (), number, source=name, names=names)
 
 
 def _with_prose_apart(text: str) -> str:

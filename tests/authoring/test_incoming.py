@@ -657,3 +657,8 @@ def test_a_mode_that_is_named_twice_stays() -> None:
     )
     (commit,) = read_changes(text.encode(), "x.diff")
     assert [(file.kind, file.mode) for file in commit.files] == [(ChangeKind.REMOVED, None)]
+
+
+def test_many_files_of_one_folder_alone_are_counted_line_by_line() -> None:
+    with pytest.raises(UsageError, match=r"at most 10000 files, found 100000$"):
+        read_changes(b"Only in a: b\n" * 100_000, "x.diff")

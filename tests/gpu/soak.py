@@ -167,6 +167,11 @@ class Load:
             )
 
 
+def graph_of(chosen: Any) -> str:
+    """Which of the target's graphs model runner V2 has chosen for a step."""
+    return MIXED_GRAPH if chosen.uniform_token_count is None else DECODE_GRAPH
+
+
 def watch_steps(llm: Any, load: Load, spec: EngineSpec) -> None:
     """Count what each step holds, and which graph ran in it.
 
@@ -191,7 +196,7 @@ def watch_steps(llm: Any, load: Load, spec: EngineSpec) -> None:
 
         def run_fullgraph(self: Any, chosen: Any) -> Any:
             nonlocal graph
-            graph = MIXED_GRAPH if chosen.uniform_token_count is None else DECODE_GRAPH
+            graph = graph_of(chosen)
             return upstream_run(self, chosen)
 
         ModelCudaGraphManager.run_fullgraph = run_fullgraph
@@ -223,8 +228,7 @@ def count_graphs(worker: Any) -> None:
     worker.overlay_graphs = {DECODE_GRAPH: 0, MIXED_GRAPH: 0}
 
     def run_fullgraph(self: Any, chosen: Any) -> Any:
-        mixed = chosen.uniform_token_count is None
-        worker.overlay_graphs[MIXED_GRAPH if mixed else DECODE_GRAPH] += 1
+        worker.overlay_graphs[graph_of(chosen)] += 1
         return upstream_run(self, chosen)
 
     ModelCudaGraphManager.run_fullgraph = run_fullgraph
