@@ -24,6 +24,11 @@ READS_MUTATIONS = (
         + one("reads.py", "_inside", 'getattr(value, "__dict__", None)', "None"),
     ),
     UnitMutation(
+        "what an alias shows of its class is looked at",
+        "weights",
+        one("reads.py", "_inside", "isinstance(own, dict)", "own is not None"),
+    ),
+    UnitMutation(
         "what is shared with the target is not looked at",
         "weights",
         one(

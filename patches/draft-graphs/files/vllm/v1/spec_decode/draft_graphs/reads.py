@@ -95,7 +95,9 @@ def _inside(value: Any) -> Any:
         return value
     if isinstance(value, _ENDS) or type(value).__module__.startswith(_CONFIGURATION):
         return None
-    return getattr(value, "__dict__", None)
+    own = getattr(value, "__dict__", None)
+    # An alias such as `tuple[Tensor, Tensor]` answers with what its class has, read-only.
+    return own if isinstance(own, dict) else None
 
 
 class Reads:
