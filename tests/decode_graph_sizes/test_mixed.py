@@ -97,8 +97,8 @@ SET: list[tuple[dict[str, Any], str]] = [
     ({"attention_config": SimpleNamespace(hisparse_config=1)}, "HiSparse"),
     ({"use_v2_model_runner": False}, "more than 1,024 tokens of them on model runner V1"),
     *(
-        UNTRIED := [
-            ({"world_size_across_dp": 2}, "with several ranks"),
+        ON_REQUEST := [
+            ({"world_size_across_dp": 2}, "several ranks lose"),
             ({"lora_config": SimpleNamespace()}, "with adapters"),
             ({"is_multimodal_model": True}, "that takes images"),
             ({"speculative_config": MODULES}, "several modules that draft"),
@@ -124,8 +124,8 @@ def test_on_another_platform_there_are_none(tmp_path: Path) -> None:
     assert compilation.max_cudagraph_capture_size == 512
 
 
-@pytest.mark.parametrize(("changed", "_words"), UNTRIED)
-def test_whoever_asks_gets_them_untried(
+@pytest.mark.parametrize(("changed", "_words"), ON_REQUEST)
+def test_whoever_asks_gets_them(
     changed: dict[str, Any], _words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, "mixed")

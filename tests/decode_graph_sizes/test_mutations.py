@@ -73,7 +73,7 @@ MODES: list[Mistake] = [
     ("_choose_mode", "os.environ.get(VARIABLE) != MIXED", "True"),
     ("_choose_mode", "os.environ.get(VARIABLE) != MIXED", "False"),
     ("_choose_mode", "compilation.cudagraph_mode = CUDAGraphMode.FULL", "pass"),
-    ("_untried", "speculative and speculative.use_multi_module_mtp()", "False"),
+    ("_unless_asked", "speculative and speculative.use_multi_module_mtp()", "False"),
     ("sizes_for", "max(requests, MIXED_TOKENS // query)", "requests"),
 ]
 
@@ -217,7 +217,7 @@ def mode_is_right(edits: list[Mistake], folder: Path, monkeypatch: pytest.Monkey
     test_mixed.test_a_mode_that_vllm_chooses_stays(Mode.PIECEWISE, folder)
     monkeypatch.setattr(test_mixed, "beside", beside_edited)
     with monkeypatch.context() as patched:
-        test_mixed.test_whoever_asks_gets_them_untried({"lora_config": 1}, "", folder, patched)
+        test_mixed.test_whoever_asks_gets_them({"lora_config": 1}, "", folder, patched)
 
 
 def test_without_a_mistake_all_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,7 +176,7 @@ def watch_steps(llm: Any, load: Load, spec: EngineSpec) -> None:
     """Count what each step holds, and which graph ran in it.
 
     On model runner V2 it is the target's, or ``a graph`` of pieces or of the draft alone; on V1
-    ``a graph`` of any.
+    ``a graph`` of any. Ranks have processes of their own, and count their graphs there.
     """
     import torch
 
@@ -209,7 +209,7 @@ def watch_steps(llm: Any, load: Load, spec: EngineSpec) -> None:
         nonlocal kind, graph
         # The step before has been launched by now.
         if kind:
-            load.steps[f"{kind}, {graph}"] += 1
+            load.steps[kind if spec.tensor_parallel_size > 1 else f"{kind}, {graph}"] += 1
         output = upstream(*args, **kwargs)
         counts = output.num_scheduled_tokens.values()
         prefills = sum(count > widest for count in counts)
