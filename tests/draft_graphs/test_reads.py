@@ -132,6 +132,26 @@ def test_every_move_is_noticed_and_nothing_else() -> None:
     assert unnoticed(ranks_agree=True) == []
 
 
+#: As several of vLLM's modules with draft models have it.
+KVCache = tuple[torch.Tensor, torch.Tensor]
+
+
+class Doubling(torch.nn.Module):
+    """What PyTorch compiles ahead of time, as vLLM has it do with each draft model."""
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows * 2
+
+
+def test_a_compiled_model_is_no_hindrance() -> None:
+    """Beside it lie the globals of its module: those of this one."""
+    model = Doubling()
+    compiled: Any = torch.compile(model.forward, fullgraph=True, backend="eager")
+    model.aot_compiled_fn = compiled.aot_compile(((tensor(),), {}))
+    assert KVCache in model.aot_compiled_fn._extra_globals.values()
+    assert of(model).moved() is None
+
+
 def test_what_moved_is_named() -> None:
     model = make_model()
     known = of(model)
