@@ -199,6 +199,7 @@ def test_rounds_beyond_the_budget_are_left_out_and_named(tmp_path: Path) -> None
         "2 rounds were left out: one more takes about 12 s, and 12 s of --budget"
     )
     assert all(len(each.batches[1].values) == 2 for each in measured.timed)
+    assert "engines started in 1 of 3 rounds" in measured.remarks
 
 
 def test_a_later_round_that_was_cut_is_named(tmp_path: Path) -> None:
