@@ -179,20 +179,28 @@ class Report:
 
 
 @dataclass(frozen=True)
-class FailureReport(Report):
-    """A command that usage or the environment stopped.
+class NamedReport(Report):
+    """The report of a command that is known by its name alone.
 
     :ivar name: the command, or ``overlay`` where it is not known.
-    :ivar problem: why, in one or several lines.
     """
 
     name: str
-    problem: str
 
     @property
     def command(self) -> str:
-        """The command that was stopped."""
+        """The command that it is of."""
         return self.name
+
+
+@dataclass(frozen=True)
+class FailureReport(NamedReport):
+    """A command that usage or the environment stopped.
+
+    :ivar problem: why, in one or several lines.
+    """
+
+    problem: str
 
     @property
     def error(self) -> str:
@@ -201,16 +209,10 @@ class FailureReport(Report):
 
 
 @dataclass(frozen=True)
-class TextReport(Report):
+class TextReport(NamedReport):
     """The text of a command that answers a shell or a person, where JSON is asked for."""
 
-    name: str
     text: str
-
-    @property
-    def command(self) -> str:
-        """The command that it is of."""
-        return self.name
 
     def own_data(self) -> dict[str, Any]:
         """The text."""
