@@ -42,6 +42,7 @@ from tests.draft_graphs.test_builders import with_bug
 ACTING = {
     *("ExampleConnector", "FlexKVConnectorV1", "LMCacheConnectorV1", "LMCacheConnectorV1Impl"),
     *("MoRIIOConnector", "MoRIIOConnectorWorker", "MultiConnector"),
+    "UMBPStoreConnector",  # from 0.33
 }
 
 
