@@ -115,6 +115,7 @@ def install_on_cpu(yields: bool = True) -> None:
     torch.cuda.Stream, torch.Event = NoStream, NoEvent  # type: ignore[misc, assignment, unused-ignore]
     torch.cuda.current_stream = lambda device=None: current["stream"]
     torch.cuda.set_stream = lambda chosen: current.update(stream=chosen)
+    torch.accelerator.set_device_index = lambda device: None  # 0.33 calls it in each thread
     ubatching.current_stream = lambda: current["stream"]
     gpu_ubatch_wrapper.create_sm_control_context = lambda parallel: contextlib.nullcontext()
     if yields:
