@@ -175,6 +175,13 @@ class Pruner:
         read, record = partial(self.texts.read, release), self.texts.record(release)
         return obsolete_by(feature, Version(release), read, record)
 
+    def _takes_a_part(self, feature: Feature, release: str) -> bool:
+        """Whether a release would take a feature, a file of it or a hunk, or lies before it."""
+        (result,) = self._plan_once((feature,), release).features
+        states = [hunk.state for file in result.files for hunk in file.hunks]
+        states += [result.state, *(file.state for file in result.files)]
+        return State.PRISTINE in states or result.state is State.INAPPLICABLE
+
     def _states(self, feature: Feature) -> dict[str, State]:
         return {name: self._plan_once((feature,), name).features[0].state for name in self.names}
 
@@ -200,7 +207,7 @@ class Pruner:
         last = Version(serving[-1]) if serving else feature.releases.last
         if files is None or not since or not feature.releases.first <= last < feature.releases.last:
             return
-        span = ReleaseRange(feature.releases.first, last)
+        span = feature.releases._replace(last=last)
         clipped = clip(feature, files, span, self._rebased)
         if clipped is not None:
             files_after = {**clipped, "feature.toml": with_releases(files["feature.toml"], span)}
@@ -220,9 +227,7 @@ class Pruner:
             return
         states = self._states(feature)
         has = [name for name in self.names if states[name] is State.UPSTREAMED]
-        again = [
-            name for name in self.names if states[name] in (State.PRISTINE, State.INAPPLICABLE)
-        ]
+        again = [name for name in self.names if self._takes_a_part(feature, name)]
         since = next(
             (name for name in has if not any(Version(name) < Version(each) for each in again)), None
         )
@@ -236,7 +241,7 @@ class Pruner:
         text = f'note merged = "{since}"'
         last = min(feature.releases.last, Version(before[-1]))
         if last < feature.releases.last and last >= feature.releases.first:
-            span = ReleaseRange(feature.releases.first, last)
+            span = feature.releases._replace(last=last)
             clipped = clip(feature, files, span, self._rebased)
             if clipped is not None:
                 files_after = {**clipped, "feature.toml": with_releases(noted, span)}
@@ -266,7 +271,7 @@ class Pruner:
                     f"{step} carries it there; or remove its folder"
                 )
             return
-        span = ReleaseRange(max(feature.releases.first, oldest), feature.releases.last)
+        span = feature.releases._replace(first=max(feature.releases.first, oldest))
         clipped = clip(feature, files, span, self._rebased)
         if clipped is None:
             self.holds[feature.id] = self._holding(feature, span)
@@ -286,15 +291,13 @@ class Pruner:
         """Which variant keeps a feature from beginning with a range, and why."""
         for topic in feature.topics:
             for variant in topic.variants:
-                base = variant.patch.headers.get("Base")
-                first = max(variant.releases.first, span.first)
-                last = min(variant.releases.last, span.last)
+                base, part = variant.patch.headers.get("Base"), variant.releases.within(span)
                 inside = variant.releases.overlaps(span) and base is not None
-                lost = inside and not first <= Version(str(base)) <= last
-                if lost and self._rebased(variant, ReleaseRange(first, last)) is None:
+                lost = inside and not part.first <= Version(str(base)) <= part.last
+                if lost and self._rebased(variant, part) is None:
                     return (
                         f"{patch_file(topic, variant)} is made on {base}, and its hunks do not "
-                        f"land by themselves on a release of {first}..{last}"
+                        f"land by themselves on a release of {part}"
                     )
         return ""
 
@@ -326,7 +329,7 @@ class Pruner:
             for older, newer in pairwise(topic.variants):
                 if not self._adjacent(older, newer):
                     continue
-                span = ReleaseRange(older.releases.first, newer.releases.last)
+                span = older.releases._replace(last=newer.releases.last)
                 for variant in (newer, older):
                     yield Proposal(
                         feature.id,
@@ -422,19 +425,17 @@ def clip(
     result: dict[str, bytes | None] = {}
     for topic in feature.topics:
         for variant in topic.variants:
-            inside = variant.releases.overlaps(span)
-            first = max(variant.releases.first, span.first)
-            last = min(variant.releases.last, span.last)
+            inside, part = variant.releases.overlaps(span), variant.releases.within(span)
             base = variant.patch.headers.get("Base")
-            if inside and (first, last) == (variant.releases.first, variant.releases.last):
+            if inside and part == variant.releases:
                 continue
             result[patch_file(topic, variant)] = None
             if not inside:
                 continue
             data: bytes | None = files[patch_file(topic, variant)]
-            if base is not None and not first <= Version(base) <= last:
-                data = rebased(variant, ReleaseRange(first, last))
+            if base is not None and not part.first <= Version(base) <= part.last:
+                data = rebased(variant, part)
             if data is None:
                 return None
-            result[f"{topic.name}/{ReleaseRange(first, last)}.patch"] = data
+            result[f"{topic.name}/{part}.patch"] = data
     return result

@@ -19,7 +19,7 @@ from overlay.authoring.pruning import Proposal, Prune, Pruner, ServedFeature
 from overlay.planning.planner import plan
 from overlay.results import Change, State
 from tests.support import port_world
-from tests.support.patches import hunk, patch_text
+from tests.support.patches import MemoryTree, hunk, patch_text, write_feature
 
 NAMES = ("0.20.0", "0.21.0", "0.22.0", "0.23.0", "0.24.0", "0.25.0")
 PATH = "vllm/v1/a.py"
@@ -201,6 +201,77 @@ def test_what_upstream_has_everywhere_goes_and_what_drifts_stays(tmp_path: Path)
     assert [(p.feature, p.kind) for p in made if p.kind is Prune.FEATURE] == [("f0", Prune.FEATURE)]
     carry_out(made, tmp_path)
     assert [feature.id for feature in load([tmp_path])] == ["f1"]
+
+
+#: Release -> the files that have the change of the same letter.
+HAS = {"0.20.0": "", "0.21.0": "ab", "0.22.0": "a"}
+
+
+@pytest.mark.parametrize("last", ["0.20.0", "0.22.0"])
+def test_a_merge_is_not_noted_where_upstream_took_a_part_of_it_back(
+    tmp_path: Path, last: str
+) -> None:
+    """There a file would be patched again, whatever the other one has."""
+    text = "def f(x):\n    start(x)\n    return x\n"
+    work = {name: f"    work_{name}(x, 1)" for name in "ab"}
+    patches = {
+        f"10-{name}/0.20.0..{last}.patch": patch_text(
+            f"vllm/{name}.py",
+            hunk(["     start(x)", f"+{line}", "     return x"], "f"),
+            headers=HEADERS.format(base="0.20.0"),
+        )
+        for name, line in work.items()
+    }
+    write_feature(tmp_path, patches, "demo", f"0.20.0..{last}")
+    (feature,) = load([tmp_path])
+    trees = {
+        release: MemoryTree(
+            {
+                f"vllm/{name}.py": text.replace(
+                    "    return", f"{line}\n    return" if name in has else "    return"
+                ).encode()
+                for name, line in work.items()
+            }
+        )
+        for release, has in HAS.items()
+    }
+    served = [ServedFeature(feature, files(tmp_path, feature))]
+
+    def proposed(*names: str) -> list[str]:
+        texts = ReleaseTexts(names, trees.__getitem__)
+        return [p.text for p in Pruner(texts, names).propose(served)]
+
+    assert proposed(*HAS) == []
+    assert proposed("0.20.0", "0.21.0") == [
+        'note merged = "0.21.0"' + (", and end its range at 0.20.0" if last == "0.22.0" else "")
+    ]
+
+
+def test_a_variant_gets_a_release_candidate_as_its_base(tmp_path: Path) -> None:
+    """Where a package's releases are candidates, those that are served are nothing else."""
+    names = ("0.23.0rc1", "0.23.0", "0.24.0rc1", "0.25.1rc1", "0.26.0rc1")
+    path = "vllm_ascend/a.py"
+    change = hunk(["     start(x)", "+    work(x, 1)", "     return x"], "f")
+    wide = change._replace(lines=((" ", "def f(x):"), *change.lines))
+    patches = {
+        f"10-a/{span}.patch": patch_text(path, each, headers=HEADERS.format(base=span[:9]))
+        for span, each in (("0.23.0rc1..0.23.0", wide), ("0.24.0rc1..0.26.0rc1", change))
+    }
+    toml = 'package = "vllm_ascend"'
+    write_feature(tmp_path, patches, "demo", f"{names[0]}..{names[-1]}", toml)
+    (feature,) = load([tmp_path])
+    text = MemoryTree({path: b"def f(x):\n    start(x)\n    return x\n"})
+    texts = ReleaseTexts(names, lambda _: text)
+    pruner = Pruner(texts, names[3:])
+    made = pruner.propose([ServedFeature(feature, files(tmp_path, feature))])
+    assert [p.text for p in made] == [
+        "remove 1 variant (0.23.0rc1..0.23.0), and begin its range at 0.25.1rc1"
+    ]
+    assert pruner.holds == {}
+    carry_out(made, tmp_path)
+    (patch,) = (tmp_path / "demo/10-a").iterdir()
+    assert patch.name == "0.25.1rc1..0.26.0rc1.patch"
+    assert "Base: 0.25.1rc1" in patch.read_text()
 
 
 def test_a_merge_is_noted_though_upstream_rewrote_the_lines_later(tmp_path: Path) -> None:
