@@ -70,7 +70,7 @@ def mail(
     headers = _headers(feature, release)
     of = f" {number}/{total}" if total > 1 else ""
     sender = parseaddr(author(headers))
-    if "@" not in sender[1]:
+    if "@" not in sender[1] or not sender[1].isascii():  # no mail has it as its address
         sender = (author(headers) or _NOBODY[0], _NOBODY[1])
     body = b"%s---\n%s-- \nvllm-overlay %s\n" % (
         _message(feature, headers, keys).encode("utf-8", "surrogateescape"),

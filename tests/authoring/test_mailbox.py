@@ -28,7 +28,12 @@ WORDS = st.lists(
     max_size=5,
 ).map(lambda lines: "\n".join(lines).strip())
 AUTHORS = st.sampled_from(
-    ["Ada Lovelace <ada@example.org>", "Zoë <z@example.org>", '"A, B" <ab@example.org>']
+    [
+        "Ada Lovelace <ada@example.org>",
+        "Zoë <z@example.org>",
+        "Zoë <zoë@example.org>",
+        '"A, B" <ab@example.org>',
+    ]
 )
 
 
