@@ -9,7 +9,7 @@ lacks it.  A checkout of the package serves where no release does.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import partial
@@ -32,6 +32,7 @@ from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.telling import new_lines, share_of, stands_together
 from overlay.planning.text import Edit, SourceText, TextError
 from overlay.planning.upstream import hunk_is_upstream
+from overlay.report.lines import enumeration
 from overlay.results import Plan, State
 from overlay.untrusted import read_regular
 
@@ -316,15 +317,10 @@ def _fit(file: IncomingFile, data: bytes, following: Sequence[IncomingFile]) -> 
         whole = None if whole is None else replay(whole, part.hunks)
     try:
         is_data = not is_module(file.path)
-        hunks = None if whole is None else _new(compose(data, whole, is_data=is_data))
-        return _Fit(base, hunks, ScopedText.read(data, is_data=is_data), _new(file.hunks))
+        hunks = None if whole is None else compose(data, whole, is_data=is_data)
+        return _Fit(base, hunks, ScopedText.read(data, is_data=is_data), tuple(file.hunks))
     except (NotComposable, TextError, UnparsableError):
         return _Fit(base, None, None)
-
-
-def _new(hunks: Sequence[Hunk]) -> tuple[Hunk, ...]:
-    """Hunks of whose base nothing is known: each line that they add is new."""
-    return tuple(hunk._replace(base_has=()) for hunk in hunks)
 
 
 def _with_common(fit: _Fit, fits: Sequence[_Fit]) -> _Fit:
@@ -484,8 +480,7 @@ def replay(before: bytes, hunks: Sequence[Hunk]) -> bytes | None:
                 return None
             ends = not hunk.post_unfinished
     splices = [
-        Edit(at, at + len(hunk.pre), hunk.post)
-        for at, hunk in sorted(zip(places, hunks, strict=True), key=lambda placed: placed[0])
+        Edit(at, at + len(hunk.pre), hunk.post) for at, hunk in zip(places, hunks, strict=True)
     ]
     try:
         return source.splice(splices, ends).to_bytes()
@@ -512,15 +507,37 @@ def _in_order(lines: Sequence[str], hunks: Sequence[Hunk]) -> list[int] | None:
     shift = next_line = 0
     for hunk in hunks:
         target = max(hunk.source_line - 1, 0)
-        there = occurrences(lines, hunk.pre, next_line)
+        there = _likely_places(lines, hunk, next_line)
         if not there:
             return None
-        if hunk.heading and len(there) > 1:
-            there = [at for at in there if _is_below(hunk.heading, lines[:at])] or there
         at = min(there, key=lambda at: abs(at - target - shift))
         places.append(at)
         shift, next_line = at - target, at + len(hunk.pre)
     return places
+
+
+def _likely_places(lines: Sequence[str], hunk: Hunk, first: int = 0) -> list[int]:
+    """Where the lines of a hunk are; of several places those below the line that it quotes."""
+    there = occurrences(lines, hunk.pre, first)
+    if len(there) < 2 or not hunk.heading:
+        return there
+    return [at for at in there if _is_below(hunk.heading, lines[:at])] or there
+
+
+def doubts(base: Base, hunks: Sequence[Hunk]) -> Iterator[str]:
+    """What to look at where a text was guessed: hunks that were moved to one of several places."""
+    lines = () if base.by_id or not hunks else SourceText.from_bytes(base.before).lines
+    shift = 0
+    for hunk, at in zip(hunks, _placed(lines, hunks) or (), strict=False):
+        moved, places = at + 1 - hunk.source_line, _likely_places(lines, hunk)
+        if moved != shift and len(places) > 1:
+            yield (
+                f"{base.path}: the hunk at line {hunk.patch_line} was put at line {at + 1} of "
+                f"{base.words}, and fits at {enumeration([str(each + 1) for each in places])}: see "
+                "that it is where it belongs, or make the diff with the ids of blobs (`git diff "
+                "--full-index`)"
+            )
+        shift = moved
 
 
 def _is_below(heading: str, lines: Sequence[str]) -> bool:
@@ -536,13 +553,11 @@ def _is_below(heading: str, lines: Sequence[str]) -> bool:
 
 
 def _alone(lines: Sequence[str], hunks: Sequence[Hunk]) -> list[int] | None:
-    """The 0-based place of each hunk; ``None`` where one has several or none, or two overlap."""
+    """The 0-based place of each hunk; ``None`` where one has several or none."""
     places = [occurrences(lines, hunk.pre) for hunk in hunks]
     if any(len(each) != 1 or not hunk.pre for each, hunk in zip(places, hunks, strict=True)):
         return None
-    spans = sorted((at, at + len(hunk.pre)) for (at,), hunk in zip(places, hunks, strict=True))
-    apart = all(stop <= start for (_, stop), (start, _) in pairwise(spans))
-    return [at for (at,) in places] if apart else None
+    return [at for (at,) in places]
 
 
 def _moved_lines(before: bytes, hunks: Sequence[Hunk]) -> int:
@@ -556,12 +571,11 @@ def _from_checkout(file: IncomingFile, checkout: Origin) -> Base | None:
     data = None
     if file.old_blob is not None and isinstance(checkout, Path) and checkout.is_dir():
         data = _blob(checkout, file.old_blob)
-    by_id = data is not None
     if data is None:
         data = read_origin(checkout, file.path)
     if data is None:
         return None
-    by_id = by_id or (file.old_blob is not None and blob_id(data).startswith(file.old_blob))
+    by_id = file.old_blob is not None and blob_id(data).startswith(file.old_blob)
     if file.binary is not None and not by_id:
         return None
     after = following_bytes(data, file) if by_id else _by_content(data, file.hunks)

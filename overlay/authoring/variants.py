@@ -208,7 +208,7 @@ def _existing(topic: Topic, files: Mapping[str, bytes], every: Sequence[str]) ->
 
 def patch_file(topic: Topic, variant: Variant) -> str:
     """A variant's file below its feature's folder."""
-    return f"{topic.name}/{variant.patch.name.rsplit('/', 1)[-1]}"
+    return f"{topic.name}/{variant.patch.name.rpartition('/')[2]}"
 
 
 def _new(part: TopicPort, release: str, today: str) -> _Text:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,12 +13,14 @@ from packaging.version import Version
 
 from overlay._features.model import blob_id
 from overlay.authoring import locating
+from overlay.authoring.importing import prepare
 from overlay.authoring.incoming import IncomingFile, read_changes
 from overlay.authoring.locating import (
     Base,
     ReadBy,
     ReleaseTexts,
     behind,
+    doubts,
     files_of,
     following_bytes,
     having,
@@ -32,7 +35,7 @@ from overlay.package import VLLM, package_named
 from overlay.planning.scopes import Syntax
 from overlay.results import State
 from overlay.untrusted import UnfitFile
-from tests.support.patches import MemoryTree, feature, hunk
+from tests.support.patches import MemoryTree, feature, hunk, topic
 
 PATH = "vllm/a.py"
 #: The body of functions that are alike.
@@ -127,6 +130,74 @@ def test_where_no_place_is_below_that_line_the_nearest_one_is_it(heading: str) -
     assert replay(near.encode(), file.hunks) == ("k = 1\n\n" + IN_G).encode()
 
 
+def test_a_hunk_that_was_moved_to_one_of_several_places_is_to_be_looked_at() -> None:
+    """Where nothing tells which place it is, a person has to."""
+    moved = "k = 1\n" * 5 + TWINS
+    change = diff(TWINS, IN_G)
+    (file,) = files(change)
+    base = located(change, moved)
+    assert base is not None
+    (text,) = doubts(base, file.hunks)
+    assert text == (
+        f"{PATH}: the hunk at line 3 was put at line 11 of 0.20.0, and fits at 11, 20 and 29: see "
+        "that it is where it belongs, or make the diff with the ids of blobs (`git diff "
+        "--full-index`)"
+    )
+    assert list(doubts(replace(base, by_id=True), file.hunks)) == []
+    assert list(doubts(base, ())) == []
+    own = located(change, TWINS)
+    assert own is not None
+    assert list(doubts(own, file.hunks)) == []  # it lies where its numbers say
+    (quoting,) = files(diff(TWINS, IN_G, heading="def g(x):"))
+    assert list(doubts(base, quoting.hunks)) == []
+    (alone,) = files(diff(TWINS, IN_G, context=20))
+    assert list(doubts(base, alone.hunks)) == []
+
+
+def test_a_hunk_that_was_moved_as_far_as_the_one_before_is_where_it_belongs() -> None:
+    """And it is as far from its number as that one, however near another place is to that."""
+    before, after = f"first = 1\n\n\n{TWINS}", f"first = 2\n\n\n{IN_G}"
+    change = diff(before, after)
+    (file,) = files(change)
+    moved = "k = 1\n" * 9
+    base = located(change, moved + before)
+    assert base is not None
+    assert base.after == (moved + after).encode()
+    assert list(doubts(base, file.hunks)) == []
+    between = before.replace("import os\n\n", "import os\n\n" + "k = 1\n" * 5)
+    elsewhere = located(change, between)
+    assert elsewhere is not None
+    assert len(list(doubts(elsewhere, file.hunks))) == 1
+
+
+def test_what_is_to_be_looked_at_is_a_warning_of_the_import() -> None:
+    moved = ("k = 1\n" * 5 + TWINS).encode()
+    commits = read_changes(diff(TWINS, IN_G).encode(), "x")
+    texts = releases(moved)
+    made = prepare(commits, "a", texts, source="x", verbatim=b"", today="2026-11-27")
+    (warning,) = made.summary.warnings
+    assert "see that it is where it belongs" in warning
+
+
+def test_a_hunk_lies_behind_the_one_before_it() -> None:
+    """Its own number is that of a place before that one."""
+    first = hunk([" b = 1", "-b = 2", "+b = 3"])._replace(source_line=4)
+    second = hunk(["-a = 1", "+a = 2"])._replace(source_line=6)
+    text = b"x = 1\na = 1\nx = 1\nx = 2\nx = 3\nx = 4\nb = 1\nb = 2\na = 1\n"
+    made = replay(text, [first, second])
+    assert made == b"x = 1\na = 1\nx = 1\nx = 2\nx = 3\nx = 4\nb = 1\nb = 3\na = 2\n"
+    overlapping = [hunk([" a = 1", "-a = 1", "+a = 2"]), hunk(["-a = 1", "+a = 3"])]
+    in_order = [overlapping[0], overlapping[1]._replace(source_line=3)]
+    assert replay(b"a = 1\na = 1\na = 1\n", in_order) == b"a = 1\na = 2\na = 3\n"
+
+
+def test_of_two_places_the_one_that_is_quoted_is_taken() -> None:
+    before, after = (text.partition("def h")[0] for text in (TWINS, IN_G))
+    (file,) = files(diff(before, after, heading="def g(x):"))
+    moved = "k = 1\n" * 9
+    assert replay((moved + before).encode(), file.hunks) == (moved + after).encode()
+
+
 # The newline at the end
 
 
@@ -149,6 +220,14 @@ def test_a_hunk_of_the_end_lies_at_the_end() -> None:
     (file,) = files(diff("a = 1\nb = 2", "a = 1\nb = 2\nc = 3"))
     assert replay(b"a = 1\nb = 2\na = 1", file.hunks) is None
     assert replay(b"first = 0\na = 1\nb = 2", file.hunks) == b"first = 0\na = 1\nb = 2\nc = 3"
+
+
+def test_a_change_of_the_newline_between_releases_was_made_on_what_ends_otherwise() -> None:
+    ended, unended = "a = 1\nb = 2\nc = 3\n", "a = 1\nb = 2\nc = 3"
+    for before, after in ((unended, ended), (ended, unended)):
+        base = located(diff(before, after), None, after)
+        assert base is not None
+        assert (base.before, base.after) == (before.encode(), after.encode())
 
 
 # Several changes of one file
@@ -351,6 +430,112 @@ def test_what_one_change_makes_is_nothing_where_it_does_not_fit() -> None:
     assert following_bytes(b"b = 1\n", file) is None
 
 
+def test_a_text_that_is_named_is_asked_as_one_of_a_release() -> None:
+    """Without an id, hunks without context have to be told by their lines there, too."""
+    twice = "b = 2\na = 1\nb = 2\nc = 3\n"
+    after = "b = 2\na = 1\nb = 4\nc = 3\n"
+    bare = diff(twice, after, context=0)
+    build = MemoryTree({PATH: twice.encode()})
+    (file,) = files(bare)
+    assert locate(file, releases("other = 1\n"), build) is None
+    (proved,) = files(with_ids(bare, twice))
+    base = locate(proved, releases("other = 1\n"), build)
+    assert base is not None
+    assert base.after == after.encode()
+
+
+# Which release of several
+
+
+def spaced(above: int, *lines: str, new: Sequence[str] = ()) -> str:
+    """A function with some lines above it, and new lines in it."""
+    body = ["def f(x):", "    start(x)", "    one = first(x)", *new, "    return x", *lines]
+    return "\n".join(["import os", *["k = 1"] * above, "", *body]) + "\n"
+
+
+NEW = ["    first_new = work(1)", "    second_new = work(2)", "    third_new = work(3)"]
+CHANGE = diff(spaced(4), spaced(4, new=NEW))
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"), [((9, 3), 1), ((3, 9), 0), ((0, 5), 1), ((5, 0), 0), ((4, 3), 0)]
+)
+def test_the_base_is_the_release_whose_lines_are_nearest_to_the_numbers(
+    others: tuple[int, int], expected: int
+) -> None:
+    """One line away is nearer than four or five, on either side."""
+    base = located(CHANGE, *(spaced(above) for above in others))
+    assert base is not None
+    assert base.release == f"0.{20 + expected}.0"
+
+
+def test_where_a_later_release_has_the_change_the_newest_before_it_is_the_base() -> None:
+    """The nearest by its numbers is older; one that had the change once tells nothing."""
+    has = spaced(7, new=NEW)
+    texts = [spaced(9, new=NEW), spaced(4), spaced(7), has, spaced(5)]
+    base = located(CHANGE, *texts)
+    assert base is not None
+    assert base.release == "0.22.0"
+    assert located(CHANGE, spaced(4), has) == located(CHANGE, spaced(4))
+    most = spaced(7, new=[*NEW[:2], "    third_other = work(4)"])
+    base = located(CHANGE, spaced(4), spaced(7), most)
+    assert base is not None
+    assert base.release == "0.21.0"
+
+
+@pytest.mark.parametrize("later", [None, "def f(x:\n", b"\xff\n", "def f(x):\n    return 1\n"])
+def test_a_release_that_tells_nothing_does_not_have_it(later: str | bytes | None) -> None:
+    base = located(CHANGE, spaced(4), spaced(7), later)
+    assert base is not None
+    assert base.release == "0.20.0"
+
+
+def test_of_a_change_that_adds_nothing_the_nearest_is_the_base() -> None:
+    removal = diff(spaced(4, new=NEW), spaced(4))
+    base = located(removal, spaced(4, new=NEW), spaced(7, new=NEW), spaced(7))
+    assert base is not None
+    assert base.release == "0.20.0"
+
+
+def test_a_release_that_moved_the_new_lines_has_the_change() -> None:
+    """Its function is as it was before; what the change adds stands in another one."""
+    moved = spaced(4, "", "", "def g(x):", *NEW, "    return f(x)")
+    base = located(CHANGE, spaced(5), moved)
+    assert base is not None
+    assert base.release == "0.20.0"
+
+
+def test_a_line_that_is_appended_is_not_appended_behind_itself() -> None:
+    """Whether one line of context is shown, or none of the file is left to show."""
+    text = "a = 1\nb = 2\n"
+    for old, new in ((text, text + "third = measure(3)\n"), (text, "third = measure(3)\n" + text)):
+        later = new + "a = 1\nb = 2\n" if new.startswith("a") else "a = 1\nb = 2\n" + new
+        for context in (1, 3):
+            change = diff(old, new, context=context)
+            assert located(change, later) is None
+            base = located(change, old, later)
+            assert base is not None
+            assert base.release == "0.20.0"
+
+
+def test_a_change_that_no_hunk_can_say_keeps_its_base() -> None:
+    """Whoever composes it says why."""
+    alike = "a = 1\n" * 9
+    base = located(diff(alike, alike + "a = 1\n"), alike)
+    assert base is not None
+    assert base.release == "0.20.0"
+
+
+def test_what_is_renamed_alone_may_be_no_text() -> None:
+    head = "diff --git a/vllm/a.txt b/vllm/b.txt\nsimilarity index 100%\n"
+    renamed = f"{head}rename from vllm/a.txt\nrename to vllm/b.txt\n"
+    (file,) = files(renamed)
+    old = replace(file, path="vllm/a.txt")
+    base = locate(old, releases(b"\xff\n", b"\xfe\n", path="vllm/a.txt"))
+    assert base is not None
+    assert (base.release, base.after) == ("0.21.0", b"\xfe\n")
+
+
 # Data files
 
 DATA = "vllm/table.txt"
@@ -401,9 +586,13 @@ def test_files_of_releases_are_read_once_and_planned_on() -> None:
     assert more.read("0.9.0", PATH) is None
     assert more.read("0.21.0", PATH) == b"a = 1\nc = 1\n"
     made = feature((PATH, [hunk(["-a = 1", "+a = 2"])]), releases="0.20.0..0.20.0")
-    assert more.plan([made], "0.20.0", Syntax()).features[0].state is State.PRISTINE
-    assert more.lay([made], "0.20.0", Syntax()).tree.current(PATH) == b"a = 2\n"
-    assert more.lay([made], "0.21.0", Syntax()).tree.current(PATH) == b"a = 2\nc = 1\n"
+    other = (PATH, [hunk(["-a = 1", "+a = 3"])])
+    variants = {"0.20.0..0.20.0": (PATH, [hunk(["-a = 1", "+a = 2"])]), "0.21.0..0.21.0": other}
+    two = replace(made, topics=(topic("01-topic", variants),))
+    (planned,) = more.plan([made], "0.20.0", Syntax()).features
+    assert (planned.state, planned.untested) == (State.PRISTINE, False)
+    assert more.lay([two], "0.20.0", Syntax()).tree.current(PATH) == b"a = 2\n"
+    assert more.lay([two], "0.21.0", Syntax()).tree.current(PATH) == b"a = 3\nc = 1\n"
     assert opened == ["0.9.0", "0.21.0", "0.20.0"]
 
 
