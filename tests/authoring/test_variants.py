@@ -216,6 +216,66 @@ def test_a_release_that_has_it_gets_a_variant_that_does_nothing(tmp_path: Path) 
     assert world.states() == [State.PRISTINE, State.UPSTREAMED, State.PRISTINE]
 
 
+def bare(*hunks: Hunk, **more: str) -> bytes:
+    """A patch of which nobody knows what it was made on."""
+    headers = {**HEADERS, **{name.replace("_", "-"): value for name, value in more.items()}}
+    return patch_bytes(headers, PATH, hunks or (MINE,))
+
+
+def test_a_variant_that_does_nothing_is_none_of_its_neighbours(tmp_path: Path) -> None:
+    """Though its hunks are theirs; two that do nothing for one reason are one."""
+    names = {f"0.{20 + at}.0": TEXT for at in range(5)}
+    gone = bare(Ported_From="0.20.0 upstream")
+    world = World(
+        tmp_path,
+        names,
+        {
+            "10-a/0.20.0..0.20.0.patch": bare(),
+            "10-a/0.21.0..0.21.0.patch": gone,
+            "10-a/0.22.0..0.22.0.patch": bare(Ported_From="0.20.0 not-needed"),
+            "10-a/0.23.0..0.23.0.patch": gone,
+        },
+        "0.20.0..0.23.0",
+    )
+    (port,) = world.port("0.24.0")
+    (topic,) = port.topics
+    again = replace(port, topics=(replace(topic, new_hunks=None, hunks=()),))
+    assert world.write(again) == [
+        "10-a/0.20.0..0.20.0.patch",
+        "10-a/0.21.0..0.21.0.patch",
+        "10-a/0.22.0..0.22.0.patch",
+        "10-a/0.23.0..0.24.0.patch",
+    ]
+    assert world.files["10-a/0.23.0..0.24.0.patch"] == gone  # what was there before stays
+
+
+@pytest.mark.parametrize("text", [TEXT, DEAD])
+def test_what_a_person_resolves_to_the_text_beside_it_is_that_text(
+    tmp_path: Path, text: str
+) -> None:
+    """Also beside a variant that was merged, and where the base has lines of the change."""
+    there = {"Base_Has": "\n".join(LINES)} if text == DEAD else {}
+    merged = patch("0.21.0", Ported_From="0.20.0 merged", **there)
+    world = World(
+        tmp_path,
+        {"0.20.0": text, "0.21.0": text},
+        {"10-a/0.21.0..0.21.0.patch": merged},
+        "0.21.0..0.21.0",
+    )
+    (port,) = world.port("0.20.0")
+    (topic,) = port.topics
+    made = replace(topic, new_hunks=(MINE,), before=text.encode(), by_hand=True)
+    assert world.write(replace(port, topics=(made,), evidence="")) == ["10-a/0.20.0..0.21.0.patch"]
+    assert world.files["10-a/0.20.0..0.21.0.patch"] == merged
+
+
+def test_releases_are_in_the_order_of_versions(tmp_path: Path) -> None:
+    names = dict.fromkeys(("0.9.0", "0.10.0", "0.11.0", "0.100.0"), TEXT)
+    world = World(tmp_path, names, {"10-a/0.10.0..0.10.0.patch": patch("0.10.0")}, "0.10.0..0.10.0")
+    assert world.write(*world.port("0.9.0", "0.11.0")) == ["10-a/0.9.0..0.11.0.patch"]
+    assert world.write(*world.port("0.100.0")) == ["10-a/0.9.0..0.100.0.patch"]
+
+
 def test_each_topic_has_the_ranges_of_its_own_texts(tmp_path: Path) -> None:
     """A topic that serves the release already stays, and so do files that are no variants."""
     other = hunk(["     begin(y)", "+    third_new(y, 1)", "     return y"], "g")
@@ -318,6 +378,27 @@ def test_a_memory_or_a_later_variant_says_more_than_a_port(tmp_path: Path) -> No
         assert told(replace(feature, topics=topics)) == expected
 
 
+def test_what_lands_on_the_features_before_it_alone_was_taken_back_too(tmp_path: Path) -> None:
+    """Upstream took back what the feature before it changes, and this one with it."""
+    first = port_world.BASE.replace(b"        count = len(sizes)\n", b"        count = 1\n")
+    both = first.replace(b"self.note_begin(count)", b"self.note_begin(count, warm=True)")
+    port_world.write(tmp_path, port_world.BASE, first, id="a-first")
+    port_world.write(tmp_path, first, both, id="b-second")
+    earlier, feature = load([tmp_path])
+    span = ReleaseRange.parse("0.21.0..0.23.0", VLLM)
+    (topic,) = earlier.topics
+    variants = tuple(each._replace(releases=span) for each in topic.variants)
+    earlier = replace(earlier, releases=span, topics=(topic._replace(variants=variants),))
+    texts = {"0.21.0": port_world.BASE, "0.22.0": both, "0.23.0": port_world.BASE}
+    porter = port_world.porter(texts)
+    port = porter.port(feature, "0.22.0", (earlier,))
+    assert port.evidence
+    assert porter.port(feature, "0.23.0", (earlier,)).outcome is Outcome.EXACT
+    assert porter.port(feature, "0.23.0").outcome is not Outcome.EXACT
+    assert remembered(porter, port, (earlier,), tuple(texts)) is None
+    assert remembered(porter, port, (), tuple(texts)) == "0.22.0"
+
+
 def test_a_person_is_believed_whatever_a_later_release_takes(tmp_path: Path) -> None:
     texts = {"0.21.0": port_world.BASE, "0.22.0": port_world.MERGED, "0.23.0": port_world.BASE}
     feature = port_world.write(tmp_path)
@@ -370,6 +451,10 @@ def test_a_range_that_is_written_otherwise_is_refused(toml: str) -> None:
     [
         ("{}\n", '{}\nmerged = "0.30.0"\n'),
         ("{}", '{}\nmerged = "0.30.0"'),
+        (
+            '{}\n[[a]]\nreleases = "0.1.0..0.2.0"\n',
+            '{}\nmerged = "0.30.0"\n[[a]]\nreleases = "0.1.0..0.2.0"\n',
+        ),
         ('merged = "0.31.0"\n{}\n', '{}\nmerged = "0.30.0"\n'),
         ('{}\nmerged = "0.31.0"\nid = "a"\n', '{}\nmerged = "0.30.0"\nid = "a"\n'),
         ('{}\nmerged = "0.31.0"', '{}\nmerged = "0.30.0"\n'),
