@@ -18,6 +18,7 @@ from packaging.version import Version
 from overlay._features.model import Feature, Variant, paths_of
 from overlay.authoring.landing import names_from
 from overlay.authoring.locating import ReleaseTexts
+from overlay.authoring.porting import not_needed
 from overlay.authoring.variants import patch_file, with_base_has, with_merged, with_releases
 from overlay.authoring.writing import check_files, patch_bytes
 from overlay.errors import PatchFormatErrors, UsageError, command
@@ -182,6 +183,10 @@ class Pruner:
         states += [result.state, *(file.state for file in result.files)]
         return State.PRISTINE in states or result.state is State.INAPPLICABLE
 
+    def _not_needing(self, feature: Feature) -> list[str]:
+        """The releases of which a person said that they do not need a feature, or a part of it."""
+        return [name for name in self.names if not_needed(feature, Version(name))]
+
     def _states(self, feature: Feature) -> dict[str, State]:
         return {name: self._plan_once((feature,), name).features[0].state for name in self.names}
 
@@ -195,8 +200,12 @@ class Pruner:
         if any(states[name] is not State.UPSTREAMED and name not in why for name in self.names):
             return
         evidence = f"upstream has it in every release of {span}"
-        if not set(states.values()) <= {State.UPSTREAMED}:
-            evidence = f"no release of {span} leaves it anything to do: {next(iter(why.values()))}"
+        text = "" if set(states.values()) <= {State.UPSTREAMED} else next(iter(why.values()))
+        for name in self._not_needing(feature):
+            reason = self._plan_once((feature,), name).features[0].reason
+            text = text or str(reason)
+        if text:
+            evidence = f"no release of {span} leaves it anything to do: {text}"
         yield Proposal(feature.id, Prune.FEATURE, f"remove {feature.id}", evidence, None)
 
     def _obsolete(self, entry: ServedFeature) -> Iterator[Proposal]:
@@ -226,7 +235,8 @@ class Pruner:
         if feature.merged is not None or files is None:
             return
         states = self._states(feature)
-        has = [name for name in self.names if states[name] is State.UPSTREAMED]
+        said = self._not_needing(feature)
+        has = [n for n in self.names if states[n] is State.UPSTREAMED and n not in said]
         again = [name for name in self.names if self._takes_a_part(feature, name)]
         since = next(
             (name for name in has if not any(Version(name) < Version(each) for each in again)), None

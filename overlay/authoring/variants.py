@@ -16,7 +16,7 @@ from packaging.version import Version
 from overlay._features.folder import essence
 from overlay._features.model import FILE_SCOPE, Feature, Hunk, PortedWay, Topic, Variant
 from overlay.authoring.composing import ScopedText
-from overlay.authoring.porting import FeaturePort, Porter, TopicPort
+from overlay.authoring.porting import FeaturePort, Porter, TopicPort, not_needed
 from overlay.authoring.writing import patch_bytes, require_change
 from overlay.errors import UsageError
 from overlay.package import ReleaseRange
@@ -108,6 +108,8 @@ def remembered(
         return None
     if port.by_hand:
         return port.release
+    if not_needed(feature, release):
+        return None
     for name in names:
         if Version(name) > release:
             later = porter.port(feature, name, earlier)
