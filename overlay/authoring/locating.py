@@ -519,9 +519,9 @@ def _in_order(lines: Sequence[str], hunks: Sequence[Hunk]) -> list[int] | None:
 def _likely_places(lines: Sequence[str], hunk: Hunk, first: int = 0) -> list[int]:
     """Where the lines of a hunk are; of several places those below the line that it quotes."""
     there = occurrences(lines, hunk.pre, first)
-    if len(there) < 2 or not hunk.heading:
+    if len(there) < 2 or not hunk.heading or not hunk.pre:
         return there
-    return [at for at in there if _is_below(hunk.heading, lines[:at])] or there
+    return [at for at in there if _is_below(hunk.heading, lines, at)] or there
 
 
 def doubts(base: Base, hunks: Sequence[Hunk]) -> Iterator[str]:
@@ -540,16 +540,17 @@ def doubts(base: Base, hunks: Sequence[Hunk]) -> Iterator[str]:
         shift = moved
 
 
-def _is_below(heading: str, lines: Sequence[str]) -> bool:
-    """Whether lines end with what git and diff quote above a hunk, perhaps its beginning alone.
+def _is_below(heading: str, lines: Sequence[str], at: int) -> bool:
+    """Whether git and diff quote a line above a hunk that begins there, perhaps not all of it.
 
     That is the last line that begins with a letter, or the last definition, as git is set up.
     """
-    above = (next(filter(each.match, reversed(lines)), "") for each in _QUOTED)
-    return any(
-        line == heading or (len(heading) >= _CUT and line.startswith(heading))
-        for line in map(str.strip, above)
-    )
+    for begins in _QUOTED:
+        rows = (lines[row].strip() for row in range(at - 1, -1, -1) if begins.match(lines[row]))
+        line = next(rows, "")
+        if line == heading or (len(heading) >= _CUT and line.startswith(heading)):
+            return True
+    return False
 
 
 def _alone(lines: Sequence[str], hunks: Sequence[Hunk]) -> list[int] | None:
