@@ -519,9 +519,9 @@ def _in_order(lines: Sequence[str], hunks: Sequence[Hunk]) -> list[int] | None:
 def _likely_places(lines: Sequence[str], hunk: Hunk, first: int = 0) -> list[int]:
     """Where the lines of a hunk are; of several places those below the line that it quotes."""
     there = occurrences(lines, hunk.pre, first)
-    if len(there) < 2 or not hunk.heading or not hunk.pre:
+    if len(there) < 2 or not hunk.heading:
         return there
-    return [at for at in there if _is_below(hunk.heading, lines, at)] or there
+    return _below(hunk.heading, lines, there) or there
 
 
 def doubts(base: Base, hunks: Sequence[Hunk]) -> Iterator[str]:
@@ -533,24 +533,28 @@ def doubts(base: Base, hunks: Sequence[Hunk]) -> Iterator[str]:
         if moved != shift and len(places) > 1:
             yield (
                 f"{base.path}: the hunk at line {hunk.patch_line} was put at line {at + 1} of "
-                f"{base.words}, and fits at {enumeration([str(each + 1) for each in places])}: see "
+                f"{base.words}, and fits at {enumeration([str(each + 1) for each in places], most=4)}: see "
                 "that it is where it belongs, or make the diff with the ids of blobs (`git diff "
                 "--full-index`)"
             )
         shift = moved
 
 
-def _is_below(heading: str, lines: Sequence[str], at: int) -> bool:
-    """Whether git and diff quote a line above a hunk that begins there, perhaps not all of it.
+def _below(heading: str, lines: Sequence[str], places: Sequence[int]) -> list[int]:
+    """The places above which git and diff quote a line as a heading, perhaps its beginning alone.
 
     That is the last line that begins with a letter, or the last definition, as git is set up.
     """
+    below: set[int] = set()
     for begins in _QUOTED:
-        rows = (lines[row].strip() for row in range(at - 1, -1, -1) if begins.match(lines[row]))
-        line = next(rows, "")
-        if line == heading or (len(heading) >= _CUT and line.startswith(heading)):
-            return True
-    return False
+        line, first = "", 0
+        for at in places:  # in the order of the file, so that each line is looked at once
+            above = (lines[row] for row in range(at - 1, first - 1, -1) if begins.match(lines[row]))
+            line, first = next(above, line), at
+            text = line.strip()
+            if text == heading or (len(heading) >= _CUT and text.startswith(heading)):
+                below.add(at)
+    return sorted(below)
 
 
 def _alone(lines: Sequence[str], hunks: Sequence[Hunk]) -> list[int] | None:
