@@ -533,7 +533,7 @@ def doubts(base: Base, hunks: Sequence[Hunk]) -> Iterator[str]:
         if moved != shift and len(places) > 1:
             yield (
                 f"{base.path}: the hunk at line {hunk.patch_line} was put at line {at + 1} of "
-                f"{base.words}, and fits at {enumeration([str(each + 1) for each in places], most=4)}: see "
+                f"{base.words}, and fits at {enumeration([str(each + 1) for each in places])}: see "
                 "that it is where it belongs, or make the diff with the ids of blobs (`git diff "
                 "--full-index`)"
             )
