@@ -89,7 +89,7 @@ class Pruner:
     texts: ReleaseTexts
     names: Sequence[str]
     syntax: Syntax = field(default_factory=Syntax)
-    #: Feature -> why its old variants stay, where they do.
+    #: Feature -> why what no release needs stays, where it does.
     holds: dict[str, str] = field(default_factory=dict)
     #: By the identity of features, which are kept beside their plan, and the release.
     _plans: dict[tuple[tuple[int, ...], str], tuple[tuple[Feature, ...], Plan]] = field(
@@ -113,8 +113,6 @@ class Pruner:
                 ) is not None:
                     accepted.append(proposal)
                     present = _after(present, proposal)
-                    if proposal.files is None:
-                        break
             step()
         return tuple(accepted)
 
@@ -129,14 +127,17 @@ class Pruner:
         entry = next((each for each in present if each.feature.id == id_), None)
         if entry is None:
             return None
-        for proposal in make(entry):
-            try:
-                after = _after(present, proposal)
-            except (PatchFormatErrors, UsageError):
-                continue  # it would leave a hole, or a range that its feature.toml cannot say
-            healed = id_ if proposal.kind is Prune.MERGED else None
-            if all(before[name].kept_by(then, healed) for name, then in self._answers(after)):
-                return proposal
+        try:
+            for proposal in make(entry):
+                try:
+                    after = _after(present, proposal)
+                except PatchFormatErrors:
+                    continue  # it would leave a hole
+                healed = id_ if proposal.kind is Prune.MERGED else None
+                if all(before[name].kept_by(then, healed) for name, then in self._answers(after)):
+                    return proposal
+        except UsageError as error:  # its feature.toml has no line of its own for that
+            self.holds[id_] = str(error)
         return None
 
     # What is compared
@@ -212,9 +213,10 @@ class Pruner:
         """A feature for which every release from one on has nothing to do: its range ends there."""
         feature, files = entry.feature, entry.files
         serving = [name for name in self.names if self._why_obsolete(feature, name) is None]
-        since = names_from(self.names, serving[-1])[1:] if serving else []
-        last = Version(serving[-1]) if serving else feature.releases.last
-        if files is None or not since or not feature.releases.first <= last < feature.releases.last:
+        if files is None or not serving:
+            return
+        since, last = names_from(self.names, serving[-1])[1:], Version(serving[-1])
+        if not since or not feature.releases.first <= last < feature.releases.last:
             return
         span = feature.releases._replace(last=last)
         clipped = clip(feature, files, span, self._rebased)
@@ -355,7 +357,7 @@ class Pruner:
 
     def _adjacent(self, older: Variant, newer: Variant) -> bool:
         """Whether both are served, no known release is between them, and neither is retired."""
-        if older.patch.path != newer.patch.path or older.patch.retired or newer.patch.retired:
+        if older.patch.retired or newer.patch.retired:
             return False
         for variant in (older, newer):
             inside = {name for name in self.texts.names if Version(name) in variant.releases}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,11 +15,20 @@ from packaging.version import Version
 from overlay._features.folder import load
 from overlay._features.model import Feature
 from overlay.authoring.locating import ReleaseTexts
-from overlay.authoring.pruning import Proposal, Prune, Pruner, ServedFeature
+from overlay.authoring.pruning import (
+    Proposal,
+    Prune,
+    Pruner,
+    ServedFeature,
+    clip,
+    groups_of,
+)
+from overlay.package import VLLM, ReleaseRange
 from overlay.planning.planner import plan
 from overlay.results import Change, State
 from tests.support import port_world
 from tests.support.patches import MemoryTree, hunk, patch_text, write_feature
+from tests.support.patches import feature as feature_of
 
 NAMES = ("0.20.0", "0.21.0", "0.22.0", "0.23.0", "0.24.0", "0.25.0")
 PATH = "vllm/v1/a.py"
@@ -341,3 +350,148 @@ def test_a_feature_whose_range_ends_before_what_is_served_is_named(
     assert pruner.propose(served) == ()
     assert f"ends before 0.22.0, and {where}" in pruner.holds["f0"]
     assert f"overlay port f0 --releases {port}" in pruner.holds["f0"]
+
+
+def pruned(world: World, folder: Path, *, oldest: int = 0) -> tuple[Pruner, tuple[Proposal, ...]]:
+    """What is proposed for the features of a world, and by whom."""
+    world.write(folder)
+    texts = ReleaseTexts(NAMES, lambda name: Tree(world, name))
+    served = [ServedFeature(feature, files(folder, feature)) for feature in load([folder])]
+    pruner = Pruner(texts, NAMES[oldest:])
+    return pruner, pruner.propose(served)
+
+
+def test_a_feature_toml_that_is_written_otherwise_holds_its_own_feature_alone(
+    tmp_path: Path,
+) -> None:
+    """It is named, and the others are pruned."""
+    variants = (((0, 5, True),), False)
+    world = World(((0,) * 6, (0,) * 6), (3, 3), (variants, variants), 0)
+    world.write(tmp_path)
+    toml = tmp_path / "f0/feature.toml"
+    toml.write_text(toml.read_text().replace('releases = "0.20.0..0.25.0"', RELEASES))
+    texts = ReleaseTexts(NAMES, lambda name: Tree(world, name))
+    served = [ServedFeature(feature, files(tmp_path, feature)) for feature in load([tmp_path])]
+    pruner = Pruner(texts, NAMES)
+    assert [p.feature for p in pruner.propose(served)] == ["f1"]
+    assert "feature.toml: expected a line releases" in pruner.holds["f0"]
+
+
+#: A range as TOML has it, too.
+RELEASES = "releases = '0.20.0..0.25.0'"
+
+
+def test_a_merge_is_not_noted_where_a_hunk_of_a_file_would_land_again(tmp_path: Path) -> None:
+    base = b"def f(x):\n    start(x)\n    return x\n\n\ndef g(x):\n    begin(x)\n    return x\n"
+    first = base.replace(b"start(x)\n", b"start(x)\n    one_more(x, 1)\n")
+    both = first.replace(b"begin(x)\n", b"begin(x)\n    two_more(x, 2)\n")
+    port_world.write(tmp_path, base, both, base="0.20.0")
+    (feature,) = load([tmp_path])
+    releases = {"0.20.0": base, "0.21.0": both, "0.22.0": first}
+    trees = ReleaseTexts(tuple(releases), lambda name: port_world.Tree(name, releases))
+    served = [ServedFeature(feature, files(tmp_path, feature))]
+    assert Pruner(trees, tuple(releases)).propose(served) == ()
+    (made,) = Pruner(trees, ("0.20.0", "0.21.0")).propose(served)
+    assert made.text == 'note merged = "0.21.0"'
+    assert made.plain().keys() == {"feature", "kind", "text", "evidence"}
+
+
+def test_features_of_other_folders_are_planned_and_left(tmp_path: Path) -> None:
+    variants = (((0, 5, True),), False)
+    world = World(((0,) * 6, (0,) * 6), (0, 0), (variants, variants), 0)
+    world.write(tmp_path)
+    first, second = load([tmp_path])
+    texts = ReleaseTexts(NAMES, lambda name: Tree(world, name))
+    steps: list[int] = []
+    pruner = Pruner(texts, NAMES)
+    served = [ServedFeature(first), ServedFeature(second, files(tmp_path, second))]
+    (made,) = pruner.propose(served, lambda: steps.append(1))
+    assert (made.feature, made.files, steps) == ("f1", None, [1])
+    assert made.evidence == "upstream has it in every release of 0.20.0..0.25.0"
+
+
+def test_a_base_behind_the_end_of_a_range_is_replaced(tmp_path: Path) -> None:
+    """By the first release that takes the hunks, which keep their lines."""
+    world = World(((1, 0, 0, 0, 0, 0),), (4,), ((((1, 5, True),), False),), 0)
+    world.write(tmp_path)
+    place = tmp_path / "f0/10-a/0.21.0..0.25.0.patch"
+    place.write_text(place.read_text().replace("Base: 0.21.0", "Base: 0.25.0"))
+    texts = ReleaseTexts(NAMES, lambda name: Tree(world, name))
+    served = [ServedFeature(feature, files(tmp_path, feature)) for feature in load([tmp_path])]
+    (made,) = Pruner(texts, NAMES).propose(served)
+    assert made.text == 'note merged = "0.24.0", and end its range at 0.23.0'
+    carry_out([made], tmp_path)
+    text = (tmp_path / "f0/10-a/0.21.0..0.23.0.patch").read_text()
+    assert "Base: 0.21.0" in text
+    assert "@@ -2,2 +2,3 @@ f0" in text
+
+
+def test_a_release_that_does_not_take_the_hunks_is_no_base(tmp_path: Path) -> None:
+    world = World(((0, 0, 1, 0, 0, 0),), (None,), ((((0, 0, True), (1, 4, True)), False),), 2)
+    _, (made,) = pruned(world, tmp_path, oldest=2)
+    assert made.kind is Prune.VARIANTS
+    carry_out([made], tmp_path)
+    assert "Base: 0.23.0" in (tmp_path / "f0/10-a/0.22.0..0.24.0.patch").read_text()
+
+
+def test_variants_go_though_the_last_release_of_a_range_is_the_oldest(tmp_path: Path) -> None:
+    variants = ((0, 0, True), (1, 1, False), (2, 2, True))
+    world = World(((0, 0, 1, 1, 1, 1),), (None,), ((variants, False),), 2)
+    pruner, (made,) = pruned(world, tmp_path, oldest=2)
+    assert made.text == (
+        "remove 2 variants (0.20.0..0.20.0, 0.21.0..0.21.0), and begin its range at 0.22.0"
+    )
+    assert pruner.holds == {}
+
+
+def test_all_neighbours_are_united_that_can_be(tmp_path: Path) -> None:
+    """Two that drift apart between others do not end the search."""
+    versions = (0, 0, 1, 1, 1, 1)
+    variants = ((0, 1, True), (2, 2, True), (3, 3, True), (4, 5, True))
+    world = World((versions,), (None,), ((variants, False),), 0)
+    _, made = pruned(world, tmp_path)
+    assert [p.text for p in made] == [
+        "unite 10-a 0.22.0..0.22.0 and 0.23.0..0.23.0",
+        "unite 10-a 0.22.0..0.23.0 and 0.24.0..0.25.0",
+    ]
+
+
+def test_a_variant_that_does_nothing_is_united_with_none(tmp_path: Path) -> None:
+    """Though upstream has its lines, so that the other one would say the same."""
+    world = World(((0,) * 6,), (3,), ((((0, 2, True), (3, 5, True)), False),), 0)
+    world.write(tmp_path)
+    place = tmp_path / "f0/10-a/0.23.0..0.25.0.patch"
+    place.write_text(place.read_text().replace("Base: 0.23.0", "Ported-From: 0.20.0 upstream"))
+    (feature,) = load([tmp_path])
+    texts = ReleaseTexts(NAMES, lambda name: Tree(world, name))
+    served = [ServedFeature(replace(feature, merged=Version("0.23.0")), files(tmp_path, feature))]
+    assert Prune.UNITE not in [p.kind for p in Pruner(texts, NAMES).propose(served)]
+
+
+def test_features_without_a_file_in_common_are_planned_apart() -> None:
+    change = [hunk(["-a = 1", "+a = 2"])]
+    paths = {"a": "1", "b": "2", "c": "13", "d": "4", "e": "34", "f": "2"}
+    made = [
+        feature_of(*((f"vllm/m{number}.py", change) for number in numbers), id=id_)
+        for id_, numbers in paths.items()
+    ]
+    groups = [[each.id for each in group] for group in groups_of(made)]
+    assert sorted(groups) == [["a", "c", "d", "e"], ["b", "f"]]
+
+
+@pytest.mark.parametrize("base", ["0.21.0", "0.22.0", "0.24.0", "0.20.0", "0.25.0"])
+def test_a_variant_keeps_its_file_where_its_base_stays(tmp_path: Path, base: str) -> None:
+    """Those that a range does not touch are no part of what changes."""
+    world = World(((0,) * 6,), (None,), ((((0, 0, True), (1, 5, True)), False),), 0)
+    world.write(tmp_path)
+    place = tmp_path / "f0/10-a/0.21.0..0.25.0.patch"
+    place.write_text(place.read_text().replace("Base: 0.21.0", f"Base: {base}"))
+    (made,) = load([tmp_path])
+    span = ReleaseRange.parse("0.20.0..0.24.0", VLLM)
+    clipped = clip(made, files(tmp_path, made), span)
+    data = place.read_bytes()
+    expected = {"10-a/0.21.0..0.25.0.patch": None, "10-a/0.21.0..0.24.0.patch": data}
+    inside = base not in ("0.20.0", "0.25.0")
+    assert clipped == (expected if inside else None)
+    everything = clip(made, files(tmp_path, made), made.releases)
+    assert everything == {}
