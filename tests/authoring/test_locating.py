@@ -32,8 +32,9 @@ from overlay.authoring.locating import (
 )
 from overlay.errors import UsageError
 from overlay.package import VLLM, package_named
+from overlay.planning.diff import render
 from overlay.planning.scopes import Syntax
-from overlay.results import State
+from overlay.results import Change, State
 from overlay.untrusted import UnfitFile
 from tests.support.patches import MemoryTree, feature, hunk, topic
 
@@ -156,7 +157,8 @@ def test_a_hunk_that_was_moved_to_one_of_several_places_is_to_be_looked_at() -> 
 
 def test_a_hunk_that_was_moved_as_far_as_the_one_before_is_where_it_belongs() -> None:
     """And it is as far from its number as that one, however near another place is to that."""
-    before, after = f"first = 1\n\n\n{TWINS}", f"first = 2\n\n\n{IN_G}"
+    head = "".join(f"m{number} = 1\n" for number in range(9))
+    before, after = f"{head}first = 1\n\n\n{TWINS}", f"{head}first = 2\n\n\n{IN_G}"
     change = diff(before, after)
     (file,) = files(change)
     moved = "k = 1\n" * 9
@@ -186,9 +188,45 @@ def test_a_hunk_lies_behind_the_one_before_it() -> None:
     text = b"x = 1\na = 1\nx = 1\nx = 2\nx = 3\nx = 4\nb = 1\nb = 2\na = 1\n"
     made = replay(text, [first, second])
     assert made == b"x = 1\na = 1\nx = 1\nx = 2\nx = 3\nx = 4\nb = 1\nb = 3\na = 2\n"
+    text = b"x = 1\na = 1\nx = 1\nb = 1\nb = 2\n" + b"y = 1\n" * 9 + b"a = 1\n"
+    made = replay(text, [first, second])
+    assert made == text.replace(b"b = 2", b"b = 3")[:-6] + b"a = 2\n"
     overlapping = [hunk([" a = 1", "-a = 1", "+a = 2"]), hunk(["-a = 1", "+a = 3"])]
     in_order = [overlapping[0], overlapping[1]._replace(source_line=3)]
     assert replay(b"a = 1\na = 1\na = 1\n", in_order) == b"a = 1\na = 2\na = 3\n"
+
+
+@pytest.mark.parametrize("context", [3, 4])
+@pytest.mark.parametrize("head", ["", "import os\n"])
+def test_the_line_right_above_a_hunk_may_be_the_quoted_one(context: int, head: str) -> None:
+    """Also the first of the file; one that the hunk itself shows is none."""
+    text = f"{head}def f(x):\n{BODY}def g(x):\n{BODY}"
+    after = text.replace("y = 2", "y = 3", 1)
+    (file,) = files(diff(text, after, context=context, heading="def f(x):"))
+    other = "k = 1\n" * 9
+    assert replay((other + text).encode(), file.hunks) == (other + after).encode()
+    far = tuple(each._replace(source_line=40) for each in file.hunks)
+    assert replay(text.encode(), far) == after.encode()
+
+
+def test_of_equal_lines_in_a_row_one_below_another_is_taken() -> None:
+    change = hunk(["-a = 1", "+a = 2"])._replace(source_line=2, heading="a = 1")
+    assert replay(b"x = 0\na = 1\na = 1\na = 1\n", [change]) == b"x = 0\na = 1\na = 2\na = 1\n"
+
+
+def test_without_a_quoted_line_the_nearest_place_is_taken() -> None:
+    change = hunk([" [x]", "-[y]", "+[z]"])._replace(source_line=4)
+    made = replay(b"[x]\n[y]\nhead = 1\n[x]\n[y]\n", [change])
+    assert made == b"[x]\n[y]\nhead = 1\n[x]\n[z]\n"
+
+
+def test_of_two_places_one_is_to_be_looked_at() -> None:
+    """The first of which begins the file."""
+    text = b"[x]\n[y]\n" + b"k = 1\n" * 8 + b"[x]\n[y]\n"
+    change = hunk([" [x]", "-[y]", "+[z]"])._replace(source_line=9)
+    base = Base(PATH, "0.20.0", text, text, by_id=False)
+    (doubt,) = doubts(base, [change])
+    assert "was put at line 11 of 0.20.0, and fits at 1 and 11: see" in doubt
 
 
 def test_of_two_places_the_one_that_is_quoted_is_taken() -> None:
@@ -284,6 +322,13 @@ def test_what_every_release_has_was_made_on_none() -> None:
     assert located(diff(ONE + TWO, after), after, after) is None
 
 
+def test_a_text_that_has_it_where_it_was_made_too_is_no_base() -> None:
+    """Also where the oldest release lacks the file."""
+    text = "".join(f'register(\n    "{name}",\n    lazily=True,\n)\n\n' for name in ("a", "b"))
+    new = text.replace('"a"', '"c"').replace('"b"', '"d"')
+    assert located(diff(text, text + new), None, text + new + text) is None
+
+
 def test_a_series_between_releases_is_taken_back_from_its_end() -> None:
     after = MORE_ONE.replace("first_new = work(1)", "first_new = work(2)") + TWO
     series = diff(ONE + TWO, MORE_ONE + TWO) + diff(MORE_ONE + TWO, after)
@@ -360,9 +405,10 @@ def test_a_repository_has_the_text_of_an_id(
 def test_the_text_of_a_folder_is_that_of_the_newest_release_that_has_it(tmp_path: Path) -> None:
     before, after = ONE + TWO, MORE_ONE + TWO
     (file,) = files(diff(before, after))
-    base = locate(
-        file, releases("k = 1\n" + before, before, after), MemoryTree({PATH: before.encode()})
-    )
+    build = MemoryTree({PATH: before.encode()})
+    own = locate(file, releases("k = 1\n" + before), build)
+    assert own == Base(PATH, None, before.encode(), after.encode(), by_id=False)
+    base = locate(file, releases("k = 1\n" + before, before, after), build)
     assert base is not None
     assert (base.release, base.by_id) == ("0.21.0", False)
     later = locate(file, releases("k = 1\n" + before), MemoryTree({PATH: after.encode()}))
@@ -477,6 +523,9 @@ def test_where_a_later_release_has_the_change_the_newest_before_it_is_the_base()
     assert base is not None
     assert base.release == "0.22.0"
     assert located(CHANGE, spaced(4), has) == located(CHANGE, spaced(4))
+    again = located(CHANGE, spaced(7), has, spaced(4))  # upstream took it back
+    assert again is not None
+    assert again.release == "0.20.0"
     most = spaced(7, new=[*NEW[:2], "    third_other = work(4)"])
     base = located(CHANGE, spaced(4), spaced(7), most)
     assert base is not None
@@ -549,6 +598,17 @@ def test_a_data_file_has_the_newest_release_before_its_change_as_its_base() -> N
     base = located(change, rows, "head-of-it (\n" + rows, "head-of-it (\n" + after, path=DATA)
     assert base is not None
     assert base.release == "0.21.0"
+
+
+def test_bytes_are_told_by_their_id_alone() -> None:
+    old, new = b"\0old", b"\0new"
+    data = render([Change("vllm/x.bin", old, new)])
+    ((file,),) = (commit.files for commit in read_changes(data, "x"))
+    other = releases(b"\0other", path="vllm/x.bin")
+    base = locate(file, other, MemoryTree({"vllm/x.bin": old}))
+    assert base == Base("vllm/x.bin", None, old, new, by_id=True)
+    assert locate(file, other, MemoryTree({"vllm/x.bin": b"\0older"})) is None
+    assert locate(file, other) is None
 
 
 # Who has a change
