@@ -629,7 +629,7 @@ def test_releases_that_have_a_change_are_named_oldest_first() -> None:
 
 def test_files_of_releases_are_read_once_and_planned_on() -> None:
     opened: list[str] = []
-    trees = {
+    trees: dict[str, MemoryTree | ReadBy] = {
         "0.20.0": MemoryTree({PATH: b"a = 1\n"}),
         "0.21.0": ReadBy({PATH: b"a = 1\nc = 1\n"}.get),
         "0.9.0": MemoryTree({}),
