@@ -636,8 +636,9 @@ class Porter:
 def not_needed(feature: Feature, release: Version) -> bool:
     """Whether a person said that a release needs no hunk of a topic; it has it not for that."""
     nearest = [by_distance(topic.variants, release)[0].patch for topic in feature.topics]
-    said = any(patch.ported is PortedWay.NOT_NEEDED for patch in nearest)
-    return said and not remembers(feature, release)
+    return not remembers(feature, release) and any(
+        patch.ported is PortedWay.NOT_NEEDED for patch in nearest
+    )
 
 
 def _place(names: Sequence[str], release: str) -> int:

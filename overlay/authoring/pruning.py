@@ -237,8 +237,8 @@ class Pruner:
         if feature.merged is not None or files is None:
             return
         states = self._states(feature)
-        said = self._not_needing(feature)
-        has = [n for n in self.names if states[n] is State.UPSTREAMED and n not in said]
+        idle = self._not_needing(feature)
+        has = [n for n in self.names if states[n] is State.UPSTREAMED and n not in idle]
         again = [name for name in self.names if self._takes_a_part(feature, name)]
         since = next(
             (name for name in has if not any(Version(name) < Version(each) for each in again)), None
