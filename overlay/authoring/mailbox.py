@@ -77,7 +77,7 @@ def mail(
         b"".join(map(_diff, changes)),
         __version__.encode(),
     )
-    encoding, title = "8bit", feature.title
+    encoding, title = "8bit", " ".join(feature.title.split())  # another line is another header
     is_utf8 = body.decode(errors="ignore").encode() == body
     if b"\r" in body or re.search(rb"^From ", body, re.MULTILINE) or not is_utf8:
         encoding, body = "base64", base64.encodebytes(body)
