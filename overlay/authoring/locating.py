@@ -329,8 +329,7 @@ def _with_common(fit: _Fit, fits: Sequence[_Fit]) -> _Fit:
     They leave out a definition of theirs, too, where every fit has one of that name already.
     """
     everywhere = set.intersection(*(names_in(_defined_anew(each)) for each in fits))
-    lines = _defined_anew(fit) if everywhere else ()
-    common = dict.fromkeys(line for line in lines if names_in([line]) <= everywhere)
+    common = dict.fromkeys(line for line in _defined_anew(fit) if names_in([line]) <= everywhere)
     for hunk in fit.hunks or ():
         for line in new_lines(hunk):
             if all(any(share_of([line], p) for p in each.places(hunk.scope)) for each in fits):

@@ -216,8 +216,8 @@ def test_of_equal_lines_in_a_row_one_below_another_is_taken() -> None:
 
 def test_without_a_quoted_line_the_nearest_place_is_taken() -> None:
     change = hunk([" [x]", "-[y]", "+[z]"])._replace(source_line=4)
-    made = replay(b"[x]\n[y]\nhead = 1\n[x]\n[y]\n", [change])
-    assert made == b"[x]\n[y]\nhead = 1\n[x]\n[z]\n"
+    made = replay(b"[x]\n[y]\ndef head(): 1\n[x]\n[y]\n", [change])
+    assert made == b"[x]\n[y]\ndef head(): 1\n[x]\n[z]\n"
 
 
 def test_of_two_places_one_is_to_be_looked_at() -> None:
@@ -567,6 +567,42 @@ def test_a_line_that_is_appended_is_not_appended_behind_itself() -> None:
             assert base.release == "0.20.0"
 
 
+@pytest.mark.parametrize("context", [1, 3])
+def test_a_line_at_an_end_that_upstream_has_behind_others_is_not_put_in_again(context: int) -> None:
+    """Its context is found, and not at the end any more; of one line nothing else tells."""
+    text, line = "a = 1\nb = 2\n", "third = measure(3)\n"
+    appended = diff(text, text + line, context=context)
+    assert located(appended, f"{text}other = 1\n{line}") is None
+    begun = diff(text, line + text, context=context)
+    assert located(begun, f"{line}other = 1\n{text}") is None
+
+
+def test_lines_that_stand_together_are_not_put_in_again() -> None:
+    """Short ones, of which none tells by itself, and those that are around elsewhere there."""
+    text, lines = "x = 1\ny = 2\n", "a = 1\nb = 2\n"
+    assert located(diff(text, text + lines), text + lines + "c = 3\n" + text) is None
+    short = ["    a = 1", "    b = 2"]
+    moved = spaced(4, "", "", "def g(x):", *short, "    return x")
+    assert located(diff(spaced(4), spaced(4, new=short)), moved) is None
+    above = spaced(4).replace("start(x)\n", "\n".join(["begin(x)", *NEW, "    stop(x)\n"]))
+    assert located(CHANGE.replace("start(x)", "stop(x)"), above) is None
+
+
+def test_a_line_that_is_added_twice_is_wanted_twice() -> None:
+    """A release that has it once does not have the change."""
+    rows = "".join(f"    row_{number} = {number}\n" for number in range(12))
+    line = "    check_all_of(x)\n"
+    text = f"def f(x):\n{rows}    return x\n"
+    once = text.replace("    row_1 = 1\n", f"    row_1 = 1\n{line}")
+    twice = once.replace("    row_10 = 10\n", f"    row_10 = 10\n{line}")
+    base = located(diff(text, twice), text, "k = 1\n" + text, "k = 1\n" + once)
+    assert base is not None
+    assert base.release == "0.20.0"
+    base = located(diff(text, twice), text, "k = 1\n" + text, "k = 1\n" + twice)
+    assert base is not None
+    assert base.release == "0.21.0"
+
+
 def test_a_change_that_no_hunk_can_say_keeps_its_base() -> None:
     """Whoever composes it says why."""
     alike = "a = 1\n" * 9
@@ -660,16 +696,20 @@ def test_what_a_release_says_of_its_files_is_asked_of_it() -> None:
     """A file that is not the release's own is told by its RECORD."""
 
     class Recorded(MemoryTree):
-        record: Mapping[str, str] = {PATH: "0" * 64}
+        record: Mapping[str, str] = {PATH: "0" * 64, "vllm/b.py": "0" * 64}
 
     texts = ReleaseTexts(("0.20.0",), lambda _: Recorded({PATH: b"a = 2\n"}))
-    assert texts.record("0.20.0") == {PATH: "0" * 64}
+    assert texts.record("0.20.0") == Recorded.record
     assert releases("a = 1\n").record("0.20.0") is None
     made = feature((PATH, [hunk(["-a = 1", "+a = 2"])]))
     (planned,) = texts.plan([made], "0.20.0", Syntax()).features
     assert planned.state is State.DRIFTED
     (planned,) = releases("a = 2\n").plan([made], "0.20.0", Syntax()).features
     assert planned.state is State.UPSTREAMED
+    other = replace(made, obsolete_without=("vllm/b.py",))  # there it is missing, and not gone
+    texts = ReleaseTexts(("0.20.0",), lambda _: Recorded({PATH: b"a = 1\n"}))
+    assert texts.lay([other], "0.20.0", Syntax()).tree.current(PATH) == b"a = 2\n"
+    assert releases("a = 1\n").lay([other], "0.20.0", Syntax()).tree.current(PATH) == b"a = 1\n"
 
 
 # What --base names
