@@ -495,3 +495,15 @@ def test_a_variant_keeps_its_file_where_its_base_stays(tmp_path: Path, base: str
     assert clipped == (expected if inside else None)
     everything = clip(made, files(tmp_path, made), made.releases)
     assert everything == {}
+
+
+def test_what_does_nothing_ends_no_search_for_neighbours(tmp_path: Path) -> None:
+    variants = ((0, 1, True), (2, 3, True), (4, 5, True))
+    world = World(((0,) * 6,), (None,), ((variants, False),), 0)
+    world.write(tmp_path)
+    place = tmp_path / "f0/10-a/0.20.0..0.21.0.patch"
+    place.write_text(place.read_text().replace("Base: 0.20.0", "Ported-From: 0.22.0 not-needed"))
+    texts = ReleaseTexts(NAMES, lambda name: Tree(world, name))
+    served = [ServedFeature(feature, files(tmp_path, feature)) for feature in load([tmp_path])]
+    (made,) = Pruner(texts, NAMES).propose(served)
+    assert made.text == "unite 10-a 0.22.0..0.23.0 and 0.24.0..0.25.0"
