@@ -507,3 +507,35 @@ def test_what_does_nothing_ends_no_search_for_neighbours(tmp_path: Path) -> None
     served = [ServedFeature(feature, files(tmp_path, feature)) for feature in load([tmp_path])]
     (made,) = Pruner(texts, NAMES).propose(served)
     assert made.text == "unite 10-a 0.22.0..0.23.0 and 0.24.0..0.25.0"
+
+
+@pytest.mark.parametrize("last", [0, 2, 4])
+def test_the_range_of_what_is_for_nothing_ends_with_the_last_release_that_it_is_for(
+    tmp_path: Path, last: int
+) -> None:
+    """Its base lies behind that, and is replaced."""
+    text = b"def f(x):\n    start(x)\n    return x\n"
+    change = hunk(["     start(x)", "+    work(x, 1)", "     return x"], "f")
+    name = f"10-a/{NAMES[0]}..{NAMES[-1]}.patch"
+    data = patch_text(PATH, change, headers=HEADERS.format(base=NAMES[-1]))
+    toml = 'obsolete_without = ["vllm/b.py"]'
+    write_feature(tmp_path, {name: data}, "demo", f"{NAMES[0]}..{NAMES[-1]}", toml)
+    trees = {
+        release: MemoryTree({PATH: text, **({"vllm/b.py": b""} if at <= last else {})})
+        for at, release in enumerate(NAMES)
+    }
+    (feature,) = load([tmp_path])
+    pruner = Pruner(ReleaseTexts(NAMES, trees.__getitem__), NAMES)
+    (made,) = pruner.propose([ServedFeature(feature, files(tmp_path, feature))])
+    assert (made.kind, made.text) == (Prune.OBSOLETE, f"end its range at {NAMES[last]}")
+    assert made.evidence == (
+        "vLLM has no vllm/b.py any more, which the feature is for, from "
+        f"{NAMES[last + 1]} up to {NAMES[-1]}"
+    )
+    carry_out([made], tmp_path)
+    (patch,) = (tmp_path / "demo/10-a").iterdir()
+    assert patch.name == f"{NAMES[0]}..{NAMES[last]}.patch"
+    assert f"Base: {NAMES[0]}" in patch.read_text()
+    gone = Pruner(ReleaseTexts(NAMES, trees.__getitem__), NAMES[last + 1 :])
+    (removed,) = gone.propose([ServedFeature(feature, files(tmp_path, feature) | {name: b""})])
+    assert removed.kind is Prune.FEATURE
