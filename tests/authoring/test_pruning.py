@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -14,6 +15,7 @@ from packaging.version import Version
 
 from overlay._features.folder import load
 from overlay._features.model import Feature
+from overlay.authoring import pruning
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.pruning import (
     Proposal,
@@ -23,6 +25,8 @@ from overlay.authoring.pruning import (
     clip,
     groups_of,
 )
+from overlay.authoring.pruning import _Answer as Answer
+from overlay.errors import PatchFormatError, PatchFormatErrors
 from overlay.package import VLLM, ReleaseRange
 from overlay.planning.planner import plan
 from overlay.results import Change, State
@@ -410,9 +414,10 @@ def test_features_of_other_folders_are_planned_and_left(tmp_path: Path) -> None:
     assert made.evidence == "upstream has it in every release of 0.20.0..0.25.0"
 
 
-def test_a_base_behind_the_end_of_a_range_is_replaced(tmp_path: Path) -> None:
-    """By the first release that takes the hunks, which keep their lines."""
-    world = World(((1, 0, 0, 0, 0, 0),), (4,), ((((1, 5, True),), False),), 0)
+@pytest.mark.parametrize("oldest", [0, 1])
+def test_a_base_behind_the_end_of_a_range_is_replaced(tmp_path: Path, oldest: int) -> None:
+    """By the first release of the range that takes the hunks, which keep their lines."""
+    world = World(((oldest, 0, 0, 0, 0, 0),), (4,), ((((1, 5, True),), False),), 0)
     world.write(tmp_path)
     place = tmp_path / "f0/10-a/0.21.0..0.25.0.patch"
     place.write_text(place.read_text().replace("Base: 0.21.0", "Base: 0.25.0"))
@@ -539,3 +544,99 @@ def test_the_range_of_what_is_for_nothing_ends_with_the_last_release_that_it_is_
     gone = Pruner(ReleaseTexts(NAMES, trees.__getitem__), NAMES[last + 1 :])
     (removed,) = gone.propose([ServedFeature(feature, files(tmp_path, feature) | {name: b""})])
     assert removed.kind is Prune.FEATURE
+
+
+def test_a_proposal_that_leaves_a_hole_is_not_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the range cannot end, the merge alone is noted."""
+    world = World(((0,) * 6,), (4,), ((((0, 5, True),), False),), 0)
+    usual, calls = pruning.check_files, list[str]()
+
+    def check(id_: str, *words: Any, **more: Any) -> Feature:
+        calls.append(id_)
+        if len(calls) == 1:
+            raise PatchFormatErrors([PatchFormatError("x", 1, "a hole")])
+        return usual(id_, *words, **more)
+
+    monkeypatch.setattr(pruning, "check_files", check)
+    _, (made,) = pruned(world, tmp_path)
+    assert made.text == 'note merged = "0.24.0"'
+
+
+def test_a_variant_that_drifts_is_not_united_with_one_that_upstream_has(tmp_path: Path) -> None:
+    """A person has to look at it: what it adds is not what upstream has."""
+    text = "def f(x):\n    start(x)\n    return x\n"
+    has = text.replace("    return", "    other_work(x, 2)\n    return")
+    trees = {"0.21.0": has.replace("start", "begin"), "0.22.0": text}
+    patches = {
+        f"10-a/{name}..{name}.patch": patch_text(
+            PATH,
+            hunk(["     start(x)", f"+    {line}", "     return x"], "f"),
+            headers=HEADERS.format(base=name),
+        )
+        for name, line in (("0.21.0", "work(x, 1)"), ("0.22.0", "other_work(x, 2)"))
+    }
+    write_feature(tmp_path, patches, "demo", "0.21.0..0.22.0")
+    (feature,) = load([tmp_path])
+    texts = ReleaseTexts(tuple(trees), lambda name: MemoryTree({PATH: trees[name].encode()}))
+    pruner = Pruner(texts, tuple(trees))
+    assert pruner.propose([ServedFeature(feature, files(tmp_path, feature))]) == ()
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_file_that_is_missing_ends_no_range(tmp_path: Path, listed: bool) -> None:
+    """Whether the release's own RECORD says that it is there, or the variant for the release."""
+    text = b"def f(x):\n    start(x)\n    return x\n"
+    change = hunk(["     start(x)", "+    work(x, 1)", "     return x"], "f")
+    other = "vllm/b.py" if listed else PATH
+    name = f"10-a/{NAMES[0]}..{NAMES[-1]}.patch"
+    data = patch_text(PATH, change, headers=HEADERS.format(base=NAMES[0]))
+    toml = f'obsolete_without = ["{other}"]'
+    write_feature(tmp_path, {name: data}, "demo", f"{NAMES[0]}..{NAMES[-1]}", toml)
+    (feature,) = load([tmp_path])
+
+    class Recorded(MemoryTree):
+        record: Mapping[str, str] = {"vllm/b.py": "0" * 64}
+
+    whole = MemoryTree({PATH: text, "vllm/b.py": b""})
+    lacking = Recorded({PATH: text}) if listed else MemoryTree({"vllm/b.py": b""})
+    trees = [whole, whole, whole, lacking, lacking, lacking]
+    texts = ReleaseTexts(NAMES, dict(zip(NAMES, trees, strict=True)).__getitem__)
+    made = Pruner(texts, NAMES).propose([ServedFeature(feature, files(tmp_path, feature))])
+    assert made == ()
+
+
+def test_nothing_changes_only_where_nothing_changes() -> None:
+    """Every part of an answer counts, whatever the others say."""
+    change = Change(PATH, b"a", b"b")
+
+    def answer(state: State = State.PRISTINE, *, joint: bool = True, alone: bool = True) -> Answer:
+        changes = (change,) if alone else ()
+        return Answer(
+            {"f": state}, frozenset({change} if joint else ()), {"f": (state, changes)}, frozenset()
+        )
+
+    nothing = Answer({}, frozenset({change}), {}, frozenset())
+    upstream, drifted = answer(State.UPSTREAMED), answer(State.DRIFTED)
+    assert answer().kept_by(answer())
+    assert not answer().kept_by(answer(joint=False))
+    assert not answer().kept_by(answer(alone=False))
+    assert not answer().kept_by(nothing)
+    assert upstream.kept_by(nothing)
+    assert not answer().kept_by(upstream)
+    assert not answer().kept_by(upstream, "f")
+    assert drifted.kept_by(upstream, "f")
+    assert not drifted.kept_by(answer(), "f")
+    assert not drifted.kept_by(upstream)
+    both = Answer(
+        {"f": State.DRIFTED, "g": State.PRISTINE},
+        frozenset(),
+        {"f": (State.DRIFTED, ()), "g": (State.PRISTINE, (change,))},
+        frozenset(),
+    )
+    healed = replace(both, alone={**both.alone, "f": (State.UPSTREAMED, ())})
+    assert both.kept_by(healed, "f")
+    assert not both.kept_by(replace(healed, alone={**healed.alone, "g": (State.DRIFTED, ())}), "f")
+    other = replace(both, states={**both.states, "g": State.DRIFTED})
+    assert not both.kept_by(other)
