@@ -501,6 +501,7 @@ def spaced(above: int, *lines: str, new: Sequence[str] = ()) -> str:
 
 NEW = ["    first_new = work(1)", "    second_new = work(2)", "    third_new = work(3)"]
 CHANGE = diff(spaced(4), spaced(4, new=NEW))
+NARROW = diff(spaced(4), spaced(4, new=NEW), context=2)
 
 
 @pytest.mark.parametrize(
@@ -586,6 +587,26 @@ def test_lines_that_stand_together_are_not_put_in_again() -> None:
     assert located(diff(spaced(4), spaced(4, new=short)), moved) is None
     above = spaced(4).replace("start(x)\n", "\n".join(["begin(x)", *NEW, "    stop(x)\n"]))
     assert located(CHANGE.replace("start(x)", "stop(x)"), above) is None
+
+
+def test_a_release_that_has_most_lines_of_a_change_in_its_function_is_no_base() -> None:
+    """Though its hunk fits there at its own line; a person has to look at that release."""
+    most = "\n".join([*NEW[:2], "    begin(x)", "    start(x)\n"])
+    there = spaced(1).replace("    start(x)\n", most)
+    (file,) = files(NARROW)
+    assert replay(there.encode(), file.hunks) is not None
+    base = located(NARROW, spaced(9), there)
+    assert base is not None
+    assert base.release == "0.20.0"
+
+
+def test_lines_that_a_function_has_one_by_one_and_another_together_are_there() -> None:
+    apart = "\n    middle(x)\n".join([*NEW, "    start(x)\n"])
+    both = spaced(4, "", "", "def g(x):", *NEW, "    return x")
+    text = both.replace("    start(x)\n", apart)
+    (file,) = files(NARROW)
+    assert replay(text.encode(), file.hunks) is not None
+    assert located(NARROW, text) is None
 
 
 def test_a_line_that_is_added_twice_is_wanted_twice() -> None:

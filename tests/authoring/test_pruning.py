@@ -26,6 +26,7 @@ from overlay.authoring.pruning import (
     groups_of,
 )
 from overlay.authoring.pruning import _Answer as Answer
+from overlay.authoring.writing import check_files
 from overlay.errors import PatchFormatError, PatchFormatErrors
 from overlay.package import VLLM, ReleaseRange
 from overlay.planning.planner import plan
@@ -551,7 +552,7 @@ def test_a_proposal_that_leaves_a_hole_is_not_the_last(
 ) -> None:
     """Where the range cannot end, the merge alone is noted."""
     world = World(((0,) * 6,), (4,), ((((0, 5, True),), False),), 0)
-    usual, calls = pruning.check_files, list[str]()
+    usual, calls = check_files, list[str]()
 
     def check(id_: str, *words: Any, **more: Any) -> Feature:
         calls.append(id_)
