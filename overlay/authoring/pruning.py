@@ -8,7 +8,7 @@ reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from itertools import pairwise
@@ -419,7 +419,7 @@ def _after(present: Sequence[ServedFeature], proposal: Proposal) -> list[ServedF
             files_after = {**(entry.files or {}), **proposal.files}
             files = {path: data for path, data in files_after.items() if data is not None}
             feature = check_files(entry.feature.id, files, shared=entry.feature.shared_modules())
-            result.append(ServedFeature(replace(feature, origin=entry.feature.origin), files))
+            result.append(ServedFeature(feature, files))
     return result
 
 

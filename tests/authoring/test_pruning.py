@@ -604,8 +604,9 @@ def test_a_file_that_is_missing_ends_no_range(tmp_path: Path, listed: bool) -> N
     lacking = Recorded({PATH: text}) if listed else MemoryTree({"vllm/b.py": b""})
     trees = [whole, whole, whole, lacking, lacking, lacking]
     texts = ReleaseTexts(NAMES, dict(zip(NAMES, trees, strict=True)).__getitem__)
-    made = Pruner(texts, NAMES).propose([ServedFeature(feature, files(tmp_path, feature))])
-    assert made == ()
+    served = [ServedFeature(feature, files(tmp_path, feature))]
+    assert Pruner(texts, NAMES).propose(served) == ()
+    assert Pruner(texts, NAMES[3:]).propose(served) == ()
 
 
 def test_nothing_changes_only_where_nothing_changes() -> None:
@@ -641,3 +642,19 @@ def test_nothing_changes_only_where_nothing_changes() -> None:
     assert not both.kept_by(replace(healed, alone={**healed.alone, "g": (State.DRIFTED, ())}), "f")
     other = replace(both, states={**both.states, "g": State.DRIFTED})
     assert not both.kept_by(other)
+
+
+def test_a_feature_with_a_module_that_others_share_is_pruned_too(tmp_path: Path) -> None:
+    """That module lies beside the feature's folder."""
+    world = World(((0,) * 6,), (None,), ((((0, 1, True), (2, 5, True)), False),), 0)
+    world.write(tmp_path)
+    module = tmp_path / "shared/files/vllm/v1/shared_by_two.py"
+    module.parent.mkdir(parents=True)
+    module.write_text("SHARED = 1\n")
+    toml = tmp_path / "f0/feature.toml"
+    line = 'shared = ["vllm/v1/shared_by_two.py"]\nreleases ='
+    toml.write_text(toml.read_text().replace("releases =", line))
+    texts = ReleaseTexts(NAMES, lambda name: Tree(world, name))
+    served = [ServedFeature(feature, files(tmp_path, feature)) for feature in load([tmp_path])]
+    (made,) = Pruner(texts, NAMES).propose(served)
+    assert made.text == "unite 10-a 0.20.0..0.21.0 and 0.22.0..0.25.0"
