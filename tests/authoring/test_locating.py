@@ -595,9 +595,10 @@ def test_a_release_that_has_most_lines_of_a_change_in_its_function_is_no_base() 
     there = spaced(1).replace("    start(x)\n", most)
     (file,) = files(NARROW)
     assert replay(there.encode(), file.hunks) is not None
-    base = located(NARROW, spaced(9), there)
-    assert base is not None
-    assert base.release == "0.20.0"
+    for texts, expected in (((spaced(9), there), "0.20.0"), ((there, spaced(9)), "0.21.0")):
+        base = located(NARROW, *texts)
+        assert base is not None
+        assert base.release == expected
 
 
 def test_lines_that_a_function_has_one_by_one_and_another_together_are_there() -> None:
