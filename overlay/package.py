@@ -344,6 +344,10 @@ class ReleaseRange(NamedTuple):
         """Whether some release could lie in both."""
         return self.first <= other.last and other.first <= self.last
 
+    def within(self, other: ReleaseRange) -> ReleaseRange:
+        """The part of it that lies in another range; only of ranges that overlap."""
+        return self._replace(first=max(self.first, other.first), last=min(self.last, other.last))
+
     def __str__(self) -> str:
         return f"{self.first}..{self.last}"
 

@@ -94,6 +94,7 @@ class Hunk(NamedTuple):
         that finding them does not show that the hunk was applied; ``None`` where the text that it
         was made on is not known.
     :ivar whole: the change of the whole file, in the place of ``lines``; its scope is ``<file>``.
+    :ivar heading: of a foreign diff, the line that it quotes above the hunk, for people.
     """
 
     scope: str
@@ -104,6 +105,7 @@ class Hunk(NamedTuple):
     post_unfinished: bool = False
     base_has: tuple[str, ...] | None = None
     whole: WholeFile | None = None
+    heading: str = ""
 
     @property
     def pre(self) -> tuple[str, ...]:

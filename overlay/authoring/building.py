@@ -115,6 +115,7 @@ class FeatureChange:
     fates: tuple[FileFate, ...]
     commits: int = 1
     context: int | None = None
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -194,6 +195,7 @@ def build(
         for name, results in carried.items()
     }
     warnings = (
+        *change.warnings,
         *taken_back(outcomes, texts.names),
         *not_installed(change.fates),
         *_lost(topics, carried, texts),

@@ -15,7 +15,15 @@ from overlay.authoring.baseless import why as why_no_base
 from overlay.authoring.building import EditedFile, FeatureChange, Prepared, Words, build
 from overlay.authoring.composing import NotComposable, compose_file, contexts_from, whole_file
 from overlay.authoring.incoming import ChangeKind, Commit, IncomingFile
-from overlay.authoring.locating import Base, Origin, ReleaseTexts, following_bytes, having, locate
+from overlay.authoring.locating import (
+    Base,
+    Origin,
+    ReleaseTexts,
+    doubts,
+    following_bytes,
+    having,
+    locate,
+)
 from overlay.authoring.mailbox import author_of, described
 from overlay.authoring.triage import (
     FileFate,
@@ -60,6 +68,7 @@ def prepare(
     edits, added, fates = sort_files(commits, partial, package)
     answers = syntax or Syntax()
     topics: list[EditedFile] = []
+    warnings: list[str] = []
     contexts = contexts_from(context)
     contents = {path: added_content(file) for path, file in added.items()}
 
@@ -75,6 +84,7 @@ def prepare(
             if topic is None:
                 continue
             topics.append(topic)
+            warnings += doubts(topic.base, parts[0].hunks)
             if (new := parts[-1].new_path) is not None:
                 added[new], contents[new] = parts[-1], topic.base.after
     for path, file in added.items():
@@ -82,7 +92,9 @@ def prepare(
         problem = None if problem is None else f"{file.place}: {problem}"
         fates.append(FileFate(path, Fate.ADDED, problem=problem))
     words = words_of(commits, id_, source, today, upstream, package)
-    change = FeatureChange(tuple(topics), contents, tuple(fates), len(commits), context)
+    change = FeatureChange(
+        tuple(topics), contents, tuple(fates), len(commits), context, tuple(warnings)
+    )
     return build(change, words, texts, {"origin/01.patch": verbatim}, answers, progress)
 
 

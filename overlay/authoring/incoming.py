@@ -654,4 +654,5 @@ def _hunk(hunk: DiffHunk, lines: Sequence[_Line], offset: int) -> Hunk:
         offset + lines[0].at - 1,
         pre_unfinished=not unfinished.isdisjoint(" -"),
         post_unfinished=not unfinished.isdisjoint(" +"),
+        heading=hunk.section_header.strip(),
     )

@@ -9,7 +9,7 @@ lacks it.  A checkout of the package serves where no release does.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import partial
@@ -32,11 +32,19 @@ from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.telling import new_lines, share_of, stands_together
 from overlay.planning.text import Edit, SourceText, TextError
 from overlay.planning.upstream import hunk_is_upstream
+from overlay.report.lines import enumeration
 from overlay.results import Plan, State
 from overlay.untrusted import read_regular
 
 #: The largest source file that is read from a checkout, in bytes.
 _LIMIT = 16 * 1024 * 1024
+
+#: The lines that git and diff quote as the heading of a hunk: by default, and where a repository
+#: says that it is Python.
+_QUOTED = re.compile(r"[A-Za-z_$]"), re.compile(r"[ \t]*(?:class|(?:async[ \t]+)?def)[ \t]")
+
+#: From so many letters on a heading may be the beginning of its line: diff quotes 40, git 80.
+_CUT = 39
 
 #: What the lines of a hunk are in the one that takes it back.
 _TURNED = {"+": "-", "-": "+"}
@@ -225,17 +233,18 @@ class _Fit(NamedTuple):
     def lacks_it(self) -> bool:
         """Whether the text is not the change's own result: it lacks new lines of each hunk."""
         text = self.text
-        if self.hunks is None or text is None:
+        if text is None:
             return True  # whoever composes it says why that cannot be done
         if self.has_all or self._beyond_an_end():
             return False
         if any(new_lines(hunk) and occurrences(text.lines, hunk.post) for hunk in self.incoming):
             return False
-        for hunk in self.hunks:
+        hunks = self.hunks or ()
+        for hunk in hunks:
             if text.match(hunk).state is not State.PRISTINE:
                 return False
             if not new_lines(hunk) and (
-                stands_together(hunk, self.places(hunk.scope), self.hunks)
+                stands_together(hunk, self.places(hunk.scope), hunks)
                 or any(self._has_by_lines(each, text) for each in self.incoming)
             ):
                 return False
@@ -308,16 +317,10 @@ def _fit(file: IncomingFile, data: bytes, following: Sequence[IncomingFile]) -> 
         whole = None if whole is None else replay(whole, part.hunks)
     try:
         is_data = not is_module(file.path)
-        hunks = () if whole is None else compose(data, whole, is_data=is_data)
-        text = ScopedText.read(data, is_data=is_data)
-        return _Fit(base, _new(hunks), text, _new(file.hunks))
+        hunks = None if whole is None else compose(data, whole, is_data=is_data)
+        return _Fit(base, hunks, ScopedText.read(data, is_data=is_data), tuple(file.hunks))
     except (NotComposable, TextError, UnparsableError):
         return _Fit(base, None, None)
-
-
-def _new(hunks: Sequence[Hunk]) -> tuple[Hunk, ...]:
-    """Hunks of whose base nothing is known: each line that they add is new."""
-    return tuple(hunk._replace(base_has=()) for hunk in hunks)
 
 
 def _with_common(fit: _Fit, fits: Sequence[_Fit]) -> _Fit:
@@ -326,8 +329,7 @@ def _with_common(fit: _Fit, fits: Sequence[_Fit]) -> _Fit:
     They leave out a definition of theirs, too, where every fit has one of that name already.
     """
     everywhere = set.intersection(*(names_in(_defined_anew(each)) for each in fits))
-    lines = _defined_anew(fit) if everywhere else ()
-    common = dict.fromkeys(line for line in lines if names_in([line]) <= everywhere)
+    common = dict.fromkeys(line for line in _defined_anew(fit) if names_in([line]) <= everywhere)
     for hunk in fit.hunks or ():
         for line in new_lines(hunk):
             if all(any(share_of([line], p) for p in each.places(hunk.scope)) for each in fits):
@@ -349,13 +351,15 @@ def _guess(file: IncomingFile, fits: Sequence[_Fit], texts: ReleaseTexts) -> Bas
     oldest of them has the change, the newest one before that.
     """
     lacking = [fit for fit in fits if fit.lacks_it()]
+    lacking = [fit for fit in lacking if fit.hunks is not None] or lacking
     if not lacking:
         return None
     nearest = min(lacking, key=lambda fit: _moved_lines(fit.base.before, file.hunks))
     order = list(texts.names).index
     numbers = range(order(str(lacking[-1].base.release)) + 1, len(texts.names))
     read = ((number, texts.read(texts.names[number], file.path)) for number in numbers)
-    since = next((number for number, data in read if _has_much(data, nearest.hunks)), None)
+    has = (number for number, data in read if _has_much(file.path, data, nearest.hunks))
+    since = next(has, None)
     older = [
         fit
         for fit in lacking
@@ -388,12 +392,12 @@ def _in_the_same_places(hunks: Sequence[Hunk], before: bytes, other: bytes) -> b
     )
 
 
-def _has_much(data: bytes | None, hunks: Sequence[Hunk] | None) -> bool:
+def _has_much(path: str, data: bytes | None, hunks: Sequence[Hunk] | None) -> bool:
     """Whether a text has the post-image or most new lines of every hunk."""
     if data is None or not hunks or not any(map(new_lines, hunks)):
         return False
     try:
-        text = ScopedText.read(data)
+        text = ScopedText.read(data, is_data=not is_module(path))
     except (TextError, UnparsableError):
         return False
     for hunk in hunks:
@@ -454,9 +458,9 @@ def following_bytes(before: bytes, file: IncomingFile) -> bytes | None:
 def replay(before: bytes, hunks: Sequence[Hunk]) -> bytes | None:
     """What hunks make of the text that they were made on; ``None`` where one does not fit.
 
-    Each lies at its own line, or at the place nearest to it behind the hunk before.  Where they
-    are not in the order of the file, or their numbers are not, each lies where its lines stand
-    once.
+    Each lies at its own line, or at the place nearest to it behind the hunk before; of places that
+    are alike, below the line that its heading quotes.  Where they are not in the order of the file,
+    or their numbers are not, each lies where its lines stand once.
     """
     if not hunks:
         return before  # a rename, also of what is no text
@@ -470,12 +474,12 @@ def replay(before: bytes, hunks: Sequence[Hunk]) -> bytes | None:
     ends: bool | None = None
     for at, hunk in zip(places, hunks, strict=True):
         if hunk.pre_unfinished or hunk.post_unfinished:
-            if at + len(hunk.pre) != len(source.lines):
+            at_end = at + len(hunk.pre) == len(source.lines)
+            if not at_end or source.final_newline is hunk.pre_unfinished:
                 return None
             ends = not hunk.post_unfinished
     splices = [
-        Edit(at, at + len(hunk.pre), hunk.post)
-        for at, hunk in sorted(zip(places, hunks, strict=True), key=lambda placed: placed[0])
+        Edit(at, at + len(hunk.pre), hunk.post) for at, hunk in zip(places, hunks, strict=True)
     ]
     try:
         return source.splice(splices, ends).to_bytes()
@@ -502,7 +506,7 @@ def _in_order(lines: Sequence[str], hunks: Sequence[Hunk]) -> list[int] | None:
     shift = next_line = 0
     for hunk in hunks:
         target = max(hunk.source_line - 1, 0)
-        there = occurrences(lines, hunk.pre, next_line)
+        there = _likely_places(lines, hunk, next_line)
         if not there:
             return None
         at = min(there, key=lambda at: abs(at - target - shift))
@@ -511,14 +515,53 @@ def _in_order(lines: Sequence[str], hunks: Sequence[Hunk]) -> list[int] | None:
     return places
 
 
+def _likely_places(lines: Sequence[str], hunk: Hunk, first: int = 0) -> list[int]:
+    """Where the lines of a hunk are; of several places those below the line that it quotes."""
+    there = occurrences(lines, hunk.pre, first)
+    if len(there) < 2 or not hunk.heading:
+        return there
+    return _below(hunk.heading, lines, there) or there
+
+
+def doubts(base: Base, hunks: Sequence[Hunk]) -> Iterator[str]:
+    """What to look at where a text was guessed: hunks that were moved to one of several places."""
+    lines = () if base.by_id or not hunks else SourceText.from_bytes(base.before).lines
+    shift = 0
+    for hunk, at in zip(hunks, _placed(lines, hunks) or (), strict=False):
+        moved, places = at + 1 - hunk.source_line, _likely_places(lines, hunk)
+        if moved != shift and len(places) > 1:
+            yield (
+                f"{base.path}: the hunk at line {hunk.patch_line} was put at line {at + 1} of "
+                f"{base.words}, and fits at {enumeration([str(each + 1) for each in places])}: see "
+                "that it is where it belongs, or make the diff with the ids of blobs (`git diff "
+                "--full-index`)"
+            )
+        shift = moved
+
+
+def _below(heading: str, lines: Sequence[str], places: Sequence[int]) -> list[int]:
+    """The places above which git and diff quote a line as a heading, perhaps its beginning alone.
+
+    That is the last line that begins with a letter, or the last definition, as git is set up.
+    """
+    below: set[int] = set()
+    for begins in _QUOTED:
+        line, first = "", 0
+        for at in places:  # in the order of the file, so that each line is looked at once
+            above = (lines[row] for row in range(at - 1, first - 1, -1) if begins.match(lines[row]))
+            line, first = next(above, line), at
+            text = line.strip()
+            if text == heading or (len(heading) >= _CUT and text.startswith(heading)):
+                below.add(at)
+    return sorted(below)
+
+
 def _alone(lines: Sequence[str], hunks: Sequence[Hunk]) -> list[int] | None:
-    """The 0-based place of each hunk; ``None`` where one has several or none, or two overlap."""
+    """The 0-based place of each hunk; ``None`` where one has several or none."""
     places = [occurrences(lines, hunk.pre) for hunk in hunks]
     if any(len(each) != 1 or not hunk.pre for each, hunk in zip(places, hunks, strict=True)):
         return None
-    spans = sorted((at, at + len(hunk.pre)) for (at,), hunk in zip(places, hunks, strict=True))
-    apart = all(stop <= start for (_, stop), (start, _) in pairwise(spans))
-    return [at for (at,) in places] if apart else None
+    return [at for (at,) in places]
 
 
 def _moved_lines(before: bytes, hunks: Sequence[Hunk]) -> int:
@@ -532,18 +575,16 @@ def _from_checkout(file: IncomingFile, checkout: Origin) -> Base | None:
     data = None
     if file.old_blob is not None and isinstance(checkout, Path) and checkout.is_dir():
         data = _blob(checkout, file.old_blob)
-    by_id = data is not None
     if data is None:
         data = read_origin(checkout, file.path)
-    after: bytes | None = None
-    if data is not None and file.binary is not None:
-        is_it = blob_id(data).startswith(file.old_blob or "-")
-        after = following_bytes(data, file) if is_it else None
-    elif data is not None:
-        after = (replay if by_id else _by_content)(data, file.hunks)
-    if data is None or after is None:
+    if data is None:
         return None
-    by_id = by_id or file.binary is not None
+    by_id = file.old_blob is not None and blob_id(data).startswith(file.old_blob)
+    if file.binary is not None and not by_id:
+        return None
+    after = following_bytes(data, file) if by_id else _by_content(data, file.hunks)
+    if after is None:
+        return None
     fit = None if by_id else _fit(file, data, ())
     if fit is not None and not _with_common(fit, [fit]).lacks_it():
         return None  # a checkout of a later commit: it has the change
@@ -571,21 +612,26 @@ def release_before(
     text = files.read(f"{package.name}/_version.py") or b""
     numbers = re.findall(rb"(?m)^(?:__)?version.*= ['\"](\d[^'\"]*)['\"]", text)
     version = parse_version(numbers[0].decode("utf-8", "replace")) if numbers else None
+    newest_first = tuple(reversed(texts.names))
     if version is not None:
-        last = Version(version.base_version)
-        older = [name for name in texts.names if Version(name) < last]
-        same = [name for name in texts.names if Version(name) == last]
-        return next(reversed([*older, *(same if not version.is_prerelease else ())]), None)
+        return next((name for name in newest_first if Version(name) <= version), None)
     own = {path: data for path in paths if (data := files.read(path)) is not None}
 
     def alike(name: str) -> float:
         pairs = ((data, texts.read(name, path) or b"") for path, data in own.items())
         return sum(
-            SequenceMatcher(None, a.splitlines(), b.splitlines(), autojunk=False).quick_ratio()
-            for a, b in pairs
+            SequenceMatcher(None, a.splitlines(), b.splitlines()).quick_ratio() for a, b in pairs
         )
 
-    return max(texts.names, key=alike, default=None)
+    return max(newest_first, key=alike, default=None)
+
+
+def behind(release: str) -> str:
+    """What a build behind a release is called, which no release is: its next post-release."""
+    version = Version(release)
+    if version.post is None:
+        return f"{version}.post1"
+    return f"{str(version).rpartition('.post')[0]}.post{version.post + 1}"
 
 
 def read_origin(origin: Origin, path: str) -> bytes | None:

@@ -70,14 +70,14 @@ def mail(
     headers = _headers(feature, release)
     of = f" {number}/{total}" if total > 1 else ""
     sender = parseaddr(author(headers))
-    if "@" not in sender[1]:
+    if "@" not in sender[1] or not sender[1].isascii():  # no mail has it as its address
         sender = (author(headers) or _NOBODY[0], _NOBODY[1])
     body = b"%s---\n%s-- \nvllm-overlay %s\n" % (
         _message(feature, headers, keys).encode("utf-8", "surrogateescape"),
         b"".join(map(_diff, changes)),
         __version__.encode(),
     )
-    encoding, title = "8bit", feature.title
+    encoding, title = "8bit", " ".join(feature.title.split())  # another line is another header
     is_utf8 = body.decode(errors="ignore").encode() == body
     if b"\r" in body or re.search(rb"^From ", body, re.MULTILINE) or not is_utf8:
         encoding, body = "base64", base64.encodebytes(body)

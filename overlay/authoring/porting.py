@@ -29,7 +29,13 @@ from overlay.planning.planner import Stack
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.telling import context_of
 from overlay.planning.text import TextError
-from overlay.planning.upstream import evidence, module_outcome, obsolete_by
+from overlay.planning.upstream import (
+    by_distance,
+    evidence,
+    module_outcome,
+    obsolete_by,
+    remembers,
+)
 from overlay.report import plain
 from overlay.report.lines import enumeration
 from overlay.results import Outcome, State, whole_outcome
@@ -288,7 +294,9 @@ class Porter:
             )
             problem = f"{conflicting[0]}: the release has {what}"
         if all(hunk.outcome is Outcome.UPSTREAM for hunk in hunks) and (hunks or feature.added):
-            if not lacking:
+            if not lacking and not_needed(feature, version):
+                proof, problem = self._evidence_by_plan(feature, release), None
+            elif not lacking:
                 what = f"{len(hunks)} hunks" if hunks else "of its modules"
                 proof, problem = f"all {what} are in it", None
             elif hunks and problem is None:
@@ -623,6 +631,14 @@ class Porter:
         near = self._nearest(variant, release)
         steps = abs(_place(names, near) - _place(names, release))
         return steps, _place(names, near)
+
+
+def not_needed(feature: Feature, release: Version) -> bool:
+    """Whether a person said that a release needs no hunk of a topic; it has it not for that."""
+    nearest = [by_distance(topic.variants, release)[0].patch for topic in feature.topics]
+    return not remembers(feature, release) and any(
+        patch.ported is PortedWay.NOT_NEEDED for patch in nearest
+    )
 
 
 def _place(names: Sequence[str], release: str) -> int:

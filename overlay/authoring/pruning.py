@@ -8,7 +8,7 @@ reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from itertools import pairwise
@@ -18,6 +18,7 @@ from packaging.version import Version
 from overlay._features.model import Feature, Variant, paths_of
 from overlay.authoring.landing import names_from
 from overlay.authoring.locating import ReleaseTexts
+from overlay.authoring.porting import not_needed
 from overlay.authoring.variants import patch_file, with_base_has, with_merged, with_releases
 from overlay.authoring.writing import check_files, patch_bytes
 from overlay.errors import PatchFormatErrors, UsageError, command
@@ -88,7 +89,7 @@ class Pruner:
     texts: ReleaseTexts
     names: Sequence[str]
     syntax: Syntax = field(default_factory=Syntax)
-    #: Feature -> why its old variants stay, where they do.
+    #: Feature -> why what no release needs stays, where it does.
     holds: dict[str, str] = field(default_factory=dict)
     #: By the identity of features, which are kept beside their plan, and the release.
     _plans: dict[tuple[tuple[int, ...], str], tuple[tuple[Feature, ...], Plan]] = field(
@@ -112,8 +113,6 @@ class Pruner:
                 ) is not None:
                     accepted.append(proposal)
                     present = _after(present, proposal)
-                    if proposal.files is None:
-                        break
             step()
         return tuple(accepted)
 
@@ -128,14 +127,17 @@ class Pruner:
         entry = next((each for each in present if each.feature.id == id_), None)
         if entry is None:
             return None
-        for proposal in make(entry):
-            try:
-                after = _after(present, proposal)
-            except (PatchFormatErrors, UsageError):
-                continue  # it would leave a hole, or a range that its feature.toml cannot say
-            healed = id_ if proposal.kind is Prune.MERGED else None
-            if all(before[name].kept_by(then, healed) for name, then in self._answers(after)):
-                return proposal
+        try:
+            for proposal in make(entry):
+                try:
+                    after = _after(present, proposal)
+                except PatchFormatErrors:
+                    continue  # it would leave a hole
+                healed = id_ if proposal.kind is Prune.MERGED else None
+                if all(before[name].kept_by(then, healed) for name, then in self._answers(after)):
+                    return proposal
+        except UsageError as error:  # its feature.toml has no line of its own for that
+            self.holds[id_] = str(error)
         return None
 
     # What is compared
@@ -175,6 +177,17 @@ class Pruner:
         read, record = partial(self.texts.read, release), self.texts.record(release)
         return obsolete_by(feature, Version(release), read, record)
 
+    def _takes_a_part(self, feature: Feature, release: str) -> bool:
+        """Whether a release would take a feature, a file of it or a hunk, or lies before it."""
+        (result,) = self._plan_once((feature,), release).features
+        states = [hunk.state for file in result.files for hunk in file.hunks]
+        states += [result.state, *(file.state for file in result.files)]
+        return State.PRISTINE in states or result.state is State.INAPPLICABLE
+
+    def _not_needing(self, feature: Feature) -> list[str]:
+        """The releases of which a person said that they do not need a feature, or a part of it."""
+        return [name for name in self.names if not_needed(feature, Version(name))]
+
     def _states(self, feature: Feature) -> dict[str, State]:
         return {name: self._plan_once((feature,), name).features[0].state for name in self.names}
 
@@ -188,19 +201,24 @@ class Pruner:
         if any(states[name] is not State.UPSTREAMED and name not in why for name in self.names):
             return
         evidence = f"upstream has it in every release of {span}"
-        if not set(states.values()) <= {State.UPSTREAMED}:
-            evidence = f"no release of {span} leaves it anything to do: {next(iter(why.values()))}"
+        text = "" if set(states.values()) <= {State.UPSTREAMED} else next(iter(why.values()))
+        for name in self._not_needing(feature):
+            reason = self._plan_once((feature,), name).features[0].reason
+            text = text or str(reason)
+        if text:
+            evidence = f"no release of {span} leaves it anything to do: {text}"
         yield Proposal(feature.id, Prune.FEATURE, f"remove {feature.id}", evidence, None)
 
     def _obsolete(self, entry: ServedFeature) -> Iterator[Proposal]:
         """A feature for which every release from one on has nothing to do: its range ends there."""
         feature, files = entry.feature, entry.files
         serving = [name for name in self.names if self._why_obsolete(feature, name) is None]
-        since = names_from(self.names, serving[-1])[1:] if serving else []
-        last = Version(serving[-1]) if serving else feature.releases.last
-        if files is None or not since or not feature.releases.first <= last < feature.releases.last:
+        if files is None or not serving:
             return
-        span = ReleaseRange(feature.releases.first, last)
+        since, last = names_from(self.names, serving[-1])[1:], Version(serving[-1])
+        if not since or not feature.releases.first <= last < feature.releases.last:
+            return
+        span = feature.releases._replace(last=last)
         clipped = clip(feature, files, span, self._rebased)
         if clipped is not None:
             files_after = {**clipped, "feature.toml": with_releases(files["feature.toml"], span)}
@@ -219,10 +237,9 @@ class Pruner:
         if feature.merged is not None or files is None:
             return
         states = self._states(feature)
-        has = [name for name in self.names if states[name] is State.UPSTREAMED]
-        again = [
-            name for name in self.names if states[name] in (State.PRISTINE, State.INAPPLICABLE)
-        ]
+        idle = self._not_needing(feature)
+        has = [n for n in self.names if states[n] is State.UPSTREAMED and n not in idle]
+        again = [name for name in self.names if self._takes_a_part(feature, name)]
         since = next(
             (name for name in has if not any(Version(name) < Version(each) for each in again)), None
         )
@@ -236,7 +253,7 @@ class Pruner:
         text = f'note merged = "{since}"'
         last = min(feature.releases.last, Version(before[-1]))
         if last < feature.releases.last and last >= feature.releases.first:
-            span = ReleaseRange(feature.releases.first, last)
+            span = feature.releases._replace(last=last)
             clipped = clip(feature, files, span, self._rebased)
             if clipped is not None:
                 files_after = {**clipped, "feature.toml": with_releases(noted, span)}
@@ -266,7 +283,7 @@ class Pruner:
                     f"{step} carries it there; or remove its folder"
                 )
             return
-        span = ReleaseRange(max(feature.releases.first, oldest), feature.releases.last)
+        span = feature.releases._replace(first=max(feature.releases.first, oldest))
         clipped = clip(feature, files, span, self._rebased)
         if clipped is None:
             self.holds[feature.id] = self._holding(feature, span)
@@ -286,15 +303,13 @@ class Pruner:
         """Which variant keeps a feature from beginning with a range, and why."""
         for topic in feature.topics:
             for variant in topic.variants:
-                base = variant.patch.headers.get("Base")
-                first = max(variant.releases.first, span.first)
-                last = min(variant.releases.last, span.last)
+                base, part = variant.patch.headers.get("Base"), variant.releases.within(span)
                 inside = variant.releases.overlaps(span) and base is not None
-                lost = inside and not first <= Version(str(base)) <= last
-                if lost and self._rebased(variant, ReleaseRange(first, last)) is None:
+                lost = inside and not part.first <= Version(str(base)) <= part.last
+                if lost and self._rebased(variant, part) is None:
                     return (
                         f"{patch_file(topic, variant)} is made on {base}, and its hunks do not "
-                        f"land by themselves on a release of {first}..{last}"
+                        f"land by themselves on a release of {part}"
                     )
         return ""
 
@@ -326,7 +341,7 @@ class Pruner:
             for older, newer in pairwise(topic.variants):
                 if not self._adjacent(older, newer):
                     continue
-                span = ReleaseRange(older.releases.first, newer.releases.last)
+                span = older.releases._replace(last=newer.releases.last)
                 for variant in (newer, older):
                     yield Proposal(
                         feature.id,
@@ -342,7 +357,7 @@ class Pruner:
 
     def _adjacent(self, older: Variant, newer: Variant) -> bool:
         """Whether both are served, no known release is between them, and neither is retired."""
-        if older.patch.path != newer.patch.path or older.patch.retired or newer.patch.retired:
+        if older.patch.retired or newer.patch.retired:
             return False
         for variant in (older, newer):
             inside = {name for name in self.texts.names if Version(name) in variant.releases}
@@ -404,7 +419,7 @@ def _after(present: Sequence[ServedFeature], proposal: Proposal) -> list[ServedF
             files_after = {**(entry.files or {}), **proposal.files}
             files = {path: data for path, data in files_after.items() if data is not None}
             feature = check_files(entry.feature.id, files, shared=entry.feature.shared_modules())
-            result.append(ServedFeature(replace(feature, origin=entry.feature.origin), files))
+            result.append(ServedFeature(feature, files))
     return result
 
 
@@ -422,19 +437,17 @@ def clip(
     result: dict[str, bytes | None] = {}
     for topic in feature.topics:
         for variant in topic.variants:
-            inside = variant.releases.overlaps(span)
-            first = max(variant.releases.first, span.first)
-            last = min(variant.releases.last, span.last)
+            inside, part = variant.releases.overlaps(span), variant.releases.within(span)
             base = variant.patch.headers.get("Base")
-            if inside and (first, last) == (variant.releases.first, variant.releases.last):
+            if inside and part == variant.releases:
                 continue
             result[patch_file(topic, variant)] = None
             if not inside:
                 continue
             data: bytes | None = files[patch_file(topic, variant)]
-            if base is not None and not first <= Version(base) <= last:
-                data = rebased(variant, ReleaseRange(first, last))
+            if base is not None and not part.first <= Version(base) <= part.last:
+                data = rebased(variant, part)
             if data is None:
                 return None
-            result[f"{topic.name}/{ReleaseRange(first, last)}.patch"] = data
+            result[f"{topic.name}/{part}.patch"] = data
     return result

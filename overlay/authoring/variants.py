@@ -16,7 +16,7 @@ from packaging.version import Version
 from overlay._features.folder import essence
 from overlay._features.model import FILE_SCOPE, Feature, Hunk, PortedWay, Topic, Variant
 from overlay.authoring.composing import ScopedText
-from overlay.authoring.porting import FeaturePort, Porter, TopicPort
+from overlay.authoring.porting import FeaturePort, Porter, TopicPort, not_needed
 from overlay.authoring.writing import patch_bytes, require_change
 from overlay.errors import UsageError
 from overlay.package import ReleaseRange
@@ -24,7 +24,7 @@ from overlay.planning.telling import new_lines, share_of
 from overlay.results import Outcome
 
 _RELEASES = re.compile(r'^(releases\s*=\s*")[^"]*(".*)$', re.MULTILINE)
-_MERGED = re.compile(r"^merged\s*=.*\n", re.MULTILINE)
+_MERGED = re.compile(r"^merged\s*=.*\n?", re.MULTILINE)
 
 #: What tells two texts of a variant apart.
 _Key = tuple[PortedWay | None, str]
@@ -108,6 +108,8 @@ def remembered(
         return None
     if port.by_hand:
         return port.release
+    if not_needed(feature, release):
+        return None
     for name in names:
         if Version(name) > release:
             later = porter.port(feature, name, earlier)
@@ -193,8 +195,7 @@ def _is_variant(path: str, feature: Feature) -> bool:
 
 
 def _key(hunks: Sequence[Hunk], retired: PortedWay | None = None) -> _Key:
-    # What the base had does not change where the hunks land.
-    return retired, repr([essence(hunk)[:-1] for hunk in hunks])
+    return retired, repr([*map(essence, hunks)])
 
 
 def _existing(topic: Topic, files: Mapping[str, bytes], every: Sequence[str]) -> dict[str, _Text]:
@@ -209,7 +210,7 @@ def _existing(topic: Topic, files: Mapping[str, bytes], every: Sequence[str]) ->
 
 def patch_file(topic: Topic, variant: Variant) -> str:
     """A variant's file below its feature's folder."""
-    return f"{topic.name}/{variant.patch.name.rsplit('/', 1)[-1]}"
+    return f"{topic.name}/{variant.patch.name.rpartition('/')[2]}"
 
 
 def _new(part: TopicPort, release: str, today: str) -> _Text:
@@ -222,13 +223,14 @@ def _new(part: TopicPort, release: str, today: str) -> _Text:
         headers["Ported-From"] = f"{part.base} {way.value}"
         data = patch_bytes(headers, patch.path, patch.hunks)
         return _Text(_key(patch.hunks, way), data, existing=False)
-    key = _key(part.new_hunks)
-    headers["Base"] = release
+    headers["Base"], hunks = release, part.new_hunks
     if part.before is not None:
-        headers = with_base_has(headers, part.new_hunks, part.before)
-    if part.way is not None:
+        headers = with_base_has(headers, hunks, part.before)
+    if part.way is not None:  # the variant that it is made of does not land by itself
+        there = tuple(filter(None, headers.get("Base-Has", "").split("\n")))
+        hunks = tuple(hunk._replace(base_has=there) for hunk in hunks)
         headers["Ported-From"] = f"{part.base} {part.way.value}"
-    return _Text(key, patch_bytes(headers, patch.path, part.new_hunks), existing=False)
+    return _Text(_key(hunks), patch_bytes(headers, patch.path, hunks), existing=False)
 
 
 def _compressed(topic: Topic, cells: Mapping[str, _Text], every: Sequence[str]) -> dict[str, bytes]:

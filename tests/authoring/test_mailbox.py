@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
@@ -19,7 +20,7 @@ from overlay.planning.planner import plan
 from overlay.results import Change
 from tests.authoring.test_composing import changes
 from tests.authoring.test_import_laws import PATH, RELEASE, applied, git_diff, imported
-from tests.support.patches import MemoryTree
+from tests.support.patches import MemoryTree, feature, hunk
 
 LINES = st.text(st.sampled_from("aé -:#<>|From"), max_size=20).map(str.strip)
 WORDS = st.lists(
@@ -28,7 +29,12 @@ WORDS = st.lists(
     max_size=5,
 ).map(lambda lines: "\n".join(lines).strip())
 AUTHORS = st.sampled_from(
-    ["Ada Lovelace <ada@example.org>", "Zoë <z@example.org>", '"A, B" <ab@example.org>']
+    [
+        "Ada Lovelace <ada@example.org>",
+        "Zoë <z@example.org>",
+        "Zoë <zoë@example.org>",
+        '"A, B" <ab@example.org>',
+    ]
 )
 
 
@@ -85,3 +91,17 @@ def with_author(feature: Feature, owner: str) -> Feature:
         for topic in feature.topics
     )
     return replace(feature, topics=topics)
+
+
+@pytest.mark.parametrize("space", ["\n", "\r", "\n\n", "\r\n", "\x85", "\u2028", "  "])
+@pytest.mark.parametrize("first", ["Count", "Zähle"])
+def test_a_title_of_several_lines_makes_no_header_of_its_own(space: str, first: str) -> None:
+    """A stranger wrote it: a mail that is sent goes to nobody else by it."""
+    change = Change("vllm/a.py", b"a = 1\n", b"a = 2\n")
+    made = feature((change.path, [hunk(["-a = 1", "+a = 2"])]))
+    titled = replace(made, title=f"{first}{space}Bcc: nobody@example.org")
+    box = mail(titled, Version(RELEASE), [change], 1, 1)
+    assert b"\nBcc" not in box.replace(b"\r", b"\n")
+    (commit,) = read_changes(box, "x.mbox")
+    assert commit.subject == f"{first} Bcc: nobody@example.org"
+    assert len(commit.files) == 1

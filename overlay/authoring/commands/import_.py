@@ -29,7 +29,14 @@ from overlay.authoring.git import Checkout
 from overlay.authoring.importing import prepare
 from overlay.authoring.incoming import MAX_BYTES, Commit, IncomingFile, read_changes
 from overlay.authoring.landing import Summary
-from overlay.authoring.locating import OWN_BASE, Origin, ReleaseTexts, files_of, release_before
+from overlay.authoring.locating import (
+    OWN_BASE,
+    Origin,
+    ReleaseTexts,
+    behind,
+    files_of,
+    release_before,
+)
 from overlay.authoring.paths import BY_RELEASES, PathRule, packages_in, path_of, place
 from overlay.authoring.sources import ChangeSource, joined, read_source
 from overlay.authoring.writing import check_folder, expect_id, require_free, today, write_folder
@@ -314,7 +321,7 @@ class _Imports:
         before = release_before(origin, paths, texts, part.package)
         if before is None:
             return None
-        release = f"{Version(before).base_version}.post1"
+        release = behind(before)
         build = ReleaseTexts(
             sorted((*texts.names, release), key=Version),
             lambda name: files_of(origin) if name == release else texts.open(name),

@@ -10,11 +10,11 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from packaging.version import Version
 
-from overlay._features.model import Feature, PortedWay, Topic, of_package, packages_of
+from overlay._features.model import Feature, Topic, of_package, packages_of
 from overlay.authoring.carry import carry
 from overlay.authoring.locating import ReleaseTexts
+from overlay.authoring.porting import not_needed
 from overlay.authoring.releases import package_of
-from overlay.authoring.variants import serving
 from overlay.commands.assess import examine
 from overlay.commands.parallel import cores, in_processes, stepped
 from overlay.commands.request import Request
@@ -161,9 +161,7 @@ class _Carrying:
 def _not_needed(feature: Feature, state: State, release: str) -> bool:
     pair = release_named(release)
     version = pair[0] if pair else Version(release)
-    return state in _STATES and any(
-        variant.patch.ported is PortedWay.NOT_NEEDED for _, variant in serving(feature, version)
-    )
+    return state in _STATES and not_needed(feature, version)
 
 
 # The report

@@ -8,7 +8,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from overlay.authoring.porting import FeaturePort, base_name
+from packaging.version import Version
+
+from overlay.authoring.porting import FeaturePort, base_name, not_needed
 from overlay.errors import Command, Invocation, absolute, command
 from overlay.package import ReleaseRange
 from overlay.report import Report
@@ -228,7 +230,7 @@ def _alike(entry: FeaturePort) -> tuple[object, ...]:
 
 
 def _word(entry: FeaturePort) -> str:
-    if entry.obsolete:
+    if entry.obsolete or (entry.idle and not_needed(entry.feature, Version(entry.release))):
         return "nothing to do"
     if entry.covered and entry.outcome is not Outcome.UPSTREAM:
         return "in its range"

@@ -148,7 +148,7 @@ def _carry_out(folder: Path, proposals: Sequence[Proposal]) -> None:
 class PruneReport(Report):
     """What ``prune`` proposes, or did.
 
-    :ivar holds: feature -> why variants stay that no release needs.
+    :ivar holds: feature -> why what no release needs stays.
     """
 
     _command: ClassVar[str] = "prune"
@@ -166,7 +166,7 @@ class PruneReport(Report):
             yield Line((Span(f"{entry.feature}  ", "heading"),), (Span(entry.text),))
             yield labelled(2, "evidence: ", entry.evidence)
         for id_, why in self.holds.items():
-            yield labelled(0, "stays:    ", f"{id_}, with variants that no release needs: {why}")
+            yield labelled(0, "stays:    ", f"{id_}, with what no release needs: {why}")
 
 
 def concluded(
