@@ -139,7 +139,7 @@ def _of_data(before: bytes, after: bytes, contexts: Sequence[int]) -> tuple[Hunk
             return compose(before, after, contexts, is_data=True)
         except (NotComposable, TextError):
             pass
-    return (whole_file(before, after),)
+    return () if before == after else (whole_file(before, after),)
 
 
 @dataclass(frozen=True)

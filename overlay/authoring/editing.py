@@ -39,7 +39,7 @@ class Layout:
     """The files of a session.
 
     :ivar base: path -> the text with the features before applied; of files of the release only.
-    :ivar texts: path -> the text with the feature applied, too.
+    :ivar texts: path -> the text with the feature applied, too; none of a file that it removes.
     :ivar below: the features before it whose text that is, in order.
     :ivar without: ids of features before it that touch these files, and do not fit the release or
         change the same lines.
@@ -93,13 +93,14 @@ def lay_out(
     for path in sorted(paths):
         before = under.get(path, tree.read(path))
         now = over.get(path, before)
-        if now is None and path in over and path not in more:
-            continue  # the feature removes it: that stays as it is
-        if now is None:
-            raise UsageError(
-                f"{path}: {package.title} {release} has no such file, so it cannot be edited"
-            )
-        texts[path] = now
+        if now is not None:
+            texts[path] = now
+        elif path in more:
+            removing = [each.id for each in (*below, *own) if path in each.patched_paths]
+            there = f"{package.title} {release} has no such file"
+            if removing:
+                there = f"{', '.join(removing)} leaves no such file in {package.title} {release}"
+            raise UsageError(f"{path}: {there}, so it cannot be edited")
         if before is not None and path not in added:
             base[path] = before
     without = tuple(each.id for each in touching if each not in below)
@@ -108,7 +109,8 @@ def lay_out(
 
 def _paths(feature: Feature, release: Version) -> set[str]:
     """The files that a feature patches in a release, and those that it adds from its own folder."""
-    patched = {variant.patch.path for _, variant in serving(feature, release)}
+    variants = [variant for _, variant in serving(feature, release)]
+    patched = {variant.patch.path for variant in variants if not variant.patch.retired}
     return patched | {added.path for added in feature.added} - {*feature.shared}
 
 
@@ -265,10 +267,10 @@ def _tests(feature: Feature, edited: Edited) -> tuple[UpstreamTest, ...]:
     for _, variant in serving(feature, edited.release):
         patch = variant.patch
         if patch.path not in now:
-            continue  # it removes that file, which no session holds
+            continue  # of a retired patch, which lays no file out
         before = now[patch.path]
         parts.append((before, patch.path, patch.hunks))
-        now[patch.path] = attempt(patch, before, texts).after or before
+        now[patch.path] = _applied(patch, before, texts)
     return derived_tests(parts)
 
 
@@ -315,6 +317,7 @@ def _topics(
             for topic, variant in serving(feature, edited.release)
             if variant.patch.path == path
         ]
+        own = [pair for pair in own if not pair[1].patch.retired] or own[-1:]
         try:
             before = _before_last(base, [variant.patch for _, variant in own])
             if now is None:
@@ -371,9 +374,14 @@ def _before_last(base: bytes, patches: Sequence[Patch]) -> bytes:
     texts = Texts(Syntax())
     text = base
     for patch in patches[:-1]:
-        result = attempt(patch, text, texts)
-        text = result.after if result.after is not None else text
+        text = _applied(patch, text, texts)
     return text
+
+
+def _applied(patch: Patch, text: bytes, texts: Texts) -> bytes:
+    """A text with a patch, where it is applied and leaves one."""
+    after = None if patch.retired else attempt(patch, text, texts).after
+    return text if after is None else after
 
 
 def _holes(topics: Sequence[_Topic], feature: Feature) -> Iterator[str]:
@@ -479,6 +487,8 @@ def _rendered(feature: Feature, topic: _Topic, release: Version, today: str) -> 
     headers = {"Description": feature.title, "Origin": "vendor"}
     if topic.variant is not None:
         headers = dict(topic.variant.patch.headers)
+        if topic.variant.patch.retired:  # it is so no more
+            del headers["Ported-From"]
     elif feature.topics:
         headers |= {
             name: value

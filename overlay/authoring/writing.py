@@ -233,7 +233,7 @@ def _whole_file(path: str, whole: WholeFile) -> list[str]:
 def _header(name: str, value: str) -> list[str]:
     first, *rest = [" ".join(line.split()) for line in value.strip().splitlines()] or [""]
     if name in REPEATED:  # each value on a line of its own; those of Base-Has are lines of code
-        return [f"{name}: {line}" for line in value.splitlines()]
+        return [f"{name}: {line}".rstrip() for line in value.split("\n")]
     folded = [f"{name}: {first}".rstrip()]
     for line in rest:
         words = f" {line or '.'}"

@@ -241,6 +241,7 @@ DATA = st.lists(st.sampled_from([b"a", b"b", b"\n", b"\r\n", b"\0", b"\xff", b"\
 @example(b"a\n\0", b"a\nb")
 @example(b"a", b"a\n\0")
 @example(b"\xff\n", b"\xff\nb\n")
+@example(b"\0", b"\0")
 def test_a_data_file_is_changed_by_hunks_or_as_a_whole(before: bytes, after: bytes) -> None:
     hunks = compose_file("vllm/a.json", before, after)
     assert {hunk.scope for hunk in hunks} <= {FILE_SCOPE}
@@ -248,9 +249,11 @@ def test_a_data_file_is_changed_by_hunks_or_as_a_whole(before: bytes, after: byt
         assert (len(hunks), whole) == (1, WholeFile.of(before, after))
         assert (hunks[0].source_line, hunks[0].patch_line, hunks[0].lines) == (1, 1, ())
         return
+    assert bool(hunks) is (before != after)
+    if not hunks:
+        return
     source = SourceText.from_bytes(before)
     assert b"\0" not in before + after
-    assert not hunks or before != after
     made = [
         edit
         for hunk in hunks

@@ -55,10 +55,12 @@ def committed(
 ) -> CommittedFolder:
     """A session on the release's files, edited and committed."""
     feature = check_files("fix", files)
-    layout = lay_out(feature, (), tree, RELEASE, [path for path in now if path in tree.files])
-    texts = {**layout.texts, **now}
-    base = {path: layout.base.get(path) for path in texts}
-    changed = tuple(sorted(path for path in texts if texts[path] != layout.texts.get(path)))
+    more = [path for path in now if path in tree.files and path not in feature.patched_paths]
+    layout = lay_out(feature, (), tree, RELEASE, more)
+    texts = {**dict.fromkeys(layout.base), **layout.texts, **now}
+    base = {path: layout.base.get(path, tree.files.get(path)) for path in texts}
+    laid = {**base, **dict.fromkeys(layout.base), **layout.texts}
+    changed = tuple(sorted(path for path in texts if texts[path] != laid[path]))
     return commit(
         feature,
         files,
@@ -228,3 +230,73 @@ def test_the_order_of_topics_has_room_for_a_hundred(tree: MemoryTree, tmp_path: 
     }
     made = committed(files, tree, {B: ONE})
     assert [topic.name for topic in made.feature.topics] == ["98-x", "99-b"]
+
+
+DATA = "vllm/kernels.bin"
+
+
+def test_a_feature_that_removes_a_file_is_edited_again(tree: MemoryTree) -> None:
+    """Its session knows the text that is removed, and lays none out."""
+    made = committed(folder((A, BASE, ONE)), tree, {B: None})
+    files = written(made, {})
+    layout = lay_out(made.feature, (), tree, RELEASE)
+    assert (sorted(layout.base), sorted(layout.texts)) == ([A, B], [A])
+    again = committed(files, tree, {A: TWO, B: None})
+    assert applied(again.feature, tree)[A] == TWO
+    assert {hunk.whole for patch in again.feature.patches for hunk in patch.hunks} > {None}
+    back = committed(files, tree, {B: ONE})
+    assert applied(back.feature, tree)[B] == ONE
+    with pytest.raises(UsageError, match=r"fix leaves no such file in vLLM 0\.26\.0"):
+        lay_out(made.feature, (), tree, RELEASE, [B])
+    with pytest.raises(UsageError, match=r"vLLM 0\.26\.0 has no such file"):
+        lay_out(made.feature, (), tree, RELEASE, [NEW])
+
+
+def test_a_binary_that_is_the_releases_own_again_is_not_changed(tree: MemoryTree) -> None:
+    tree.files[DATA] = b"\0own"
+    made = committed(folder((A, BASE, ONE)), tree, {DATA: b"\0other"})
+    again = committed(written(made, {}), tree, {DATA: b"\0own"})
+    assert again.feature.patched_paths == {A}
+
+
+def retired(way: str) -> dict[str, bytes]:
+    """A feature of two topics, of which one is retired from the session's release on."""
+    files = folder((A, BASE, ONE), (B, BASE, ONE))
+    patch = files.pop("20-x/0.25.0..0.27.0.patch")
+    head = b"Description: A fix\n"
+    return {
+        **files,
+        "20-x/0.25.0..0.25.0.patch": patch,
+        "20-x/0.26.0..0.27.0.patch": patch.replace(
+            head, head + f"Ported-From: 0.25.0 {way}\n".encode()
+        ),
+    }
+
+
+@pytest.mark.parametrize("way", ["not-needed", "upstream"])
+def test_a_file_of_a_retired_topic_is_edited_if_it_is_asked_for(tree: MemoryTree, way: str) -> None:
+    own = lay_out(check_files("fix", retired(way)), (), MemoryTree({A: BASE}), RELEASE)
+    assert list(own.texts) == [A]  # the release needs no file of what is not applied to it
+    made = committed(retired(way), tree, {A: TWO})
+    assert made.feature.topics[1].variants[1].patch.retired
+    again = committed(retired(way), tree, {B: TWO})
+    assert not again.feature.topics[1].variants[1].patch.retired
+    assert applied(again.feature, tree) == {A: ONE, B: TWO}
+
+
+def test_an_edit_goes_to_the_last_topic_of_a_file_that_is_applied(tree: MemoryTree) -> None:
+    files = retired("not-needed")
+    second = {name: data.replace(B.encode(), A.encode()) for name, data in files.items()}
+    first = compose(BASE, TWO.replace(b"[1, 2, 4, 8]", b"[1, 2, 4]"))
+    second["10-x/0.25.0..0.27.0.patch"] = render_patch(HEADERS, A, first).encode()
+    made = committed(second, tree, {A: ONE})
+    assert made.feature.topics[1].variants[1].patch.retired
+    assert applied(made.feature, tree)[A] == ONE
+
+
+def test_a_line_with_a_form_feed_that_the_base_has_is_one_line(tree: MemoryTree) -> None:
+    line = b"mark = 'a\x0cb\xe2\x80\xa8c'\n"
+    tree.files[A] = BASE.replace(b"import os\n", b"import os\n" + line)
+    after = tree.files[A] + line
+    made = committed(folder((B, BASE, ONE)), tree, {A: after})
+    assert applied(made.feature, tree)[A] == after
