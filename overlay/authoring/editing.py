@@ -31,7 +31,7 @@ from overlay.planning.attempt import Texts, attempt
 from overlay.planning.planner import plan
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
-from overlay.results import FeatureResult, State
+from overlay.results import FeatureResult, Reason, State
 
 
 @dataclass(frozen=True)
@@ -124,16 +124,8 @@ def not_its_own(feature: Feature, path: str) -> str:
 
 def not_there(result: FeatureResult, release: Version, package: Package = VLLM) -> str:
     """Why a feature cannot be edited on a release."""
-    reasons = [
-        str(reason)
-        for reason in (
-            result.reason,
-            *(file.reason for file in result.files),
-            *(hunk.reason for file in result.files for hunk in file.hunks),
-        )
-        if reason is not None
-    ]
-    why = f" ({'; '.join(dict.fromkeys(reasons))})" if reasons else ""
+    reasons = dict.fromkeys(map(str, _reasons(result)))
+    why = f" ({'; '.join(reasons)})" if reasons else ""
     carries = f"{command('port', result.feature, '--releases', str(release))} carries it there, "
     if result.state is State.UPSTREAMED:
         carries = ""  # there is nothing to carry
@@ -141,6 +133,12 @@ def not_there(result: FeatureResult, release: Version, package: Package = VLLM) 
         f"{result.feature} is {result.state.value} on {package.title} {release}{why}: expected a "
         f"release to which it applies. {carries}{command('log', result.feature)} lists where it is"
     )
+
+
+def _reasons(result: FeatureResult) -> list[Reason]:
+    hunks = [hunk for file in result.files for hunk in file.hunks]
+    parts = (result, *result.files, *hunks)
+    return [part.reason for part in parts if part.reason is not None]
 
 
 #: Lines of context to try: as few as tell the place, then the usual number, where it reaches more.
@@ -515,12 +513,9 @@ def expect_bytes(feature: Feature, edited: Edited) -> None:
     ]
     if wrong:
         result = feature_plan.features[0]
-        why = (
-            not_there(result, edited.release, feature.package)
-            if result.state is not State.PRISTINE
-            else ""
-        )
+        misfits = [file.path for file in result.files if file.state.needs_attention]
+        why = "; ".join(dict.fromkeys(reason.text for reason in _reasons(result)))
         raise UsageError(
-            f"{', '.join(wrong)}: applying {feature.id} would not give the edited bytes, so "
-            f"nothing was written{': ' if why else ''}{why}"
+            f"{', '.join(misfits or wrong)}: applying {feature.id} would not give the edited "
+            f"bytes, so nothing was written{': ' if why else ''}{why}"
         )

@@ -300,3 +300,10 @@ def test_a_line_with_a_form_feed_that_the_base_has_is_one_line(tree: MemoryTree)
     after = tree.files[A] + line
     made = committed(folder((B, BASE, ONE)), tree, {A: after})
     assert applied(made.feature, tree)[A] == after
+
+
+def test_only_the_file_is_named_that_would_not_be_as_it_was_edited(tree: MemoryTree) -> None:
+    with pytest.raises(
+        UsageError, match=r"^vllm/new\.py: applying fix would not .* compile: [^;]*$"
+    ):
+        committed(folder((A, BASE, ONE)), tree, {A: TWO, NEW: b"a = (\n"})
