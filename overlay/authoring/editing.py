@@ -136,9 +136,9 @@ def not_there(result: FeatureResult, release: Version, package: Package = VLLM) 
 
 
 def _reasons(result: FeatureResult) -> list[Reason]:
-    hunks = [hunk for file in result.files for hunk in file.hunks]
-    parts = (result, *result.files, *hunks)
-    return [part.reason for part in parts if part.reason is not None]
+    reasons = [result.reason, *(file.reason for file in result.files)]
+    reasons += [hunk.reason for file in result.files for hunk in file.hunks]
+    return [reason for reason in reasons if reason is not None]
 
 
 #: Lines of context to try: as few as tell the place, then the usual number, where it reaches more.
