@@ -18,6 +18,7 @@ from pathlib import Path
 from overlay.authoring.git import environment, run
 from overlay.authoring.port_views import Conflict, marker_lines
 from overlay.errors import UsageError
+from overlay.package import is_module
 from overlay.planning.scopes import Syntax
 from overlay.untrusted import read_regular, sha256
 
@@ -75,7 +76,8 @@ def checked(data: bytes | None, command: str, path: str) -> bytes:
             f"{command}: its result for {path} still has the markers of a conflict, at line "
             f"{lines[0]}"
         )
-    if (error := Syntax().compile_error(data, path)) is not None:
+    error = Syntax().compile_error(data, path) if is_module(path) else None
+    if error is not None:
         raise UsageError(f"{command}: its result for {path} is not Python: {error}")
     return data
 
