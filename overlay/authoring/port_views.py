@@ -159,7 +159,10 @@ def placed_before(port: TopicPort, release: str) -> bytes | None:
 
 
 def hunk_view(hunk: Hunk) -> tuple[str, ...]:
-    """A hunk's own lines, as its patch has them."""
+    """A hunk's own lines, as its patch has them; of a whole file what becomes of it."""
+    if hunk.whole is not None:
+        after = hunk.whole.after
+        return ("the file is removed" if after is None else f"{len(after)} bytes in its place",)
     return tuple(f"{op}{text}" for op, text in hunk.lines)
 
 

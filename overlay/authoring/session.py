@@ -326,9 +326,8 @@ def _read_file(folder: Path, name: str) -> bytes | None:
 def render(session: Session) -> str:
     """``session.toml`` of a session."""
     kind, package = session.kind, session.package
-    about = f"# A session of `overlay {kind.value}`."
     lines = [
-        f"{about} Edit the files below {package.name}/, not this one.",
+        f"# A session of `overlay {kind.value}`. Edit the files beside this one.",
         f"schema = {SCHEMA}",
         *_pairs({"kind": kind.value, "release": session.release}),
         *([] if package == VLLM else _pairs({"package": package.name})),

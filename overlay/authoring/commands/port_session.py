@@ -466,8 +466,10 @@ def _edited(
     place = session.folder / entry.name
     data = session.now(entry.name)
     if data is None or topic.before is None:
-        why = "the release has no such file" if topic.before is None else "it is not there any more"
-        problems.append(f"{place}: {why}: --retire or --skip {entry.feature}")
+        why = "expected the file as it is to be, found none: put it there, or"
+        if topic.before is None:
+            why = "the release has no such file:"
+        problems.append(f"{place}: {why} --retire or --skip {entry.feature}")
         return topic
     if lines := marker_lines(data):
         problems.append(f"{place}:{lines[0]}: expected no markers of a conflict, found some")

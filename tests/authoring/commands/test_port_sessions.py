@@ -10,7 +10,7 @@ import pytest
 from packaging.version import Version
 
 from overlay._features.folder import load
-from overlay.authoring.composing import compose_file
+from overlay.authoring.composing import compose_file, whole_file
 from overlay.authoring.writing import render_patch
 from overlay.errors import PackageIndexError
 from overlay.planning.planner import plan
@@ -154,3 +154,29 @@ def test_a_data_file_is_placed_by_hand(
     (feature,) = load([patches])
     changes = plan([feature], DataTree("0.22.0"), Version("0.22.0")).changes
     assert [(change.path, change.after) for change in changes] == [(DATA, wanted)]
+
+
+@pytest.mark.parametrize(
+    ("after", "words"), [(None, "is removed"), (b"\0x", "2 bytes in its place")]
+)
+def test_a_file_is_asked_for_where_no_merge_can_lay_one(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bytes | None, words: str
+) -> None:
+    """The release has such a file, and nobody says that it has none."""
+    monkeypatch.setattr("overlay.targets.resolution.resolve", lambda name, **_: DataTree(name))
+    patches, place = tmp_path / "ours", Path("port-0.22.0/sizes/10-a", DATA)
+    hunks = [whole_file(TEXTS["0.21.0"], after)]
+    patch = render_patch({**world.HEADERS, "Base": "0.21.0"}, DATA, hunks)
+    write_feature(patches, {"10-a/0.21.0..0.21.0.patch": patch}, "sizes", "0.21.0..0.21.0")
+    cli("port", "sizes", "--releases", "0.22.0", "--patches", patches)
+    shown = cli("port", "--show").out
+    assert words in shown
+    assert "the release" not in shown
+    refused = cli("port", "--continue", "--patches", patches)
+    assert f"{place}: expected the file as it is to be, found none: put it there" in refused.err
+    place.parent.mkdir(parents=True)
+    place.write_bytes(b"\0y")
+    assert cli("port", "--continue", "--patches", patches).exit == 0
+    (feature,) = load([patches])
+    changes = plan([feature], DataTree("0.22.0"), Version("0.22.0")).changes
+    assert [change.after for change in changes] == [b"\0y"]
