@@ -66,7 +66,6 @@ def lay_out(
         beside it, are left out.
     :param tree: the release's files; :param more: further files of it.
     """
-    syntax = syntax or Syntax()
     own = () if feature is None else (feature,)
     for each in own:
         if shared := [path for path in more if path in each.shared]:
@@ -347,25 +346,30 @@ def _as_they_were(hunks: Sequence[Hunk], patch: Patch | None, before: bytes) -> 
     if patch is None:
         return tuple(hunks)
     text = ScopedText.read(before)
-    old = {_change(hunk): hunk for hunk in patch.hunks}
+    matches = [(text.match(hunk), hunk) for hunk in patch.hunks]
+    old = {
+        _change(hunk, match.line): hunk._replace(source_line=match.line, base_has=None)
+        for match, hunk in matches
+        if match.state is State.PRISTINE and match.line is not None
+    }
     result = list(hunks)
     for at, hunk in enumerate(hunks):
-        old_hunk = old.get(_change(hunk))
-        line = None if old_hunk is None else text.match(old_hunk).line
-        if old_hunk is None or line is None:
-            continue
-        room = range(
-            result[at - 1].source_line + len(result[at - 1].pre) if at else 1,
-            hunks[at + 1].source_line if at + 1 < len(hunks) else len(text.lines) + 1,
-        )
-        if room.start <= line and line + len(old_hunk.pre) <= room.stop:
-            result[at] = old_hunk._replace(source_line=line, base_has=None)
+        first = result[at - 1].source_line + len(result[at - 1].pre) if at else 1
+        stop = hunks[at + 1].source_line if at + 1 < len(hunks) else len(text.lines) + 1
+        own = old.get(_change(hunk, hunk.source_line), hunk)
+        if first <= own.source_line and own.source_line + len(own.pre) <= stop:
+            result[at] = own
     return tuple(result)
 
 
-def _change(hunk: Hunk) -> object:
-    lines = tuple((op, text) for op, text in hunk.lines if op != " ")
-    return hunk.scope, lines, hunk.pre_unfinished, hunk.post_unfinished
+def _change(hunk: Hunk, line: int) -> object:
+    """What a hunk changes, by the lines of the text that it is on from ``line`` on."""
+    changes: list[tuple[int, str, str]] = []
+    for op, text in hunk.lines:
+        if op != " ":
+            changes.append((line, op, text))
+        line += op != "+"
+    return hunk.scope, tuple(changes), hunk.pre_unfinished, hunk.post_unfinished
 
 
 def _before_last(base: bytes, patches: Sequence[Patch]) -> bytes:
@@ -456,7 +460,7 @@ def _folder(
     for topic in topics:
         old: bytes | None = None
         if topic.variant is not None:
-            old = result.pop(f"{topic.name}/{topic.variant.patch.name.rsplit('/', 1)[-1]}")
+            old = result.pop(topic.variant.patch.name.partition("/")[2])
         if topic.hunks:
             data = _rendered(feature, topic, edited.release, today)
             result[f"{topic.name}/{spans[topic.name]}.patch"] = data

@@ -307,3 +307,190 @@ def test_only_the_file_is_named_that_would_not_be_as_it_was_edited(tree: MemoryT
         UsageError, match=r"^vllm/new\.py: applying fix would not .* compile: [^;]*$"
     ):
         committed(folder((A, BASE, ONE)), tree, {A: TWO, NEW: b"a = (\n"})
+
+
+LINES = b"".join(b"    a%d()\n" % number for number in range(9))
+TWICE = b"def f():\n" + b"    x = 1\n".join([LINES] * 3)
+
+
+def test_one_of_two_equal_changes_is_taken_back() -> None:
+    tree, both = MemoryTree({A: TWICE}), TWICE.replace(b"x = 1", b"x = 2")
+    for now in (TWICE.replace(b"x = 1", b"x = 2", 1), both.replace(b"x = 2", b"x = 1", 1)):
+        made = committed(folder((A, TWICE, both)), tree, {A: now})
+        assert applied(made.feature, tree)[A] == now
+
+
+@pytest.mark.parametrize("wide", [1, 4, 9])
+def test_a_hunk_keeps_its_context_as_far_as_there_is_room(wide: int) -> None:
+    """Its neighbours are those of the edit, which may come near."""
+    lines = [b"n%d = 0\n" % number for number in range(30)]
+    base, one = b"".join(lines), b"".join([*lines[:14], b"n14 = 1\n", *lines[15:]])
+    (hunk,) = compose(base, one, (wide,))
+    assert hunk.source_line == 15 - wide
+    for near in (0, 3, 14 - wide - 2, 14 - wide - 1, 14 + wide + 1, 14 + wide + 2, 25, 29):
+        now = b"".join(b"m = 1\n" if line == lines[near] else line for line in one.splitlines(True))
+        patch = render_patch(HEADERS, A, (hunk,)).encode()
+        files = {"feature.toml": TOML, "10-x/0.25.0..0.27.0.patch": patch}
+        made = committed(files, MemoryTree({A: base}), {A: now})
+        assert applied(made.feature, MemoryTree({A: base}))[A] == now
+        hunks = made.feature.topics[0].variants[0].patch.hunks
+        if abs(near - 14) > wide + 3:
+            assert hunk.lines in [each.lines for each in hunks]
+
+
+@given(
+    unfit=st.sets(st.sampled_from(["0.23.0", "0.24.0", "0.25.0", "0.27.0", "0.28.0"])),
+    cut=st.sampled_from([None, "0.25.0", "0.26.0"]),
+    known=st.sampled_from(["0.23.0", "0.24.0", "0.26.0"]),
+)
+def test_each_release_has_the_edit_or_what_it_had(
+    unfit: set[str], cut: str | None, known: str
+) -> None:
+    """The edit is a run of releases around its own; those behind the known ones go with them."""
+    tree = MemoryTree({A: BASE})
+    names = [f"0.{minor}.0" for minor in range(int(known[2:4]), 29)]
+    toml = TOML.replace(b"0.25.0..0.27.0", b"0.22.0..0.30.0")
+    patch = folder((A, BASE, ONE))["10-x/0.25.0..0.27.0.patch"]
+    files = {"feature.toml": toml, f"10-x/{cut or '0.22.0'}..0.30.0.patch": patch}
+    if cut is not None:
+        files[f"10-x/0.22.0..0.{int(cut[2:4]) - 1}.0.patch"] = patch
+    feature = check_files("fix", files)
+    edited = Edited(RELEASE, {A: BASE}, {A: TWO}, (A,))
+    made = commit(feature, files, edited, lambda _, name: name not in unfit, names, "2026-11-22")
+    run = ["0.26.0"]
+    for name in reversed(names[: names.index("0.26.0")]):
+        if name in unfit or (cut is not None and Version(name) < Version(cut)):
+            break
+        run.insert(0, name)
+    for name in names[names.index("0.26.0") + 1 :]:
+        if name in unfit:
+            break
+        run.append(name)
+    (topic,) = made.feature.topics
+    spans = [variant.releases for variant in topic.variants]
+    assert (str(spans[0].first), str(spans[-1].last)) == ("0.22.0", "0.30.0")
+    assert (str(made.releases), list(made.unedited)) == (
+        f"{run[0]}..{run[-1]}",
+        [name for name in names if name not in run],
+    )
+    for name in ("0.22.0", *names, "0.29.0"):
+        text = applied(made.feature, tree, name)[A]
+        nearest = min(names, key=lambda each: abs(int(each[2:4]) - int(name[2:4])))
+        is_older = cut is not None and Version(name) < Version(cut)
+        assert text == (TWO if nearest in run and not is_older else ONE), name
+
+
+def other(id_: str, path: str, before: bytes, after: bytes) -> Feature:
+    files = folder((path, before, after), toml=TOML.replace(b'"fix"', f'"{id_}"'.encode()))
+    return check_files(id_, files)
+
+
+def test_a_session_lies_on_what_the_features_before_it_leave(tree: MemoryTree) -> None:
+    below = BASE.replace(b"import os\n", b"import os\nimport io\n")
+    earlier = [
+        other("apart", B, BASE, ONE),
+        other("clashing", A, BASE, BASE.replace(b"[1, 2, 4]", b"[3]")),
+        other("gone", A, BASE.replace(b"size\n", b"siz\n"), BASE.replace(b"size\n", b"sized\n")),
+        other("under", A, BASE, below),
+    ]
+    feature = check_files("fix", folder((A, BASE, ONE)))
+    layout = lay_out(feature, earlier, tree, RELEASE)
+    assert [each.id for each in layout.below] == ["under"]
+    assert layout.without == ("clashing", "gone")
+    assert layout.base == {A: below}
+    assert layout.texts == {A: ONE.replace(b"import os\n", b"import os\nimport io\n")}
+    alone = lay_out(None, earlier, tree, RELEASE, [B])
+    assert [each.id for each in alone.below] == ["apart"]
+    assert (alone.base, alone.texts, alone.without) == ({B: ONE}, {B: ONE}, ())
+
+
+def test_a_session_is_about_its_release_alone(tree: MemoryTree) -> None:
+    files = folder((A, BASE, ONE))
+    patch = files.pop("10-x/0.25.0..0.27.0.patch")
+    files["10-x/0.25.0..0.26.0.patch"] = patch
+    files["10-x/0.27.0..0.27.0.patch"] = folder((A, BASE, TWO))["10-x/0.25.0..0.27.0.patch"]
+    feature = check_files("fix", files)
+    assert lay_out(feature, (), tree, Version("0.26.0")).texts == {A: ONE}
+    assert lay_out(feature, (), tree, Version("0.27.0")).texts == {A: TWO}
+    beside = [check_files("fix", files)]
+    assert lay_out(None, beside, tree, Version("0.27.0"), [A]).base == {A: TWO}
+
+
+@pytest.mark.parametrize(
+    ("text", "state", "carries"),
+    [
+        (b"x = 1\n", r"missing .* \(.*, found none.*\)", "`overlay port .*` carries it there, "),
+        (ONE, "upstreamed on vLLM 0.26.0", ""),
+    ],
+)
+def test_a_release_to_which_a_feature_does_not_apply_is_named(
+    text: bytes, state: str, carries: str
+) -> None:
+    feature = check_files("fix", folder((A, BASE, ONE)))
+    words = f"^fix is {state}: expected a release to which it applies. {carries}`overlay log fix` "
+    with pytest.raises(UsageError, match=words + "lists where it is$"):
+        lay_out(feature, (), MemoryTree({A: text}), RELEASE)
+
+
+def test_a_shared_module_is_not_edited_as_a_features_own(tree: MemoryTree) -> None:
+    files = folder((A, BASE, ONE), toml=TOML + b'shared = ["vllm/new.py"]\n')
+    feature = check_files("fix", files, shared={NEW: b"NEW = 1\n"})
+    assert lay_out(feature, (), tree, RELEASE).texts == {A: ONE}
+    words = r"^vllm/new\.py is not fix's own: .* adds shared/files/vllm/new\.py of imported\."
+    with pytest.raises(UsageError, match=words):
+        lay_out(feature, (), tree, RELEASE, [B, NEW])
+    edited = Edited(RELEASE, {A: BASE, NEW: None}, {A: ONE, NEW: b""}, (NEW,))
+    with pytest.raises(UsageError, match=words):
+        commit(feature, files, edited, lambda *_: True, NAMES, "2026-11-22")
+
+
+def test_every_file_that_cannot_be_carried_is_named(tree: MemoryTree) -> None:
+    now = {"vllm/a.so": b"", "vllm/b.pyc": b""}
+    with pytest.raises(UsageError) as caught:
+        committed(folder((A, BASE, ONE)), tree, now)
+    lines = str(caught.value).split("\n")
+    assert [line.partition(" ")[0] for line in lines] == ["'vllm/a.so'", "'vllm/b.pyc'"]
+    assert lines[0].endswith("a feature carries modules and data files of vllm/")
+    with pytest.raises(UsageError) as caught:
+        committed(folder((A, BASE, ONE)), tree, {A: b"a = (\n", B: b"b = (\n"})
+    assert [line.partition(" ")[0] for line in str(caught.value).split("\n")] == [A, B]
+
+
+def test_a_new_topic_is_by_whom_the_feature_is(tree: MemoryTree) -> None:
+    patch = render_patch({**HEADERS, "Author": "A <a@b.invalid>"}, A, compose(BASE, ONE))
+    files = {"feature.toml": TOML, "95-x/0.25.0..0.27.0.patch": patch.encode()}
+    made = committed(files, tree, {B: ONE})
+    assert [topic.name for topic in made.feature.topics] == ["95-x", "96-b"]
+    headers = made.feature.topics[1].variants[0].patch.headers
+    assert dict(headers) == {
+        "Description": "A fix",
+        "Origin": "tests",
+        "Author": "A <a@b.invalid>",
+        "Last-Update": "2026-11-22",
+        "Base": "0.26.0",
+    }
+    first = committed({"feature.toml": TOML, "files/vllm/x.py": b""}, tree, {A: ONE})
+    (topic,) = first.feature.topics
+    assert (topic.name, topic.variants[0].patch.headers["Origin"]) == ("10-a", "vendor")
+
+
+@pytest.mark.parametrize(("context", "lines"), [(0, 1), (1, 3), (6, 6)])
+def test_the_context_that_was_asked_for_is_given(
+    tree: MemoryTree, context: int, lines: int
+) -> None:
+    files = folder((A, BASE, ONE))
+    edited = Edited(RELEASE, {A: BASE}, {A: TWO}, (A,))
+    feature = check_files("fix", files)
+    made = commit(feature, files, edited, lambda *_: True, NAMES, "2026-11-22", context)
+    assert len(made.feature.topics[0].variants[0].patch.hunks[0].pre) == lines
+
+
+def test_derived_tests_are_those_of_what_is_applied(tree: MemoryTree) -> None:
+    files = retired("not-needed")
+    first = {name.replace("20-", "05-"): data for name, data in files.items()}
+    first["feature.toml"] = TOML + (
+        b'\n[[upstreamed]]\npath = "vllm/a.py"\nscope = "Runner.capture"\nlines = [\n'
+        b'    "sizes = [1, 2, 4, 8]",\n]\nshare = 0.6\n'
+    )
+    made = committed(first, MemoryTree({A: BASE}), {A: TWO})
+    assert {test.scope for test in made.feature.upstream_tests} == {"Runner.capture", "Runner.run"}
