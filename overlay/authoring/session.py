@@ -198,19 +198,14 @@ def revise(session: Session, texts: Mapping[str, bytes], base: Mapping[str, byte
     The document is written last, so that whenever this is killed the session is as before, with
     perhaps a file more.
 
-    :param texts: path -> the text to edit.
+    :param texts: path -> the text to edit, of files that are not in the session yet.
     """
     for path, data in texts.items():
-        now = session.now(path)
-        before = session.files[path].laid if path in session.files else None
-        if now is not None and now != data and _hash(now) != before:
+        if session.now(path) not in (None, data):
             raise UsageError(
-                f"{session.folder / path}: expected the text that the session laid there or none, "
-                "found an edited file, which is not written over; move it away"
+                f"{session.folder / path}: expected no file there, found one, which is not written "
+                "over; move it away"
             )
-    for path, data in base.items():
-        if path in session.files and session.files[path].base != _hash(data):
-            raise ValueError(f"{path}: the base of a file of a session does not change")
     files = {**session.files, **_files(texts, base, session.package)}
     session = replace(session, files=files)
     for name, data in _contents(session, texts, base).items():
