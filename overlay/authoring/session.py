@@ -355,11 +355,11 @@ def read(folder: Path, kind: SessionKind) -> Session:
     """The session in a folder."""
     expected = f"expected a session of `overlay {kind.value}`"
     _require_own(folder)
-    data = _read_file(folder, DOCUMENT) if folder.is_dir() else None
+    data = _read_file(folder, DOCUMENT)
     if data is None:
         raise UsageError(f"{folder}: {expected}, found no {DOCUMENT} there")
     try:
-        table = parse_toml(data.decode("utf-8"))
+        table = parse_toml(data)
         if table["schema"] != SCHEMA or isinstance(table["schema"], bool):
             raise ValueError(f"schema is {table['schema']!r}, expected {SCHEMA}")
         other = SessionKind(table["kind"])

@@ -22,6 +22,7 @@ from overlay.authoring.session import (
     SessionKind,
     Waiting,
     _session,
+    abort,
     begin,
     features_of,
     finish,
@@ -79,7 +80,15 @@ def test_a_session_says_what_lies_in_it(begun: Session) -> None:
     again = read(begun.folder, EDIT)
     assert again == begun
     assert (again.base(A), again.base(GONE), again.base(NEW)) == (BASES[A], BASES[GONE], None)
-    assert (again.now(A), again.now(GONE)) == (LAID[A], None)
+    assert (again.now(A), again.now(GONE), again.base(B)) == (LAID[A], None, None)
+    (begun.folder / BASE / A).write_bytes(b"other\n")
+    with pytest.raises(UsageError, match=r"\.base/vllm/a\.py: .* but it was edited"):
+        again.base(A)
+    (begun.folder / BASE / A).unlink()
+    with pytest.raises(UsageError, match="but nothing is there"):
+        again.base(A)
+    abort(again)
+    assert list(begun.folder.parent.iterdir()) == []
 
 
 def test_what_was_edited_is_told(begun: Session) -> None:
@@ -88,7 +97,8 @@ def test_what_was_edited_is_told(begun: Session) -> None:
     (folder / "__pycache__/a.pyc").touch()
     (folder / ".a.py.swp").touch()
     (folder / "v1").mkdir()
-    assert begun.present() == ("vllm/.a.py.swp", A, NEW)
+    (folder / "v1/.b.swp").touch()
+    assert begun.present() == ("vllm/.a.py.swp", A, NEW, "vllm/v1/.b.swp")
     assert begun.untouched()
     for path, data in ((A, b""), (NEW, None), (GONE, b"g = 1\n"), (B, b"")):
         before = (begun.folder / path).read_bytes() if (begun.folder / path).exists() else None
@@ -164,6 +174,7 @@ def test_a_port_is_read_as_it_was_begun(tmp_path: Path) -> None:
     other = package_named("vllm_ascend")
     named = replace(own, package=other, patches=(), waiting=())
     assert 'package = "vllm_ascend"\npatches = []\n' in render(named)
+    assert _session(own.folder, PORT, parse_toml(render(named))) == replace(named, features={})
     assert "package" not in parse_toml(render(own))
 
 
@@ -260,7 +271,11 @@ def test_a_document_is_read_or_damaged_and_nothing_else(kind: SessionKind, data:
         ('"fix" = "f"', '"Fix" = "f"', "id: 'Fix' is not lower-case"),
         ('"fix" = "f"', '"fix" = "f"\n"other" = "o"', "it is of 2 features, expected one"),
         ('"fix" = "f"', "", "it is of 0 features, expected one"),
-        ("/ours", "/ours\\u0000", "has a NUL byte in it"),
+        (
+            '"0.26.0"\npatches = "',
+            f'"0.26.0"\npatches = "{"o" * 50}\\u0000',
+            r"'o{40}' has a NUL byte",
+        ),
         ('laid = ""', "laid = 1", "TypeError: expected text, found 1"),
         ('laid = ""', "late = 1", "KeyError: 'laid'"),
         ('"vllm/a.py"', '"vllm/../a.py"', "has an empty part"),
@@ -299,6 +314,19 @@ def test_what_others_could_have_written_is_not_read(begun: Session, place: str) 
         return
     (begun.folder / place).chmod(0o644)
     assert read(begun.folder, EDIT).now(A) == LAID[A]
+
+
+def test_a_group_of_the_user_alone_may_write(
+    begun: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in (begun.folder, begun.folder / DOCUMENT, begun.folder / A):
+        place.chmod(0o775)
+    for alone in (True, False):
+        monkeypatch.setattr("overlay.untrusted._private_group", lambda _, alone=alone: alone)
+        if alone:
+            assert read(begun.folder, EDIT).now(A) == LAID[A]
+    with pytest.raises(OverlayError, match="can be written by others"):
+        read(begun.folder, EDIT)
 
 
 def test_no_session_is_begun_for_patches_of_others_or_where_something_is(
