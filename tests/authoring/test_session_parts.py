@@ -176,6 +176,8 @@ def test_a_port_is_read_as_it_was_begun(tmp_path: Path) -> None:
     assert 'package = "vllm_ascend"\npatches = []\n' in render(named)
     assert _session(own.folder, PORT, parse_toml(render(named))) == replace(named, features={})
     assert "package" not in parse_toml(render(own))
+    edit = replace(named, kind=EDIT, features={"fix": ""}, patches=(tmp_path,), files={})
+    assert _session(own.folder, EDIT, parse_toml(render(edit))) == edit
 
 
 def test_a_port_waits_for_one_feature_less(tmp_path: Path) -> None:
