@@ -429,12 +429,8 @@ def _run(
 def _shared(span: ReleaseRange, run: Sequence[str], candidates: Sequence[str]) -> ReleaseRange:
     """The part of a variant's range that gets the edit; its own ends where the run reaches them."""
     inside = [name for name in candidates if Version(name) in span]
-    first, last = max(Version(run[0]), span.first), min(Version(run[-1]), span.last)
-    if inside and Version(inside[0]) >= Version(run[0]):
-        first = span.first
-    if inside and Version(inside[-1]) <= Version(run[-1]):
-        last = span.last
-    return ReleaseRange(first, last)
+    first = span.first if inside[0] in run else Version(run[0])
+    return ReleaseRange(first, span.last if inside[-1] in run else Version(run[-1]))
 
 
 def _folder(

@@ -439,6 +439,9 @@ def test_a_shared_module_is_not_edited_as_a_features_own(tree: MemoryTree) -> No
     words = r"^vllm/new\.py is not fix's own: .* adds shared/files/vllm/new\.py of imported\."
     with pytest.raises(UsageError, match=words):
         lay_out(feature, (), tree, RELEASE, [B, NEW])
+    edited = Edited(RELEASE, {A: BASE}, {A: TWO}, (A,))
+    made = commit(feature, files, edited, lambda *_: True, NAMES, "2026-11-22")
+    assert [each.path for each in made.feature.added] == [NEW]
     edited = Edited(RELEASE, {A: BASE, NEW: None}, {A: ONE, NEW: b""}, (NEW,))
     with pytest.raises(UsageError, match=words):
         commit(feature, files, edited, lambda *_: True, NAMES, "2026-11-22")
@@ -494,3 +497,29 @@ def test_derived_tests_are_those_of_what_is_applied(tree: MemoryTree) -> None:
     )
     made = committed(first, MemoryTree({A: BASE}), {A: TWO})
     assert {test.scope for test in made.feature.upstream_tests} == {"Runner.capture", "Runner.run"}
+
+
+@pytest.mark.parametrize(
+    ("least", "lines"), [(0, 3), (5, 5), (100, 3)], ids=["narrow", "wide", "neither"]
+)
+def test_more_context_is_kept_where_more_releases_take_it(least: int, lines: int) -> None:
+    tree, files = MemoryTree({A: BASE}), {"feature.toml": TOML, f"files/{NEW}": b""}
+
+    def fits(form: Feature, _: str) -> bool:
+        return len(form.topics[0].variants[0].patch.hunks[0].pre) >= least
+
+    edited = Edited(RELEASE, {A: BASE, NEW: None}, {A: ONE, NEW: b""}, (A,))
+    made = commit(check_files("fix", files), files, edited, fits, NAMES, "2026-11-22")
+    assert len(made.feature.topics[0].variants[0].patch.hunks[0].pre) == lines
+    assert applied(made.feature, tree)[A] == ONE
+    assert str(made.releases) == ("0.26.0..0.26.0" if least == 100 else "0.25.0..0.27.0")
+
+
+def test_releases_are_in_the_order_of_their_numbers() -> None:
+    toml = TOML.replace(b"0.25.0..0.27.0", b"0.9.0..0.11.0")
+    files = {"feature.toml": toml, f"files/{NEW}": b""}
+    names, base = ("0.9.0", "0.10.0", "0.11.0"), {A: BASE, NEW: None}
+    edited = Edited(Version("0.10.0"), base, {A: ONE, NEW: b""}, (A,))
+    feature = check_files("fix", files)
+    made = commit(feature, files, edited, lambda _, name: name != "0.11.0", names, "2026-11-22")
+    assert (str(made.releases), made.unedited) == ("0.9.0..0.10.0", ("0.11.0",))

@@ -24,6 +24,7 @@ from overlay.authoring.writing import (
     FeatureText,
     check_files,
     check_folder,
+    expect_id,
     expect_words_kept,
     patch_bytes,
     render_patch,
@@ -109,6 +110,8 @@ def test_tests_by_hand_and_their_words_stay_where_they_are() -> None:
     head = toml[: toml.index(b"\n\n\n")]
     assert made.startswith(head + b'\n\n[[upstreamed]]\npath = "vllm/a.py"\n')
     assert with_tests(toml, ()) == head + b"\n"
+    dos = b'id = "fix"  # MAX\r\n\n'
+    assert with_tests(dos, ()) == dos[:-1]
     for odd in (b"upstreamed = 1\n", b"upstreamed = [1]\n"):
         with pytest.raises(UsageError, match="whose lines are indented"):
             with_tests(odd, (UpstreamTest(A, "B", lines=("c",)),))
@@ -231,6 +234,8 @@ def test_an_id_that_cannot_be_one_is_refused(tmp_path: Path, id_: str, option: s
     with pytest.raises(UsageError) as caught:
         require_free(tmp_path, id_, update=True, option=option)
     assert str(caught.value).startswith(f"{option} '{id_}' " if option else f"'{id_}' ")
+    with pytest.raises(UsageError, match=f"^'{id_}' "):
+        expect_id(id_)
 
 
 def test_an_id_that_is_taken_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,8 +275,14 @@ def test_files_of_somebodys_are_not_replaced(tmp_path: Path, name: str) -> None:
     require_free(tmp_path, "fix", update=True)
     place = tmp_path / "fix" / name
     place.parent.mkdir(parents=True, exist_ok=True)
-    place.symlink_to("nowhere")
-    with pytest.raises(UsageError, match=f"{name} is not of its patches"):
+    for make in (Path.touch, lambda path: path.symlink_to("nowhere")):
+        make(place)
+        with pytest.raises(UsageError, match=f"{name} is not of its patches"):
+            require_free(tmp_path, "fix", update=True)
+        place.unlink()
+    for name in "hgfe":
+        (tmp_path / "fix" / name).touch()
+    with pytest.raises(UsageError, match="and e, f, g is not of its patches"):
         require_free(tmp_path, "fix", update=True)
 
 
