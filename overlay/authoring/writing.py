@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 from packaging.version import Version
@@ -50,8 +51,8 @@ OF_A_CHANGE = frozenset(
 #: How many of the places that are not read back are named.
 _SHOWN = 5
 
-#: Columns at which the lines of a header are folded.
-_WIDTH = 78
+#: Columns at which the lines of a header are folded, behind the blank that each begins with.
+_WIDTH = 77
 
 
 @dataclass(frozen=True)
@@ -239,11 +240,8 @@ def _header(name: str, value: str) -> list[str]:
         return [f"{name}: {line}".rstrip() for line in value.split("\n")]
     folded = [f"{name}: {first}".rstrip()]
     for line in rest:
-        words = f" {line or '.'}"
-        while len(words) > _WIDTH and (cut := words.rfind(" ", 1, _WIDTH)) > 0:
-            folded.append(words[:cut])
-            words = words[cut:]
-        folded.append(words)
+        parts = wrap(line, _WIDTH, break_long_words=False, break_on_hyphens=False) or ["."]
+        folded += [f" {part}" for part in parts]
     return folded
 
 
@@ -294,7 +292,7 @@ def check_files(
     :raises UsageError: if the reader passes over a module, for its name.
     :raises OverlayError: if a module is not read back, or a patch does not make what it must.
     """
-    with tempfile.TemporaryDirectory(prefix="overlay-feature-") as place:
+    with tempfile.TemporaryDirectory() as place:
         beside = {f"{SHARED}/files/{path}": data for path, data in (shared or {}).items()}
         disk.require_inside(id_, files)
         _lay({f"{id_}/{name}": data for name, data in files.items()} | beside, Path(place))

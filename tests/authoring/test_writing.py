@@ -134,8 +134,25 @@ def test_the_lines_of_a_patch_are_counted_from_both_texts() -> None:
     assert text.endswith("-line39 = 0\n+line39 = 1\n\\ No newline at end of file\n")
     back = render_patch(HEADERS, A, compose(after, BASE))
     assert back.endswith("-line39 = 1\n\\ No newline at end of file\n+line39 = 0\n")
+    apart = [hunk._replace(scope=scope) for hunk, scope in zip(hunks, "zyx", strict=True)]
+    headings = [line[-1] for line in render_patch(HEADERS, A, apart).split("\n") if "@@" in line]
+    assert headings == ["z", "y", "x"]
     lines = tuple(hunk._replace(patch_line=0) for hunk in parse_patch(text, "x").hunks)
     assert lines == tuple(hunk._replace(patch_line=0) for hunk in hunks)
+
+
+@pytest.mark.parametrize(("before", "after"), [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("order", ["-+", "+-"])
+def test_ends_without_a_newline_are_marked(order: str, *, before: bool, after: bool) -> None:
+    lines = ((" ", "a"), (order[0], "b"), (order[1], "c"))
+    hunk = Hunk("A", lines, 1, 0, pre_unfinished=before, post_unfinished=after)
+    (again,) = parse_patch(render_patch(HEADERS, A, (hunk,)), "x").hunks
+    assert again._replace(patch_line=0) == hunk
+
+
+def test_bytes_that_are_no_utf8_stay_as_they_are() -> None:
+    hunk = Hunk("A", ((" ", "a"), ("+", "'\udce9'")), 1, 0)
+    assert b"\n+'\xe9'\n" in patch_bytes(HEADERS, A, (hunk,))
 
 
 @pytest.mark.parametrize("after", [b"\0new", b"", None])
@@ -168,7 +185,7 @@ def test_long_lines_of_a_header_are_folded_at_words() -> None:
     assert " ".join("".join(head[2:5]).split()) == words.strip()
     assert all(len(line) <= 78 for line in head[2:5])
     assert len(head[2]) > 73  # as much as there is room for
-    assert head[5:] == [f" {long} b", f" {'c' * 77}", f" {'d ' * 39}".rstrip()]
+    assert head[5:] == [f" {long}", " b", f" {'c' * 77}", f" {'d ' * 39}".rstrip()]
     assert render_patch({**HEADERS, "Description": " "}, A, ()).startswith("Description:\nOrigin")
 
 
