@@ -419,7 +419,11 @@ def test_a_session_is_about_its_release_alone(tree: MemoryTree) -> None:
 @pytest.mark.parametrize(
     ("text", "state", "carries"),
     [
-        (b"x = 1\n", r"missing .* \(.*, found none.*\)", "`overlay port .*` carries it there, "),
+        (
+            b"x = 1\n",
+            r"missing .* \(.*, found none.*\)",
+            "`overlay port fix --releases 0.26.0` carries it there, ",
+        ),
         (ONE, "upstreamed on vLLM 0.26.0", ""),
     ],
 )
