@@ -97,8 +97,8 @@ def test_what_was_edited_is_told(begun: Session) -> None:
     (folder / "__pycache__/a.pyc").touch()
     (folder / ".a.py.swp").touch()
     (folder / "v1").mkdir()
-    (folder / "v1/.b.swp").touch()
-    assert begun.present() == ("vllm/.a.py.swp", A, NEW, "vllm/v1/.b.swp")
+    (folder / "v1/.DS_Store").touch()
+    assert begun.present() == ("vllm/.a.py.swp", A, NEW, "vllm/v1/.DS_Store")
     assert begun.untouched()
     for path, data in ((A, b""), (NEW, None), (GONE, b"g = 1\n"), (B, b"")):
         before = (begun.folder / path).read_bytes() if (begun.folder / path).exists() else None
