@@ -112,6 +112,7 @@ def test_tests_by_hand_and_their_words_stay_where_they_are() -> None:
     assert with_tests(toml, ()) == head + b"\n"
     dos = b'id = "fix"  # MAX\r\n\n'
     assert with_tests(dos, ()) == dos[:-1]
+    assert with_tests(dos.replace(b"\r", b""), ()) == b'id = "fix"  # MAX\n'
     for odd in (b"upstreamed = 1\n", b"upstreamed = [1]\n"):
         with pytest.raises(UsageError, match="whose lines are indented"):
             with_tests(odd, (UpstreamTest(A, "B", lines=("c",)),))
