@@ -178,7 +178,7 @@ def test_values_of_a_header_that_repeats_stay_apart(lines: list[str], name: str)
 
 
 def test_long_lines_of_a_header_are_folded_at_words() -> None:
-    long, words = "a" * 100, "ab-cd " * 36
+    long, words = "a" * 100, "abcd-ef " * 27
     headers = {**HEADERS, "Description": f"{words}\n\n  {words}\n{long} b\n{'c' * 77}\n{'d ' * 39}"}
     head = render_patch(headers, A, ()).split("Origin:")[0].split("\n")[:-1]
     assert head[0] == f"Description: {words.strip()}"
