@@ -476,6 +476,10 @@ def test_a_new_topic_is_by_whom_the_feature_is(tree: MemoryTree) -> None:
         "Last-Update": "2026-11-22",
         "Base": "0.26.0",
     }
+    mail = {"From": "B <b@b.invalid>", "Date": "Fri, 20 Nov 2026 10:00:00 +0000", "Subject": "A"}
+    files["95-x/0.25.0..0.27.0.patch"] = render_patch(mail, A, compose(BASE, ONE)).encode()
+    headers = committed(files, tree, {B: ONE}).feature.topics[1].variants[0].patch.headers
+    assert (headers["From"], headers["Origin"]) == ("B <b@b.invalid>", "vendor")
     first = committed({"feature.toml": TOML, "files/vllm/x.py": b""}, tree, {A: ONE})
     (topic,) = first.feature.topics
     assert (topic.name, topic.variants[0].patch.headers["Origin"]) == ("10-a", "vendor")
