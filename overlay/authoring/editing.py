@@ -314,7 +314,7 @@ def _topics(
             for topic, variant in serving(feature, edited.release)
             if variant.patch.path == path
         ]
-        own = [pair for pair in own if not pair[1].patch.retired] or own[-1:]
+        own = [pair for pair in own if not pair[1].patch.retired] or own
         try:
             before = _before_last(base, [variant.patch for _, variant in own])
             if now is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -223,13 +222,16 @@ def test_a_change_that_is_taken_back_takes_its_topic_with_it(tree: MemoryTree) -
         committed(split, tree, {A: BASE})
 
 
-def test_the_order_of_topics_has_room_for_a_hundred(tree: MemoryTree, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("last", "new"), [(88, 98), (89, 99), (90, 91), (91, 92), (98, 99), (99, 99)]
+)
+def test_the_order_of_topics_has_room_for_a_hundred(tree: MemoryTree, last: int, new: int) -> None:
     files = {
         "feature.toml": TOML,
-        "98-x/0.25.0..0.27.0.patch": folder((A, BASE, ONE))["10-x/0.25.0..0.27.0.patch"],
+        f"{last}-x/0.25.0..0.27.0.patch": folder((A, BASE, ONE))["10-x/0.25.0..0.27.0.patch"],
     }
     made = committed(files, tree, {B: ONE})
-    assert [topic.name for topic in made.feature.topics] == ["98-x", "99-b"]
+    assert {topic.name for topic in made.feature.topics} == {f"{last}-x", f"{new}-b"}
 
 
 DATA = "vllm/kernels.bin"
@@ -292,6 +294,17 @@ def test_an_edit_goes_to_the_last_topic_of_a_file_that_is_applied(tree: MemoryTr
     made = committed(second, tree, {A: ONE})
     assert made.feature.topics[1].variants[1].patch.retired
     assert applied(made.feature, tree)[A] == ONE
+
+
+def test_what_is_retired_is_not_below_an_edit(tree: MemoryTree) -> None:
+    files = retired("not-needed")
+    again = folder((B, ONE, TWO))["10-x/0.25.0..0.27.0.patch"]
+    way = b"Description: A fix\nPorted-From: 0.25.0 not-needed\n"
+    files["30-x/0.25.0..0.25.0.patch"] = again
+    files["30-x/0.26.0..0.27.0.patch"] = again.replace(b"Description: A fix\n", way)
+    made = committed(files, tree, {B: TWO})
+    assert applied(made.feature, tree) == {A: ONE, B: TWO}
+    assert [t.variants[1].patch.retired for t in made.feature.topics[1:]] == [True, False]
 
 
 def test_a_line_with_a_form_feed_that_the_base_has_is_one_line(tree: MemoryTree) -> None:
