@@ -250,7 +250,7 @@ def commit(
         after,
         {**final, **dict.fromkeys(files.keys() - final.keys())},
         ReleaseRange(Version(run[0]), Version(run[-1])),
-        tuple(name for name in candidates if name not in run) if topics else (),
+        tuple(name for name in candidates if name not in run),
         {topic.path: topic.hunks for topic in topics},
         tuple(path for path, data in modules.items() if data is not None),
         tuple(path for path, data in modules.items() if data is None),

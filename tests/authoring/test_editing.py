@@ -12,10 +12,10 @@ from packaging.version import Version
 
 from overlay._features.model import Feature, UpstreamTest
 from overlay.authoring.composing import NotComposable, compose
-from overlay.authoring.editing import CommittedFolder, Edited, commit, lay_out
+from overlay.authoring.editing import CommittedFolder, Edited, commit, expect_bytes, lay_out
 from overlay.authoring.writing import check_files, render_patch, with_tests
 from overlay.errors import PatchFormatErrors, UsageError
-from overlay.package import ReleaseRange
+from overlay.package import ReleaseRange, package_named
 from overlay.planning.planner import plan
 from overlay.planning.scopes import UnparsableError
 from overlay.untrusted import parse_toml
@@ -317,7 +317,8 @@ def test_a_line_with_a_form_feed_that_the_base_has_is_one_line(tree: MemoryTree)
 
 def test_only_the_file_is_named_that_would_not_be_as_it_was_edited(tree: MemoryTree) -> None:
     with pytest.raises(
-        UsageError, match=r"^vllm/new\.py: applying fix would not .* compile: [^;]*$"
+        UsageError,
+        match=r"^vllm/new\.py: applying .* nothing was written: the .* compile: [^;]*$",
     ):
         committed(folder((A, BASE, ONE)), tree, {A: TWO, NEW: b"a = (\n"})
 
@@ -427,6 +428,14 @@ def test_a_session_is_about_its_release_alone(tree: MemoryTree) -> None:
     assert lay_out(feature, (), tree, Version("0.27.0")).texts == {A: TWO}
     beside = [check_files("fix", files)]
     assert lay_out(None, beside, tree, Version("0.27.0"), [A]).base == {A: TWO}
+    assert lay_out(None, beside, tree, Version("0.25.0"), [A]).base == {A: ONE}
+    under = [other("a-under", A, BASE, BASE.replace(b"import os\n", b"import os\nimport io\n"))]
+    for release, text in (("0.25.0", ONE), ("0.27.0", TWO)):
+        layout = lay_out(feature, under, tree, Version(release))
+        assert layout.texts == {A: text.replace(b"import os\n", b"import os\nimport io\n")}
+    ascend = package_named("vllm_ascend")
+    with pytest.raises(UsageError, match=r"^fix is missing on vllm-ascend 0\.26\.0 "):
+        lay_out(feature, (), MemoryTree({A: b""}), RELEASE, package=ascend)
 
 
 @pytest.mark.parametrize(
@@ -544,3 +553,12 @@ def test_releases_are_in_the_order_of_their_numbers() -> None:
     feature = check_files("fix", files)
     made = commit(feature, files, edited, lambda _, name: name != "0.11.0", names, "2026-11-22")
     assert (str(made.releases), made.unedited) == ("0.9.0..0.10.0", ("0.11.0",))
+
+
+def test_what_came_and_went_is_told(tree: MemoryTree) -> None:
+    files = {**folder((A, BASE, ONE)), "files/vllm/x.py": b""}
+    made = committed(files, tree, {NEW: b"", "vllm/x.py": None})
+    assert (made.added, made.removed, made.unedited) == ((NEW,), ("vllm/x.py",), ())
+    assert (made.hunks, str(made.releases)) == ({}, "0.25.0..0.27.0")
+    with pytest.raises(UsageError, match=r"^vllm/a\.py: .*, so nothing was written$"):
+        expect_bytes(made.feature, Edited(RELEASE, {A: BASE}, {A: TWO, NEW: b""}, ()))
