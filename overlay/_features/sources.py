@@ -263,15 +263,6 @@ def table_of(feature: Path) -> dict[str, Any] | None:
         return None
 
 
-def shared_by(feature: Path) -> list[str]:
-    """The shared modules that a feature names, as its ``feature.toml`` writes them.
-
-    :param feature: its folder; where it is malformed, loading the feature reports it.
-    """
-    paths = (table_of(feature) or {}).get("shared")
-    return [path for path in paths if isinstance(path, str)] if isinstance(paths, list) else []
-
-
 def source_of(feature: Path, patches: Path) -> str:
     """A sha256 (hex) over what a feature is read from: its folder and the shared modules it names.
 

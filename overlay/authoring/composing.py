@@ -139,7 +139,7 @@ def _of_data(before: bytes, after: bytes, contexts: Sequence[int]) -> tuple[Hunk
             return compose(before, after, contexts, is_data=True)
         except (NotComposable, TextError):
             pass
-    return (whole_file(before, after),)
+    return () if before == after else (whole_file(before, after),)
 
 
 @dataclass(frozen=True)
@@ -195,6 +195,10 @@ def compose(
                 f"the change at line {line}: no amount of context makes its lines occur once "
                 "before it and shows afterwards that it is applied; put it into a new module"
             )
+    if any(text.endswith("\r") for hunk in hunks for _, text in hunk.lines):
+        raise NotComposable(
+            "a line ends with a carriage return too many, which no patch file keeps"
+        )
     return tuple(hunks)
 
 

@@ -31,7 +31,7 @@ from overlay.planning.attempt import Texts, attempt
 from overlay.planning.planner import plan
 from overlay.planning.scopes import Syntax, UnparsableError
 from overlay.planning.text import TextError
-from overlay.results import FeatureResult, State
+from overlay.results import FeatureResult, Reason, State
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Layout:
     """The files of a session.
 
     :ivar base: path -> the text with the features before applied; of files of the release only.
-    :ivar texts: path -> the text with the feature applied, too.
+    :ivar texts: path -> the text with the feature applied, too; none of a file that it removes.
     :ivar below: the features before it whose text that is, in order.
     :ivar without: ids of features before it that touch these files, and do not fit the release or
         change the same lines.
@@ -66,7 +66,6 @@ def lay_out(
         beside it, are left out.
     :param tree: the release's files; :param more: further files of it.
     """
-    syntax = syntax or Syntax()
     own = () if feature is None else (feature,)
     for each in own:
         if shared := [path for path in more if path in each.shared]:
@@ -93,13 +92,14 @@ def lay_out(
     for path in sorted(paths):
         before = under.get(path, tree.read(path))
         now = over.get(path, before)
-        if now is None and path in over and path not in more:
-            continue  # the feature removes it: that stays as it is
-        if now is None:
-            raise UsageError(
-                f"{path}: {package.title} {release} has no such file, so it cannot be edited"
-            )
-        texts[path] = now
+        if now is not None:
+            texts[path] = now
+        elif path in more:
+            removing = [each.id for each in (*below, *own) if path in each.patched_paths]
+            there = f"{package.title} {release} has no such file"
+            if removing:
+                there = f"{', '.join(removing)} leaves no such file in {package.title} {release}"
+            raise UsageError(f"{path}: {there}, so it cannot be edited")
         if before is not None and path not in added:
             base[path] = before
     without = tuple(each.id for each in touching if each not in below)
@@ -108,7 +108,8 @@ def lay_out(
 
 def _paths(feature: Feature, release: Version) -> set[str]:
     """The files that a feature patches in a release, and those that it adds from its own folder."""
-    patched = {variant.patch.path for _, variant in serving(feature, release)}
+    variants = [variant for _, variant in serving(feature, release)]
+    patched = {variant.patch.path for variant in variants if not variant.patch.retired}
     return patched | {added.path for added in feature.added} - {*feature.shared}
 
 
@@ -122,16 +123,8 @@ def not_its_own(feature: Feature, path: str) -> str:
 
 def not_there(result: FeatureResult, release: Version, package: Package = VLLM) -> str:
     """Why a feature cannot be edited on a release."""
-    reasons = [
-        str(reason)
-        for reason in (
-            result.reason,
-            *(file.reason for file in result.files),
-            *(hunk.reason for file in result.files for hunk in file.hunks),
-        )
-        if reason is not None
-    ]
-    why = f" ({'; '.join(dict.fromkeys(reasons))})" if reasons else ""
+    reasons = dict.fromkeys(map(str, _reasons(result)))
+    why = f" ({'; '.join(reasons)})" if reasons else ""
     carries = f"{command('port', result.feature, '--releases', str(release))} carries it there, "
     if result.state is State.UPSTREAMED:
         carries = ""  # there is nothing to carry
@@ -139,6 +132,12 @@ def not_there(result: FeatureResult, release: Version, package: Package = VLLM) 
         f"{result.feature} is {result.state.value} on {package.title} {release}{why}: expected a "
         f"release to which it applies. {carries}{command('log', result.feature)} lists where it is"
     )
+
+
+def _reasons(result: FeatureResult) -> list[Reason]:
+    reasons = [result.reason, *(file.reason for file in result.files)]
+    reasons += [hunk.reason for file in result.files for hunk in file.hunks]
+    return [reason for reason in reasons if reason is not None]
 
 
 #: Lines of context to try: as few as tell the place, then the usual number, where it reaches more.
@@ -251,7 +250,7 @@ def commit(
         after,
         {**final, **dict.fromkeys(files.keys() - final.keys())},
         ReleaseRange(Version(run[0]), Version(run[-1])),
-        tuple(name for name in candidates if name not in run) if topics else (),
+        tuple(name for name in candidates if name not in run),
         {topic.path: topic.hunks for topic in topics},
         tuple(path for path, data in modules.items() if data is not None),
         tuple(path for path, data in modules.items() if data is None),
@@ -265,10 +264,10 @@ def _tests(feature: Feature, edited: Edited) -> tuple[UpstreamTest, ...]:
     for _, variant in serving(feature, edited.release):
         patch = variant.patch
         if patch.path not in now:
-            continue  # it removes that file, which no session holds
+            continue  # of a retired patch, which lays no file out
         before = now[patch.path]
         parts.append((before, patch.path, patch.hunks))
-        now[patch.path] = attempt(patch, before, texts).after or before
+        now[patch.path] = _applied(patch, before, texts)
     return derived_tests(parts)
 
 
@@ -315,6 +314,7 @@ def _topics(
             for topic, variant in serving(feature, edited.release)
             if variant.patch.path == path
         ]
+        own = [pair for pair in own if not pair[1].patch.retired] or own
         try:
             before = _before_last(base, [variant.patch for _, variant in own])
             if now is None:
@@ -346,34 +346,44 @@ def _as_they_were(hunks: Sequence[Hunk], patch: Patch | None, before: bytes) -> 
     if patch is None:
         return tuple(hunks)
     text = ScopedText.read(before)
-    old = {_change(hunk): hunk for hunk in patch.hunks}
+    matches = [(text.match(hunk), hunk) for hunk in patch.hunks]
+    old = {
+        _change(hunk, match.line): hunk._replace(source_line=match.line, base_has=None)
+        for match, hunk in matches
+        if match.state is State.PRISTINE and match.line is not None
+    }
     result = list(hunks)
     for at, hunk in enumerate(hunks):
-        old_hunk = old.get(_change(hunk))
-        line = None if old_hunk is None else text.match(old_hunk).line
-        if old_hunk is None or line is None:
-            continue
-        room = range(
-            result[at - 1].source_line + len(result[at - 1].pre) if at else 1,
-            hunks[at + 1].source_line if at + 1 < len(hunks) else len(text.lines) + 1,
-        )
-        if room.start <= line and line + len(old_hunk.pre) <= room.stop:
-            result[at] = old_hunk._replace(source_line=line, base_has=None)
+        first = result[at - 1].source_line + len(result[at - 1].pre) if at else 1
+        stop = hunks[at + 1].source_line if at + 1 < len(hunks) else len(text.lines) + 1
+        own = old.get(_change(hunk, hunk.source_line), hunk)
+        if first <= own.source_line and own.source_line + len(own.pre) <= stop:
+            result[at] = own
     return tuple(result)
 
 
-def _change(hunk: Hunk) -> object:
-    lines = tuple((op, text) for op, text in hunk.lines if op != " ")
-    return hunk.scope, lines, hunk.pre_unfinished, hunk.post_unfinished
+def _change(hunk: Hunk, line: int) -> object:
+    """What a hunk changes, by the lines of the text that it is on from ``line`` on."""
+    changes: list[tuple[int, str, str]] = []
+    for op, text in hunk.lines:
+        if op != " ":
+            changes.append((line, op, text))
+        line += op != "+"
+    return hunk.scope, tuple(changes), hunk.pre_unfinished, hunk.post_unfinished
 
 
 def _before_last(base: bytes, patches: Sequence[Patch]) -> bytes:
     texts = Texts(Syntax())
     text = base
     for patch in patches[:-1]:
-        result = attempt(patch, text, texts)
-        text = result.after if result.after is not None else text
+        text = _applied(patch, text, texts)
     return text
+
+
+def _applied(patch: Patch, text: bytes, texts: Texts) -> bytes:
+    """A text with a patch, where it is applied and leaves one."""
+    after = None if patch.retired else attempt(patch, text, texts).after
+    return text if after is None else after
 
 
 def _holes(topics: Sequence[_Topic], feature: Feature) -> Iterator[str]:
@@ -419,12 +429,8 @@ def _run(
 def _shared(span: ReleaseRange, run: Sequence[str], candidates: Sequence[str]) -> ReleaseRange:
     """The part of a variant's range that gets the edit; its own ends where the run reaches them."""
     inside = [name for name in candidates if Version(name) in span]
-    first, last = max(Version(run[0]), span.first), min(Version(run[-1]), span.last)
-    if inside and Version(inside[0]) >= Version(run[0]):
-        first = span.first
-    if inside and Version(inside[-1]) <= Version(run[-1]):
-        last = span.last
-    return ReleaseRange(first, last)
+    first = span.first if inside[0] in run else Version(run[0])
+    return ReleaseRange(first, span.last if inside[-1] in run else Version(run[-1]))
 
 
 def _folder(
@@ -450,7 +456,7 @@ def _folder(
     for topic in topics:
         old: bytes | None = None
         if topic.variant is not None:
-            old = result.pop(f"{topic.name}/{topic.variant.patch.name.rsplit('/', 1)[-1]}")
+            old = result.pop(topic.variant.patch.name.partition("/")[2])
         if topic.hunks:
             data = _rendered(feature, topic, edited.release, today)
             result[f"{topic.name}/{spans[topic.name]}.patch"] = data
@@ -479,6 +485,8 @@ def _rendered(feature: Feature, topic: _Topic, release: Version, today: str) -> 
     headers = {"Description": feature.title, "Origin": "vendor"}
     if topic.variant is not None:
         headers = dict(topic.variant.patch.headers)
+        if topic.variant.patch.retired:  # it is so no more
+            del headers["Ported-From"]
     elif feature.topics:
         headers |= {
             name: value
@@ -505,12 +513,9 @@ def expect_bytes(feature: Feature, edited: Edited) -> None:
     ]
     if wrong:
         result = feature_plan.features[0]
-        why = (
-            not_there(result, edited.release, feature.package)
-            if result.state is not State.PRISTINE
-            else ""
-        )
+        misfits = [file.path for file in result.files if file.state.needs_attention]
+        why = "; ".join(dict.fromkeys(reason.text for reason in _reasons(result)))
         raise UsageError(
-            f"{', '.join(wrong)}: applying {feature.id} would not give the edited bytes, so "
-            f"nothing was written{': ' if why else ''}{why}"
+            f"{', '.join(misfits or wrong)}: applying {feature.id} would not give the edited "
+            f"bytes, so nothing was written{': ' if why else ''}{why}"
         )

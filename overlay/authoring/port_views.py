@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from overlay._features.model import MODULE_SCOPE, Hunk
+from overlay._features.model import FILE_SCOPE, MODULE_SCOPE, Hunk
 from overlay.authoring.carry import CarriedHunk
 from overlay.authoring.merge import Merge, Region, Side, merge, occurrences
 from overlay.authoring.porting import TopicPort, base_name
@@ -159,7 +159,10 @@ def placed_before(port: TopicPort, release: str) -> bytes | None:
 
 
 def hunk_view(hunk: Hunk) -> tuple[str, ...]:
-    """A hunk's own lines, as its patch has them."""
+    """A hunk's own lines, as its patch has them; of a whole file what becomes of it."""
+    if hunk.whole is not None:
+        after = hunk.whole.after
+        return ("the file is removed" if after is None else f"{len(after)} bytes in its place",)
     return tuple(f"{op}{text}" for op, text in hunk.lines)
 
 
@@ -236,8 +239,10 @@ def _scope(data: bytes, scope: str) -> _Lines:
     """The lines of every place of a scope; none where the text has none, or is not Python."""
     texts = Texts(Syntax())
     try:
-        scopes = texts.scopes(data)
         lines = texts.source(data).lines
+        if scope == FILE_SCOPE:
+            return _Lines(lines)
+        scopes = texts.scopes(data)
     except (TextError, UnparsableError):
         return _Lines(())
     if scope != MODULE_SCOPE:
@@ -299,7 +304,8 @@ def _diff(group: Sequence[_Opcode], base: Sequence[str], release: Sequence[str])
 
 def merge_view(data: bytes) -> tuple[str, ...]:
     """The regions of a text between markers, each with some lines around it and its place."""
-    return tuple(_regions(data.decode("utf-8", "replace").splitlines()))
+    text = data.decode("utf-8", "replace").replace("\r\n", "\n").removesuffix("\n")
+    return tuple(_regions(text.split("\n")))
 
 
 def _regions(lines: Sequence[str]) -> Iterator[str]:

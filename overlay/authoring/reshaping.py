@@ -14,7 +14,7 @@ from typing import Any
 from overlay._features.model import Feature
 from overlay.authoring.pruning import clip
 from overlay.authoring.variants import with_releases
-from overlay.authoring.writing import require_change, toml_string, with_tables
+from overlay.authoring.writing import OF_A_CHANGE, require_change, toml_string, with_tables
 from overlay.errors import UsageError
 from overlay.package import ReleaseRange
 from overlay.untrusted import parse_toml
@@ -23,11 +23,6 @@ from overlay.untrusted import parse_toml
 Files = Mapping[str, bytes]
 
 _OF_UPSTREAM = re.compile(r"\[\[\s*upstreamed\s*\]\]")
-
-#: What the feature.toml of a feature may say that is folded into another one.
-_FOLDABLE = frozenset(
-    {"id", "title", "why", "releases", "package", "upstream", "reason", "merged", "upstreamed"}
-)
 
 
 def renamed(files: Files, id_: str) -> dict[str, bytes]:
@@ -62,7 +57,7 @@ def folded(first: Feature, second: Feature, files: Sequence[Files], id_: str) ->
     own = 0 if first.id == id_ else 1
     other = features[1 - own]
     table = parse_toml(files[1 - own]["feature.toml"])
-    if beyond := sorted(set(table) - _FOLDABLE):
+    if beyond := sorted(set(table) - OF_A_CHANGE):
         raise UsageError(
             f"{other.id}: its feature.toml says {', '.join(beyond)}, which holds for all of a "
             f"feature: fold {id_} into it instead, or leave them two"

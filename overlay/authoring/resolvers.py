@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -18,8 +19,9 @@ from pathlib import Path
 from overlay.authoring.git import environment, run
 from overlay.authoring.port_views import Conflict, marker_lines
 from overlay.errors import UsageError
+from overlay.package import is_module
 from overlay.planning.scopes import Syntax
-from overlay.untrusted import read_regular, sha256
+from overlay.untrusted import kind, read_regular, sha256
 
 #: Seconds that a command may take for one file.
 SECONDS = 120.0
@@ -75,7 +77,8 @@ def checked(data: bytes | None, command: str, path: str) -> bytes:
             f"{command}: its result for {path} still has the markers of a conflict, at line "
             f"{lines[0]}"
         )
-    if (error := Syntax().compile_error(data, path)) is not None:
+    error = Syntax().compile_error(data, path) if is_module(path) else None
+    if error is not None:
         raise UsageError(f"{command}: its result for {path} is not Python: {error}")
     return data
 
@@ -174,9 +177,13 @@ def _state(folders: Iterable[Path], without: Path | None = None) -> Mapping[str,
 
 
 def _contents(path: Path) -> str:
-    if path.is_symlink():
+    """What tells a file from what it was; of one that is large, or no file, without reading it."""
+    status = os.lstat(path)
+    if stat.S_ISLNK(status.st_mode):
         return f"link to {os.readlink(path)}"
-    if path.is_dir():
-        return "folder"
+    if not stat.S_ISREG(status.st_mode):
+        return kind(status.st_mode)
+    if status.st_size > _LIMIT:
+        return f"{status.st_size} bytes of {status.st_mtime_ns}"
     data = read_regular(path, _LIMIT, follow=False)
     return "gone" if data is None else sha256(data)

@@ -198,19 +198,14 @@ def revise(session: Session, texts: Mapping[str, bytes], base: Mapping[str, byte
     The document is written last, so that whenever this is killed the session is as before, with
     perhaps a file more.
 
-    :param texts: path -> the text to edit.
+    :param texts: path -> the text to edit, of files that are not in the session yet.
     """
     for path, data in texts.items():
-        now = session.now(path)
-        before = session.files[path].laid if path in session.files else None
-        if now is not None and now != data and _hash(now) != before:
+        if session.now(path) not in (None, data):
             raise UsageError(
-                f"{session.folder / path}: expected the text that the session laid there or none, "
-                "found an edited file, which is not written over; move it away"
+                f"{session.folder / path}: expected no file there, found one, which is not written "
+                "over; move it away"
             )
-    for path, data in base.items():
-        if path in session.files and session.files[path].base != _hash(data):
-            raise ValueError(f"{path}: the base of a file of a session does not change")
     files = {**session.files, **_files(texts, base, session.package)}
     session = replace(session, files=files)
     for name, data in _contents(session, texts, base).items():
@@ -326,9 +321,8 @@ def _read_file(folder: Path, name: str) -> bytes | None:
 def render(session: Session) -> str:
     """``session.toml`` of a session."""
     kind, package = session.kind, session.package
-    about = f"# A session of `overlay {kind.value}`."
     lines = [
-        f"{about} Edit the files below {package.name}/, not this one.",
+        f"# A session of `overlay {kind.value}`. Edit the files beside this one.",
         f"schema = {SCHEMA}",
         *_pairs({"kind": kind.value, "release": session.release}),
         *([] if package == VLLM else _pairs({"package": package.name})),
@@ -361,11 +355,11 @@ def read(folder: Path, kind: SessionKind) -> Session:
     """The session in a folder."""
     expected = f"expected a session of `overlay {kind.value}`"
     _require_own(folder)
-    data = _read_file(folder, DOCUMENT) if folder.is_dir() else None
+    data = _read_file(folder, DOCUMENT)
     if data is None:
         raise UsageError(f"{folder}: {expected}, found no {DOCUMENT} there")
     try:
-        table = parse_toml(data.decode("utf-8"))
+        table = parse_toml(data)
         if table["schema"] != SCHEMA or isinstance(table["schema"], bool):
             raise ValueError(f"schema is {table['schema']!r}, expected {SCHEMA}")
         other = SessionKind(table["kind"])

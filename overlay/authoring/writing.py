@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 from packaging.version import Version
@@ -28,9 +29,7 @@ from overlay._features.sources import (
     SHARED,
     ErrorList,
     entries,
-    left_behind,
-    shared_by,
-    stray,
+    table_of,
     unread,
 )
 from overlay.authoring import disk
@@ -44,11 +43,16 @@ from overlay.untrusted import MalformedToml, parse_toml, printable
 #: A table of a derived test in ``feature.toml``.
 _DERIVED = re.compile(r"\[\[\s*upstreamed\s*\]\](?s:.*?)^lines\s*=", re.MULTILINE)
 
+#: The keys of a ``feature.toml`` that follow from a change and from what is said of it.
+OF_A_CHANGE = frozenset(
+    {"id", "title", "why", "releases", "package", "upstream", "reason", "merged", "upstreamed"}
+)
+
 #: How many of the places that are not read back are named.
 _SHOWN = 5
 
-#: Columns at which the lines of a header are folded.
-_WIDTH = 78
+#: Columns at which the lines of a header are folded, behind the blank that each begins with.
+_WIDTH = 77
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,7 @@ def _tests(tests: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 def with_tests(toml: bytes, tests: Sequence[UpstreamTest]) -> bytes:
     """``feature.toml`` with other derived tests; the rest, tests by hand too, stays as it is."""
-    by_hand = [test for test in parse_toml(toml).get("upstreamed", []) if "lines" not in test]
+    by_hand = _by_hand(parse_toml(toml))
     expected = (
         "each [[upstreamed]] with lines as a table of its own behind the others, whose lines are "
         "indented"
@@ -233,14 +237,11 @@ def _whole_file(path: str, whole: WholeFile) -> list[str]:
 def _header(name: str, value: str) -> list[str]:
     first, *rest = [" ".join(line.split()) for line in value.strip().splitlines()] or [""]
     if name in REPEATED:  # each value on a line of its own; those of Base-Has are lines of code
-        return [f"{name}: {line}" for line in value.splitlines()]
+        return [f"{name}: {line}".rstrip() for line in value.split("\n")]
     folded = [f"{name}: {first}".rstrip()]
     for line in rest:
-        words = f" {line or '.'}"
-        while len(words) > _WIDTH and (cut := words.rfind(" ", 1, _WIDTH)) > 0:
-            folded.append(words[:cut])
-            words = words[cut:]
-        folded.append(words)
+        parts = wrap(line, _WIDTH, break_long_words=False, break_on_hyphens=False) or ["."]
+        folded += [f" {part}" for part in parts]
     return folded
 
 
@@ -291,7 +292,7 @@ def check_files(
     :raises UsageError: if the reader passes over a module, for its name.
     :raises OverlayError: if a module is not read back, or a patch does not make what it must.
     """
-    with tempfile.TemporaryDirectory(prefix="overlay-feature-") as place:
+    with tempfile.TemporaryDirectory() as place:
         beside = {f"{SHARED}/files/{path}": data for path, data in (shared or {}).items()}
         disk.require_inside(id_, files)
         _lay({f"{id_}/{name}": data for name, data in files.items()} | beside, Path(place))
@@ -350,8 +351,35 @@ def write_folder(folder: FeatureFolder, patches: Path, *, update: bool = False) 
             "--update to replace it"
         )
     check_folder(folder)
+    expect_words_kept(folder, patches)
     disk.replace_features(patches, [disk.NewFolder(folder.text.id, folder.all_files())])
     return final
+
+
+def expect_words_kept(folder: FeatureFolder, patches: Path) -> None:
+    """Refuse to replace a ``feature.toml`` that says more than the change does.
+
+    :raises UsageError: naming the keys that would be lost.
+    """
+    place = entries(patches).get(folder.text.id) if patches.is_dir() else None
+    table = {} if place is None else table_of(place) or {}
+    lost = [key for key in table if key not in OF_A_CHANGE and key not in folder.text.keys]
+    if _by_hand(table):
+        lost.append("[[upstreamed]] without lines")
+    if lost:
+        raise UsageError(
+            f"{place}: --update would replace its feature.toml, and {', '.join(lost)} stands there "
+            "alone: take that out, and put it back after the update"
+        )
+
+
+def _by_hand(table: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The tests of a ``feature.toml`` that no command derived."""
+    tests = table.get("upstreamed")
+    tables = filter(
+        lambda test: isinstance(test, Mapping), tests if isinstance(tests, list) else ()
+    )
+    return [table for table in tables if "lines" not in table]
 
 
 def _lay(files: Mapping[str, bytes], place: Path) -> None:
@@ -365,8 +393,10 @@ def _lay(files: Mapping[str, bytes], place: Path) -> None:
 # Whether a feature can be written
 
 
-#: What a feature's folder holds beside the folders of its topics, and commands write again.
-_OWN = frozenset({"feature.toml", "files", "origin"})
+#: What commands write into a feature's folder, and write again.
+_OWN = re.compile(
+    r"feature\.toml|files/.+/.+|origin/([^/]+\.patch|base/.+)|\d\d-[^/]+/[^/]+\.patch", re.DOTALL
+)
 
 
 def expect_id(id_: str, option: str = "") -> None:
@@ -420,11 +450,6 @@ def require_free(
 
 def _foreign_names(feature: Path) -> list[str]:
     """What somebody else put into a feature's folder, but for what tools leave."""
-    shared = ["`shared` in its feature.toml"] if shared_by(feature) else []
-    return shared + [
-        name
-        for name in sorted(os.listdir(feature))
-        if name not in _OWN
-        and not (left_behind(name) or stray(name))
-        and not ((feature / name).is_dir() and name[:2].isdigit())
-    ]
+    files = (path for path in sorted(feature.rglob("*")) if path.is_symlink() or not path.is_dir())
+    names = (path.relative_to(feature).as_posix() for path in files)
+    return [name for name in names if not (_OWN.fullmatch(name) or unread(name))]

@@ -233,7 +233,7 @@ def test_more_context_is_tried_than_was_asked_for(asked: int | None, tried: tupl
     assert contexts_from(asked) == tried
 
 
-DATA = st.lists(st.sampled_from([b"a", b"b", b"\n", b"\r\n", b"\0", b"\xff", b"\xef\xbb\xbf"]))
+DATA = st.lists(st.sampled_from([b"a", b"b", b"\n", b"\r", b"\0", b"\xff", b"\xef\xbb\xbf"]))
 
 
 @given(DATA.map(b"".join), DATA.map(b"".join))
@@ -241,6 +241,9 @@ DATA = st.lists(st.sampled_from([b"a", b"b", b"\n", b"\r\n", b"\0", b"\xff", b"\
 @example(b"a\n\0", b"a\nb")
 @example(b"a", b"a\n\0")
 @example(b"\xff\n", b"\xff\nb\n")
+@example(b"\0", b"\0")
+@example(b"a\n", b"a\nb\r")
+@example(b"a\r\nb\r\n", b"a\r\nc\r\n")
 def test_a_data_file_is_changed_by_hunks_or_as_a_whole(before: bytes, after: bytes) -> None:
     hunks = compose_file("vllm/a.json", before, after)
     assert {hunk.scope for hunk in hunks} <= {FILE_SCOPE}
@@ -248,9 +251,12 @@ def test_a_data_file_is_changed_by_hunks_or_as_a_whole(before: bytes, after: byt
         assert (len(hunks), whole) == (1, WholeFile.of(before, after))
         assert (hunks[0].source_line, hunks[0].patch_line, hunks[0].lines) == (1, 1, ())
         return
+    assert bool(hunks) is (before != after)
+    assert not any(text.endswith("\r") for hunk in hunks for _, text in hunk.lines)
+    if not hunks:
+        return
     source = SourceText.from_bytes(before)
     assert b"\0" not in before + after
-    assert not hunks or before != after
     made = [
         edit
         for hunk in hunks
@@ -325,6 +331,8 @@ def test_what_a_hunk_defines_once_more_is_named() -> None:
         (b"# coding: latin-1\n", b"# coding: utf-8\n", "the encoding of the file"),
         (b"a = 1\nb = 2\n", b"a = 1\n", "the change at line 2: no amount"),
         (b"", b"a = 1\n", "the change at line 1: no amount"),
+        (b"a = 1\n", b"a = 2\r", "ends with a carriage return too many"),
+        (b"a = 1\r\r\nb = 1\r\n", b"a = 1\r\r\nb = 2\r\n", "ends with a carriage return too many"),
         (b"a = 1\n", b"a = (\n", "is not Python that can be read"),
         (b"a = 1\n", b"a = '\xff'\n", "is not Python that can be read"),
     ],

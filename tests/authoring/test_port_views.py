@@ -117,6 +117,17 @@ def test_regions_that_meet_are_shown_as_one() -> None:
     ]
 
 
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_a_form_feed_is_no_end_of_a_line(end: bytes) -> None:
+    region = b"<<<<<<< yours", b"a", b"||||||| base", b"=======", b"b", b">>>>>>> release"
+    text = end.join((b"x = '\x0c'", *region)) + end
+    assert merge_view(text) == (
+        f"line {marker_lines(text)[0]}:",
+        "x = '\x0c'",
+        *(line.decode() for line in region),
+    )
+
+
 def test_views_are_bounded_around_the_hunk() -> None:
     """However much upstream changed: what is nearest to the hunk is shown."""
     body = [f"    line{number} = {number}" for number in range(1000)]

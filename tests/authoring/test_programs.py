@@ -112,6 +112,22 @@ def test_a_checkout_is_the_one_that_is_named(theirs: Path, tmp_path: Path) -> No
     assert contents(theirs) == before
 
 
+def test_a_resolver_is_watched_beside_what_cannot_be_read_whole(tmp_path: Path) -> None:
+    """A pipe, and a file that is larger than a text, in the folders that it must not change."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("nowhere")
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(resolvers._LIMIT + 1)
+    result = "import shutil, sys; shutil.copy(sys.argv[-3], sys.argv[-1]);"
+    (tmp_path / "tool.py").write_text(result)
+    command = f"{sys.executable} {tmp_path / 'tool.py'}"
+    assert resolvers.propose(command, TEXTS, PATH, (tmp_path,)) == b"a = 2\n"
+    for harm in ("open(P + '/large', 'ab').write(b'x')", "import os; os.unlink(P + '/pipe')"):
+        (tmp_path / "tool.py").write_text(f"P = {str(tmp_path)!r}; {result}{harm}\n")
+        with pytest.raises(UsageError, match="it changed files of the session"):
+            resolvers.propose(command, TEXTS, PATH, (tmp_path,))
+
+
 #: A program that leaves a child in a session of its own, which holds what it was given.
 DETACHING = f"""
 import subprocess, sys, time

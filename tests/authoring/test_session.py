@@ -147,7 +147,7 @@ def test_a_session_takes_the_place_of_nothing(begun: Session) -> None:
     (begun.folder / A).write_bytes(b"mine = 1\n")
     with pytest.raises(UsageError, match="found a file or folder"):
         begin(begun, LAID, BASES)
-    with pytest.raises(UsageError, match="found an edited file"):
+    with pytest.raises(UsageError, match="expected no file there, found one"):
         revise(begun, {A: b"other = 1\n"}, {})
     assert begun.now(A) == b"mine = 1\n"
 

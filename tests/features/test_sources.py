@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from overlay._features import sources
-from overlay._features.sources import ErrorList, fingerprint, is_document, shared_by, source_of
+from overlay._features.sources import ErrorList, fingerprint, is_document, source_of, table_of
 from overlay.errors import UsageError
 from tests.support.patches import write_feature
 
@@ -99,17 +99,14 @@ def test_a_folder_of_too_many_files_is_refused(
         fingerprint([str(tmp_path)])
 
 
-def test_a_feature_names_the_modules_that_it_shares(tmp_path: Path) -> None:
-    place = write_feature(tmp_path, {}, toml='shared = ["vllm/a.py", 1, "vllm/b.py"]')
-    assert shared_by(place) == ["vllm/a.py", "vllm/b.py"]
-    for toml in ("", 'shared = "vllm/a.py"', "shared = {a = 1}", "shared = ["):
-        assert shared_by(write_feature(tmp_path, {}, toml=toml)) == []
+def test_the_table_of_a_feature_is_read_through_no_link(tmp_path: Path) -> None:
     place = write_feature(tmp_path, {}, toml='shared = ["vllm/a.py"]')
-    assert shared_by(place) == ["vllm/a.py"]
+    assert (table_of(place) or {})["shared"] == ["vllm/a.py"]
     (place / "feature.toml").rename(tmp_path / "elsewhere")
-    assert shared_by(place) == []
+    assert table_of(place) == {}
     (place / "feature.toml").symlink_to(tmp_path / "elsewhere")
-    assert shared_by(place) == []
+    assert table_of(place) is None
+    assert table_of(write_feature(tmp_path, {}, toml="shared = [")) is None
 
 
 def test_what_a_feature_is_read_from_has_the_shared_modules_in_it(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def _opened(
     tree = package_releases.tree_of(release, package, request.progress)
     with doing(request.progress, f"laying out files of {package.title} {release}"):
         layout = lay_out(feature, earlier, tree, Version(release), more, Memo(), package)
-    folders = os.pathsep.join(os.path.abspath(each) for each in request.patches)
+    folders = "\n".join(os.path.abspath(each) for each in request.patches)
     below = {each.id: each.source or "" for each in layout.below}
     session = replace(fresh, below=below, notes={_FOLDERS: folders, **fresh.notes})
     action = EditAction.BEGUN
@@ -136,11 +136,12 @@ def _opened(
         there = read(session.folder, SessionKind.EDIT)
         _expect_same(there, features)
         new = {path: data for path, data in layout.texts.items() if path not in there.files}
-        bases = {path: layout.base[path] for path in new if path in layout.base}
+        bases = {path: data for path, data in layout.base.items() if path not in there.files}
         session = sessions.revise(replace(there, below={**there.below, **below}), new, bases)
     else:
         session = sessions.begin(session, layout.texts, layout.base)
-    files = tuple(AuthoredFile(path, Fate.TO_EDIT) for path in sorted(session.files))
+    laid = sorted(path for path, file in session.files.items() if file.laid is not None)
+    files = tuple(AuthoredFile(path, Fate.TO_EDIT) for path in laid)
     return _report(session, action, files=files, without=layout.without)
 
 
@@ -247,7 +248,7 @@ def commit(request: Request, folder: Path, context: int | None = None) -> EditRe
     if context is not None:
         session = replace(session, notes={**session.notes, _CONTEXT: str(context)})
     ((id_, source),) = session.features.items()
-    folders = tuple(each for each in session.notes.get(_FOLDERS, "").split(os.pathsep) if each)
+    folders = tuple(each for each in session.notes.get(_FOLDERS, "").split("\n") if each)
     request = request._replace(patches=(*request.patches, *folders))
     if source:
         features = request.authored(session.package)
@@ -310,7 +311,7 @@ def _present(session: Session, below: tuple[Feature, ...], progress: Progress | 
     changed = [path for path in new if now[path] != base[path]]
     for path, file in session.files.items():
         data = now[path]
-        if data is None or sha256(data) != file.laid:
+        if (None if data is None else sha256(data)) != file.laid:
             changed.append(path)
     return Edited(Version(session.release), base, now, tuple(sorted(changed)))
 

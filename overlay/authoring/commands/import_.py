@@ -39,7 +39,14 @@ from overlay.authoring.locating import (
 )
 from overlay.authoring.paths import BY_RELEASES, PathRule, packages_in, path_of, place
 from overlay.authoring.sources import ChangeSource, joined, read_source
-from overlay.authoring.writing import check_folder, expect_id, require_free, today, write_folder
+from overlay.authoring.writing import (
+    check_folder,
+    expect_id,
+    expect_words_kept,
+    require_free,
+    today,
+    write_folder,
+)
 from overlay.commands.request import Request
 from overlay.errors import UsageError, command, without_secrets
 from overlay.package import VLLM, Package, distribution_name
@@ -429,6 +436,8 @@ def _series(imports: _Imports, parts: Sequence[_Part], id_: str, *, each: bool) 
     folders = {entry.folder.text.id: entry.folder for entry in prepared if entry.folder is not None}
     written: dict[str, Path] = {}
     if complete and folders:
+        for folder in folders.values():
+            expect_words_kept(folder, imports.patches)
         new = [NewFolder(name, folder.all_files()) for name, folder in folders.items()]
         replace_features(imports.patches, new)
         written = {name: imports.patches / name for name in folders}

@@ -33,7 +33,7 @@ class ScopeViews(NamedTuple):
 class OpenFile(NamedTuple):
     """A file of a session that waits for a person.
 
-    :ivar file: the file to edit; ``None`` where the release has no such file.
+    :ivar file: the file to edit; ``None`` where none is there.
     :ivar markers: 1-based lines of markers that are left in it.
     :ivar merge: the regions between markers.
     """
@@ -147,7 +147,7 @@ def waiting(session: Path, files: tuple[OpenFile, ...]) -> Verdict:
         text = f"{count(marked, 'file')} with conflicts in {session}: edit, then {goes_on}."
     elif lacking:
         ways = f"{_on(session, '--retire', 'ID')} or {_on(session, '--skip', 'ID')}"
-        text = f"the release lacks what {enumeration(lacking)} changes: {ways}."
+        text = f"no file is there to be edited for {enumeration(lacking)}: {ways}."
     else:
         code, number = Code.PORT_REVIEW, count(len(files), "file")
         text = f"review {number} in {session}, then {goes_on} takes them as they are."
@@ -253,7 +253,7 @@ def _summary(entry: FeaturePort) -> str:
 
 def open_lines(file: OpenFile) -> Iterator[Line]:
     """What waits in one file, for people."""
-    place = "the release has no such file" if file.file is None else str(file.file)
+    place = "no file is there to be edited" if file.file is None else str(file.file)
     yield Line((Span(f"{file.feature}  {file.path}  ", "heading"),), (Span(place),))
     for scope, yours, upstream in file.scopes:
         yield labelled(2, "scope     ", f"{scope}, base {base_name(file.base)}")

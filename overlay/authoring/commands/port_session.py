@@ -32,7 +32,7 @@ from overlay.authoring.commands.port_report import (
     placed,
     waiting,
 )
-from overlay.authoring.composing import NotComposable, compose, contexts_from
+from overlay.authoring.composing import NotComposable, compose_file, contexts_from
 from overlay.authoring.locating import ReleaseTexts
 from overlay.authoring.port_views import (
     Conflict,
@@ -58,10 +58,10 @@ from overlay.authoring.session import (
 )
 from overlay.commands.request import Request
 from overlay.errors import UsageError, absolute
+from overlay.package import is_module
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.scope_cache import Memo
-from overlay.planning.scopes import Syntax, UnparsableError
-from overlay.planning.text import TextError
+from overlay.planning.scopes import Syntax
 from overlay.results import Outcome
 
 
@@ -466,21 +466,24 @@ def _edited(
     place = session.folder / entry.name
     data = session.now(entry.name)
     if data is None or topic.before is None:
-        why = "the release has no such file" if topic.before is None else "it is not there any more"
-        problems.append(f"{place}: {why}: --retire or --skip {entry.feature}")
+        why = "expected the file as it is to be, found none: put it there, or"
+        if topic.before is None:
+            why = "the release has no such file:"
+        problems.append(f"{place}: {why} --retire or --skip {entry.feature}")
         return topic
     if lines := marker_lines(data):
         problems.append(f"{place}:{lines[0]}: expected no markers of a conflict, found some")
         return topic
-    if (error := syntax.compile_error(data, entry.path)) is not None:
+    error = syntax.compile_error(data, entry.path) if is_module(entry.path) else None
+    if error is not None:
         problems.append(f"{place}: expected Python: {error}")
         return topic
     if data == topic.before:
         return replace(_retired(topic), not_needed=True)
     try:
-        hunks = compose(topic.before, data, contexts)
-    except (NotComposable, TextError, UnparsableError) as error:
-        problems.append(f"{place}: expected a change that hunks can carry: {error}")
+        hunks = compose_file(entry.path, topic.before, data, contexts)
+    except NotComposable as error:
+        problems.append(f"{place}: {error}")
         return topic
     carried = tuple(
         replace(topic.hunks[0], hunk=hunk, outcome=Outcome.EXACT, scope=hunk.scope, merge=None)

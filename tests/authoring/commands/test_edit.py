@@ -199,6 +199,31 @@ def test_releases_that_have_the_feature_by_memory_get_nothing_of_an_edit(
     assert (told["edit"]["releases"], told["edit"]["merged"]) == ("0.24.0..0.26.0", "0.27.0")
 
 
+def test_a_feature_that_removes_a_file_is_edited_again(team: Cli) -> None:
+    folder, init = begin(team, "--file", "vllm/__init__.py"), "vllm/__init__.py"
+    (folder / init).unlink()
+    assert team("edit", "--commit", folder).exit == 0
+    again = team("edit", "team-capture", "--release", "0.26.0", "--patches", team.team)
+    assert f"{RUNNER}  to edit" in again.out
+    assert init not in again.out
+    assert team("edit", "--commit", folder).exit == 1  # nothing was edited
+    begin(team, "--file", "vllm/v1/__init__.py")
+    edit(folder, RUNNER, "(1, 2, 4, 8)", "(1, 2)")
+    result = team("edit", "--commit", folder)
+    assert result.exit == 0, result.err
+    assert sorted(ranges(team)) == ["10-capture", "20-vllm"]
+
+
+def test_a_folder_of_patches_may_have_a_colon_in_its_path(team: Cli, tmp_path: Path) -> None:
+    place = tmp_path / "our:patches"
+    shutil.copytree(team.team, place)
+    result = team("edit", "team-capture", "--release", "0.26.0", "--patches", place)
+    assert result.exit == 0, result.err
+    edit(Path(FOLDER), RUNNER, "(1, 2, 4, 8)", "(1, 2)")
+    result = team("edit", "--commit", FOLDER)
+    assert result.exit == 0, result.err
+
+
 def refused(cli: Cli, folder: Path, word: str) -> None:
     """A commit is refused with a word, and nothing is lost."""
     before, patches = snapshot(folder), snapshot(cli.team)

@@ -100,18 +100,37 @@ def test_what_is_no_feature_is_never_replaced(
     assert place.read_bytes() == b"mine"
 
 
-@pytest.mark.parametrize("name", ["README.md", "NOTES.txt"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "NOTES.txt", "10-runs/NOTES.md", "12 notes/a.patch.txt", "origin/why.txt"]
+)
 def test_an_update_loses_no_file_of_somebodys(cli: Cli, change: Path, name: str) -> None:
     assert call(cli, change).exit == 0
     own = change.parent / "ours/count-runs" / name
+    own.parent.mkdir(exist_ok=True)
     own.write_bytes(b"mine")
     refused = call(cli, change, "--update")
     assert refused.exit == 2
     assert name in refused.err
     assert own.read_bytes() == b"mine"
     own.unlink()
-    (own.parent / ".DS_Store").write_bytes(b"")
+    (change.parent / "ours/count-runs/.DS_Store").write_bytes(b"")
     assert call(cli, change, "--update").exit == 0
+
+
+def test_an_update_does_not_forget_what_is_said_by_hand(cli: Cli, change: Path) -> None:
+    assert call(cli, change).exit == 0
+    toml = change.parent / "ours/count-runs/feature.toml"
+    before = toml.read_bytes()
+    by_hand = (
+        b'needs = ["transformers"]\nrequired = true\n'
+        + before
+        + b'\n[[upstreamed]]\npath = "vllm/a.py"\nscope = "A"\ncontains = "b"\n'
+    )
+    toml.write_bytes(by_hand)
+    refused = call(cli, change, "--update")
+    assert refused.exit == 2
+    assert "needs, required, [[upstreamed]] without lines stands there alone" in refused.err
+    assert toml.read_bytes() == by_hand
 
 
 def test_an_update_does_not_forget_which_modules_are_shared(cli: Cli, change: Path) -> None:
@@ -124,7 +143,7 @@ def test_an_update_does_not_forget_which_modules_are_shared(cli: Cli, change: Pa
     toml.write_bytes(b'shared = ["vllm/v1/shared.py"]\n' + before)
     refused = call(cli, change, "--update")
     assert refused.exit == 2
-    assert "`shared` in its feature.toml is not of its patches" in refused.err
+    assert "shared stands there alone" in refused.err
     assert toml.read_bytes() != before
     toml.write_bytes(before)
     assert call(cli, change, "--update").exit == 0

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
+from overlay._features.folder import load
+from overlay.authoring.composing import compose_file, whole_file
+from overlay.authoring.writing import render_patch
 from overlay.errors import PackageIndexError
+from overlay.planning.planner import plan
 from tests.authoring.commands.test_port import files, ours, releases
 from tests.support import port_world as world
 from tests.support.cli import Cli
+from tests.support.patches import write_feature
 
 __all__ = ["ours", "releases"]  # the fixtures
 
@@ -105,3 +112,71 @@ def test_a_session_that_was_carried_out_and_killed_is_over_with_the_next_continu
     assert cli("port", "--continue", "--patches", ours).exit in (0, 1)
     assert files(ours) == written
     assert not Path("port-0.24.0").exists()
+
+
+DATA = "vllm/a.json"
+TEXTS = {"0.21.0": b'{\n  "a": 1,\n  "b": true\n}\n', "0.22.0": b'{\n  "a": 7,\n  "b": true\n}\n'}
+
+
+class DataTree(world.Tree):
+    """A release with a data file beside the module."""
+
+    def read(self, path: str) -> bytes | None:
+        return TEXTS[self.release] if path == DATA else super().read(path)
+
+
+@pytest.mark.parametrize("by", ["hand", "resolver"])
+def test_a_data_file_is_placed_by_hand(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """It is no Python, and has one scope that is no function."""
+    monkeypatch.setattr("overlay.targets.resolution.resolve", lambda name, **_: DataTree(name))
+    base, patches = TEXTS["0.21.0"], tmp_path / "ours"
+    hunks = compose_file(DATA, base, base.replace(b": 1", b": 5"))
+    patch = render_patch({**world.HEADERS, "Base": "0.21.0"}, DATA, hunks)
+    write_feature(patches, {"10-a/0.21.0..0.21.0.patch": patch}, "sizes", "0.21.0..0.21.0")
+    cli("port", "sizes", "--releases", "0.22.0", "--patches", patches)
+    shown = cli("port", "--show").out
+    upstream = shown.partition("upstream  ")[2].partition("yours")[0].split("\n")
+    assert [line.strip() for line in upstream if '"a"' in line] == ['-  "a": 1,', '+  "a": 7,']
+    place = Path("port-0.22.0/sizes/10-a", DATA)
+    wanted = TEXTS["0.22.0"].replace(b"7", b"8")
+    if by == "hand":
+        place.write_bytes(wanted)
+    else:
+        program = tmp_path / "resolver.py"
+        program.write_text(f"import sys; open(sys.argv[4], 'wb').write({wanted!r})")
+        words = ("port", "--resolver", f"{sys.executable} {program}", "--patches", patches)
+        result = cli(*words)
+        assert "review 1 file" in result.last, result.err
+    result = cli("port", "--continue", "--patches", patches)
+    assert result.exit == 0, result.err
+    (feature,) = load([patches])
+    changes = plan([feature], DataTree("0.22.0"), Version("0.22.0")).changes
+    assert [(change.path, change.after) for change in changes] == [(DATA, wanted)]
+
+
+@pytest.mark.parametrize(
+    ("after", "words"), [(None, "is removed"), (b"\0x", "2 bytes in its place")]
+)
+def test_a_file_is_asked_for_where_no_merge_can_lay_one(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bytes | None, words: str
+) -> None:
+    """The release has such a file, and nobody says that it has none."""
+    monkeypatch.setattr("overlay.targets.resolution.resolve", lambda name, **_: DataTree(name))
+    patches, place = tmp_path / "ours", Path("port-0.22.0/sizes/10-a", DATA)
+    hunks = [whole_file(TEXTS["0.21.0"], after)]
+    patch = render_patch({**world.HEADERS, "Base": "0.21.0"}, DATA, hunks)
+    write_feature(patches, {"10-a/0.21.0..0.21.0.patch": patch}, "sizes", "0.21.0..0.21.0")
+    cli("port", "sizes", "--releases", "0.22.0", "--patches", patches)
+    shown = cli("port", "--show").out
+    assert words in shown
+    assert "the release" not in shown
+    refused = cli("port", "--continue", "--patches", patches)
+    assert f"{place}: expected the file as it is to be, found none: put it there" in refused.err
+    place.parent.mkdir(parents=True)
+    place.write_bytes(b"\0y")
+    assert cli("port", "--continue", "--patches", patches).exit == 0
+    (feature,) = load([patches])
+    changes = plan([feature], DataTree("0.22.0"), Version("0.22.0")).changes
+    assert [change.after for change in changes] == [b"\0y"]
