@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import partial
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -626,12 +626,12 @@ def release_before(
     return max(newest_first, key=alike, default=None)
 
 
-def behind(release: str) -> str:
-    """What a build behind a release is called, which no release is: its next post-release."""
+def behind(release: str, names: Sequence[str]) -> str:
+    """What a build behind a release is called: the next post-release that is none of the names."""
     version = Version(release)
-    if version.post is None:
-        return f"{version}.post1"
-    return f"{str(version).rpartition('.post')[0]}.post{version.post + 1}"
+    first = str(version) if version.post is None else str(version).rpartition(".post")[0]
+    posts = (f"{first}.post{number}" for number in count((version.post or 0) + 1))
+    return next(post for post in posts if post not in names)
 
 
 def read_origin(origin: Origin, path: str) -> bytes | None:

@@ -178,7 +178,10 @@ def _state(folders: Iterable[Path], without: Path | None = None) -> Mapping[str,
 
 def _contents(path: Path) -> str:
     """What tells a file from what it was; of one that is large, or no file, without reading it."""
-    status = os.lstat(path)
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:  # since it was listed
+        return "gone"
     if stat.S_ISLNK(status.st_mode):
         return f"link to {os.readlink(path)}"
     if not stat.S_ISREG(status.st_mode):

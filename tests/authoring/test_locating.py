@@ -797,9 +797,13 @@ def test_the_last_release_before_a_build_is_told_by_its_version(
     ],
 )
 def test_a_build_is_behind_its_release_and_before_the_next_one(release: str, expected: str) -> None:
-    assert behind(release) == expected
+    assert behind(release, ("0.20.0", release)) == expected
     names = [*NAMES[:5], NAMES[-1]]  # without a post-release of the newest
     assert not [name for name in names if Version(release) < Version(name) <= Version(expected)]
+
+
+def test_a_build_is_not_called_as_a_release() -> None:
+    assert behind("0.23.0", ("0.23.0", "0.23.0.post1", "0.24.0")) == "0.23.0.post2"
 
 
 def test_the_version_is_that_of_the_package() -> None:

@@ -328,7 +328,7 @@ class _Imports:
         before = release_before(origin, paths, texts, part.package)
         if before is None:
             return None
-        release = behind(before)
+        release = behind(before, texts.names)
         build = ReleaseTexts(
             sorted((*texts.names, release), key=Version),
             lambda name: files_of(origin) if name == release else texts.open(name),
