@@ -140,8 +140,8 @@ def _opened(
         session = sessions.revise(replace(there, below={**there.below, **below}), new, bases)
     else:
         session = sessions.begin(session, layout.texts, layout.base)
-    laid = sorted(path for path, file in session.files.items() if file.laid is not None)
-    files = tuple(AuthoredFile(path, Fate.TO_EDIT) for path in laid)
+    paths = sorted(path for path, file in session.files.items() if file.laid is not None)
+    files = tuple(AuthoredFile(path, Fate.TO_EDIT) for path in paths)
     return _report(session, action, files=files, without=layout.without)
 
 

@@ -238,9 +238,9 @@ class BenchReport(Report):
             *(each.batches for each in self.timed),
             *(each.concurrency for each in self.served),
         )
-        begun = max((len(sample.rounds) for each in sizes for sample in each.values()), default=0)
-        some = f"{begun}" if 0 < begun < self.rounds else "each"
-        rounds = f"engines started in {some} of {count(self.rounds, 'round')}"
+        number = max((len(sample.rounds) for each in sizes for sample in each.values()), default=0)
+        part = f"{number}" if 0 < number < self.rounds else "each"
+        rounds = f"engines started in {part} of {count(self.rounds, 'round')}"
         about = (*self._runners, *self._features, *self._accepted)
         return (*self._not_measured, rounds, *self.notes, *about, *self._starts, *unsteady)
 
