@@ -143,11 +143,19 @@ def test_pages_of_features_have_the_figures_of_the_json() -> None:
         )
         for load in ("256 uniform", "64 uniform")
     ]
-    assert f"({gains[0]:.2f} and {gains[1]:.2f})." in sizes
+    of_one = {
+        part["engine"]: f"{part['gpu_ms_per_step']:.2f}"
+        for part in read("h200-steps-in-turn-0.33.0-2026-11-27")["results"]
+        if part["k"] == 3
+    }
+    assert (
+        f"({gains[0]:.2f} and {gains[1]:.2f}); one request takes the GPU "
+        f"[{of_one['patched-v2']} ms in either kind]"
+    ) in sizes
+    assert f"({of_one['patched-v2-decodes']} in one of decodes)." in sizes
     soaks = [read(f"h200-soak-0.33.0-no-drafts-2026-11-27-{part}") for part in "cd"]
     assert f"[{sum(soak['taken'] for soak in soaks):,} steps]" in sizes
     assert all(engine["ok"] for soak in soaks for engine in soak["engines"])
-    assert f"{sum(len(soak['engines']) for soak in soaks)} engines then took" in sizes
     assert f"64 decodes of 8B had {heavy} of stock vLLM's tokens" in sizes
     file = "h200-default-engine-0.33.0-8b-2026-11-27"
     decodes = sorted(ratios(file, load)["overlay"] for load in read(file)["loads"])
@@ -155,15 +163,17 @@ def test_pages_of_features_have_the_figures_of_the_json() -> None:
     assert has in sizes
     soak = read("h200-soak-0.33.0-2026-11-26")
     on_v2 = [engine for engine in soak["engines"] if "V2" in str(engine["spec"]["runner"]).upper()]
-    assert f"{soak['taken']:,} steps in five engines" in sizes
+    assert f"[{soak['taken']:,}]" in sizes
     assert len(on_v2) == 5
     assert all(engine["ok"] for engine in on_v2)
     steps = sum(count for kind, count in soak["steps"].items() if kind.startswith("mixed"))
     assert steps > soak["taken"] / 2
     newest_soak = read("h200-soak-0.33.0-2026-11-27-b")
     assert f"[{newest_soak['taken']:,} steps]" in sizes
-    assert f"in {len(newest_soak['engines'])} engines of 0.2.0." in sizes
     assert all(engine["ok"] for engine in newest_soak["engines"])
+    steps = sum(count for kind, count in newest_soak["steps"].items() if kind.startswith("mixed"))
+    assert steps > newest_soak["taken"] / 2
+    _assert_of_two_ranks(sizes)
     text = ratios("h200-real-text-0.33.0-2026-11-26", "256 requests")
     later = ratios("h200-real-text-0.33.0-2026-11-26-b", "256 requests")["V2 overlay"]
     expected = f"{text['V2 overlay']} to {later} instead of {text['V2 overlay, decodes']}."
@@ -175,6 +185,32 @@ def test_pages_of_features_have_the_figures_of_the_json() -> None:
     file = "h200-default-runner-0.33.0-no-drafts-2026-11-26"
     once, flight = (ratios(file, f"256 {how}")["overlay"] for how in ("uniform", "mixed"))
     assert f"without drafts {once} and {flight} times" in steady
+
+
+def _assert_of_two_ranks(sizes: str) -> None:
+    soak = read("h200-soak-0.33.0-two-ranks-2026-11-27")
+    assert f"right in [{soak['taken']:,} steps]" in sizes
+    assert all(engine["ok"] for engine in soak["engines"])
+    assert all(
+        rank["graphs"]["a graph of mixed batches"] for e in soak["engines"] for rank in e["ranks"]
+    )
+    loads = read("h200-default-engine-0.33.0-8b-two-ranks-2026-11-27-c")["loads"]
+    gains = {
+        load: statistics.median(
+            one / other
+            for one, other in zip(
+                loads[load]["overlay mixed"]["tokens_per_s"],
+                loads[load]["overlay"]["tokens_per_s"],
+                strict=True,
+            )
+        )
+        for load in loads
+    }
+    flight = {f"{gains[load]:.2f}" for load in ("256 mixed", "64 mixed")}
+    once = sorted(f"{gains[load]:.2f}" for load in ("256 uniform", "64 uniform"))
+    assert flight == {"1.04"}
+    beside = "had 1.04 of the tokens [beside prefills](appendix/paired-loads.md)"
+    assert f"{beside}, {once[0]} to {once[1]} in decodes alone" in sizes
 
 
 def test_what_verifying_greedily_gives_and_how_a_peer_compares() -> None:
@@ -289,7 +325,10 @@ def test_prompts_that_mode_full_computes_wrongly_are_those_of_the_json() -> None
         for release in ("0.26.0", "0.33.0")
     }
     assert wrong == {"0.26.0": 6, "0.33.0": 0}
-    assert "On 0.26.0 six of sixteen prompts" in sizes
+    named = (
+        "On [0.26.0](../bench/results/h200-full-mode-0.26.0-2026-11-26.json) six of sixteen prompts"
+    )
+    assert named in sizes
 
 
 @pytest.mark.parametrize(
