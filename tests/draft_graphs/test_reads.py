@@ -136,7 +136,7 @@ def test_every_move_is_noticed_and_nothing_else() -> None:
 KVCache = tuple[torch.Tensor, torch.Tensor]
 
 
-class Doubling(torch.nn.Module):
+class Doubling(torch.nn.Module):  # type: ignore[misc, unused-ignore]  # mypy may see no torch
     """What PyTorch compiles ahead of time, as vLLM has it do with each draft model."""
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
