@@ -19,7 +19,6 @@ from pathlib import Path
 from overlay.authoring.git import environment, run
 from overlay.authoring.port_views import Conflict, marker_lines
 from overlay.errors import UsageError
-from overlay.package import is_module
 from overlay.planning.scopes import Syntax
 from overlay.untrusted import kind, read_regular, sha256
 
@@ -77,8 +76,7 @@ def checked(data: bytes | None, command: str, path: str) -> bytes:
             f"{command}: its result for {path} still has the markers of a conflict, at line "
             f"{lines[0]}"
         )
-    error = Syntax().compile_error(data, path) if is_module(path) else None
-    if error is not None:
+    if (error := Syntax().module_error(data, path)) is not None:
         raise UsageError(f"{command}: its result for {path} is not Python: {error}")
     return data
 

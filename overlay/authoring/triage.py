@@ -17,7 +17,6 @@ from overlay.package import (
     VLLM,
     Package,
     file_problem,
-    is_module,
     known_package,
     namespace_of,
     namespace_problem,
@@ -115,7 +114,7 @@ def sort_files(
 
 
 def _is_no_part(file: IncomingFile, package: Package) -> bool:
-    """Whether a diff of two folders names what is no module or data file, and no folder of them."""
+    """Whether `Only in` of a folder diff names something that no feature could carry anyway."""
     path = file.path
     return file.kind is ChangeKind.ALONE and (
         not path.startswith(f"{package.name}/")
@@ -360,7 +359,7 @@ def added_content(file: IncomingFile) -> bytes:
 
 def uncompilable(path: str, data: bytes, syntax: Syntax) -> str | None:
     """Why a module that a change leaves cannot be Python, in words; ``None`` where it compiles."""
-    problem = syntax.compile_error(data, path) if is_module(path) else None
+    problem = syntax.module_error(data, path)
     return None if problem is None else f"{path} does not compile: {problem}"
 
 

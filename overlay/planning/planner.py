@@ -569,9 +569,7 @@ class _Planner:
 
     def _compile_error(self, data: bytes | None, path: str) -> str | None:
         """Why the bytes of a module do not compile; ``None`` where they do, and of data files."""
-        if data is None or not is_module(path):
-            return None
-        return self.texts.syntax.compile_error(data, path)
+        return None if data is None else self.texts.syntax.module_error(data, path)
 
 
 def _drifted(path: str, reason: Reason) -> FileResult:

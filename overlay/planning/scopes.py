@@ -17,6 +17,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from overlay._features.model import MODULE_SCOPE
+from overlay.package import is_module
 from overlay.planning import parsing
 from overlay.planning.parsing import Definition, UnparsableError
 
@@ -99,6 +100,10 @@ class Syntax:
             certain = compiles_in_chunks(data)
             self._errors[key] = None if certain else parsing.compile_error(data, path)
         return self._errors[key]
+
+    def module_error(self, data: bytes, path: str) -> str | None:
+        """Why a module does not compile, or ``None``; a data file does not have to."""
+        return self.compile_error(data, path) if is_module(path) else None
 
 
 def compiles_in_chunks(data: bytes) -> bool:

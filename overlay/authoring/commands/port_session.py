@@ -58,7 +58,6 @@ from overlay.authoring.session import (
 )
 from overlay.commands.request import Request
 from overlay.errors import UsageError, absolute
-from overlay.package import is_module
 from overlay.planning.attempt import Texts, attempt
 from overlay.planning.scope_cache import Memo
 from overlay.planning.scopes import Syntax
@@ -474,8 +473,7 @@ def _edited(
     if lines := marker_lines(data):
         problems.append(f"{place}:{lines[0]}: expected no markers of a conflict, found some")
         return topic
-    error = syntax.compile_error(data, entry.path) if is_module(entry.path) else None
-    if error is not None:
+    if (error := syntax.module_error(data, entry.path)) is not None:
         problems.append(f"{place}: expected Python: {error}")
         return topic
     if data == topic.before:
