@@ -351,9 +351,20 @@ def write_folder(folder: FeatureFolder, patches: Path, *, update: bool = False) 
             "--update to replace it"
         )
     check_folder(folder)
-    expect_words_kept(folder, patches)
-    disk.replace_features(patches, [disk.NewFolder(folder.text.id, folder.all_files())])
+    replace_folders([folder], patches)
     return final
+
+
+def replace_folders(folders: Sequence[FeatureFolder], patches: Path) -> None:
+    """Write checked folders, all or none, each in the place of the feature that has its id.
+
+    :raises UsageError: if a ``feature.toml`` would lose words of somebody's.
+    :raises OSError: if they cannot be written; the folder of patches is as it was then.
+    """
+    for folder in folders:
+        expect_words_kept(folder, patches)
+    new = [disk.NewFolder(folder.text.id, folder.all_files()) for folder in folders]
+    disk.replace_features(patches, new)
 
 
 def expect_words_kept(folder: FeatureFolder, patches: Path) -> None:
@@ -376,10 +387,8 @@ def expect_words_kept(folder: FeatureFolder, patches: Path) -> None:
 def _by_hand(table: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The tests of a ``feature.toml`` that no command derived."""
     tests = table.get("upstreamed")
-    tables = filter(
-        lambda test: isinstance(test, Mapping), tests if isinstance(tests, list) else ()
-    )
-    return [table for table in tables if "lines" not in table]
+    each = tests if isinstance(tests, list) else ()  # a stranger's file may say anything
+    return [test for test in each if isinstance(test, Mapping) and "lines" not in test]
 
 
 def _lay(files: Mapping[str, bytes], place: Path) -> None:

@@ -24,7 +24,6 @@ from overlay.authoring.commands.import_report import (
     series,
 )
 from overlay.authoring.commands.port_report import PortReport
-from overlay.authoring.disk import NewFolder, replace_features
 from overlay.authoring.git import Checkout
 from overlay.authoring.importing import prepare
 from overlay.authoring.incoming import MAX_BYTES, Commit, IncomingFile, read_changes
@@ -42,7 +41,7 @@ from overlay.authoring.sources import ChangeSource, joined, read_source
 from overlay.authoring.writing import (
     check_folder,
     expect_id,
-    expect_words_kept,
+    replace_folders,
     require_free,
     today,
     write_folder,
@@ -436,10 +435,7 @@ def _series(imports: _Imports, parts: Sequence[_Part], id_: str, *, each: bool) 
     folders = {entry.folder.text.id: entry.folder for entry in prepared if entry.folder is not None}
     written: dict[str, Path] = {}
     if complete and folders:
-        for folder in folders.values():
-            expect_words_kept(folder, imports.patches)
-        new = [NewFolder(name, folder.all_files()) for name, folder in folders.items()]
-        replace_features(imports.patches, new)
+        replace_folders([*folders.values()], imports.patches)
         written = {name: imports.patches / name for name in folders}
     return series(imports.reports(entries, written), tuple(placed))
 
