@@ -23,7 +23,7 @@ from overlay.authoring.composing import (
     contexts_from,
     whole_file,
 )
-from overlay.authoring.variants import serving, with_base_has
+from overlay.authoring.variants import patch_file, serving, with_base_has
 from overlay.authoring.writing import check_files, patch_bytes, with_tests
 from overlay.errors import UsageError, command
 from overlay.package import VLLM, Package, ReleaseRange, Tree, file_problem, is_module
@@ -456,7 +456,7 @@ def _folder(
     for topic in topics:
         old: bytes | None = None
         if topic.variant is not None:
-            old = result.pop(topic.variant.patch.name.partition("/")[2])
+            old = result.pop(patch_file(topic.variant))
         if topic.hunks:
             data = _rendered(feature, topic, edited.release, today)
             result[f"{topic.name}/{spans[topic.name]}.patch"] = data

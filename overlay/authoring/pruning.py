@@ -202,9 +202,8 @@ class Pruner:
             return
         evidence = f"upstream has it in every release of {span}"
         text = "" if set(states.values()) <= {State.UPSTREAMED} else next(iter(why.values()))
-        for name in self._not_needing(feature):
-            reason = self._plan_once((feature,), name).features[0].reason
-            text = text or str(reason)
+        if not text and (idle := self._not_needing(feature)):
+            text = str(self._plan_once((feature,), idle[0]).features[0].reason)
         if text:
             evidence = f"no release of {span} leaves it anything to do: {text}"
         yield Proposal(feature.id, Prune.FEATURE, f"remove {feature.id}", evidence, None)
@@ -308,7 +307,7 @@ class Pruner:
                 lost = inside and not part.first <= Version(str(base)) <= part.last
                 if lost and self._rebased(variant, part) is None:
                     return (
-                        f"{patch_file(topic, variant)} is made on {base}, and its hunks do not "
+                        f"{patch_file(variant)} is made on {base}, and its hunks do not "
                         f"land by themselves on a release of {part}"
                     )
         return ""
@@ -349,9 +348,9 @@ class Pruner:
                         f"unite {topic.name} {older.releases} and {newer.releases}",
                         "both leave the same text on every release that is served",
                         {
-                            patch_file(topic, older): None,
-                            patch_file(topic, newer): None,
-                            f"{topic.name}/{span}.patch": files[patch_file(topic, variant)],
+                            patch_file(older): None,
+                            patch_file(newer): None,
+                            f"{topic.name}/{span}.patch": files[patch_file(variant)],
                         },
                     )
 
@@ -441,10 +440,10 @@ def clip(
             base = variant.patch.headers.get("Base")
             if inside and part == variant.releases:
                 continue
-            result[patch_file(topic, variant)] = None
+            result[patch_file(variant)] = None
             if not inside:
                 continue
-            data: bytes | None = files[patch_file(topic, variant)]
+            data: bytes | None = files[patch_file(variant)]
             if base is not None and not part.first <= Version(base) <= part.last:
                 data = rebased(variant, part)
             if data is None:

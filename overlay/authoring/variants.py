@@ -203,14 +203,14 @@ def _existing(topic: Topic, files: Mapping[str, bytes], every: Sequence[str]) ->
     for variant in topic.variants:
         patch = variant.patch
         key = _key(patch.hunks, patch.ported if patch.retired else None)
-        cell = _Text(key, files[patch_file(topic, variant)], existing=True)
+        cell = _Text(key, files[patch_file(variant)], existing=True)
         cells |= {name: cell for name in every if Version(name) in variant.releases}
     return cells
 
 
-def patch_file(topic: Topic, variant: Variant) -> str:
+def patch_file(variant: Variant) -> str:
     """A variant's file below its feature's folder."""
-    return f"{topic.name}/{variant.patch.name.rpartition('/')[2]}"
+    return variant.patch.name.partition("/")[2]
 
 
 def _new(part: TopicPort, release: str, today: str) -> _Text:

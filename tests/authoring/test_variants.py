@@ -313,8 +313,7 @@ def test_each_topic_has_the_ranges_of_its_own_texts(tmp_path: Path) -> None:
         "origin/01.patch",
     ]
     served = [
-        (topic.name, patch_file(topic, each))
-        for topic, each in serving(world.feature, Version("0.20.0"))
+        (topic.name, patch_file(each)) for topic, each in serving(world.feature, Version("0.20.0"))
     ]
     assert served == [
         ("10-a", "10-a/0.20.0..0.20.0.patch"),
@@ -363,6 +362,7 @@ def test_a_memory_or_a_later_variant_says_more_than_a_port(tmp_path: Path) -> No
     assert port.evidence
 
     def told(given: Feature = feature, **changes: object) -> str | None:
+        # No type says which fields a test replaces.
         changed = replace(port, feature=given, **changes)  # type: ignore[arg-type]
         return remembered(porter, changed, (), porter.texts.names)
 

@@ -213,7 +213,7 @@ def keep_context(
     for topic in feature.topics:
         for variant in topic.variants:
             if (form := work.form(topic, variant)) is not None:
-                changed[patch_file(topic, variant)] = form.data
+                changed[patch_file(variant)] = form.data
                 hunks[variant.patch.path] = form.hunks
     if changed:
         check_files(id_, {**files, **changed}, shared=feature.shared_modules())
