@@ -159,10 +159,8 @@ def _slid(pairs: dict[int, int], before: Sequence[str], after: Sequence[str]) ->
     at = place = 0  # the next line of each text that is not settled yet
     for old, new in sorted(pairs.items()):
         if at == old and after[place] == before[old]:
-            line, partner = (
-                old,
-                place,
-            )  # the first added line is this one; the last is added instead
+            # The first added line is this one; the last one is added instead.
+            line, partner = old, place
         elif place == new and before[at] == after[new]:
             line, partner = at, new
         else:

@@ -234,7 +234,7 @@ def test_a_line_that_the_encoding_of_the_file_lacks_is_a_conflict() -> None:
 
 
 def test_hunks_that_are_python_only_together_are_not_said_to_be_upstreams() -> None:
-    """One lands exactly and one does not: half of them is no text, so neither is carried."""
+    """One of two hunks alone would leave a file that cannot be read, so neither is carried."""
     items = b"".join(b"        item(%d),\n" % number for number in range(12))
     base = (
         b"def f():\n    a = (\n" + items + b"    )\n    b = make(a)\n    c = 1\n    return b\n\n\n"

@@ -122,7 +122,7 @@ def test_scopes_that_went_to_several_files_are_each_named() -> None:
     assert follow_each(moved, "0.29.0", texts, Syntax()) == {"other": NEW}
     alone = moved._replace(hunks=moved.hunks[:1])
     assert follow_each(alone, "0.29.0", texts, Syntax(), everywhere=True) == {}
-    assert follow(alone, "0.29.0", texts, Syntax()) is None  # FAR is no likely place
+    assert follow(alone, "0.29.0", texts, Syntax()) is None  # FAR is too unlike to be the place
 
 
 #: Two functions of five lines each, and an import that nobody else has.

@@ -110,7 +110,7 @@ def test_of_places_that_are_alike_a_hunk_lies_below_the_line_that_it_quotes(
 ) -> None:
     """Upstream put lines above, so that its number is that of another place."""
     before, after = (text.replace("def g(x):", line) for text in (TWINS, IN_G))
-    if line == "tables = [":  # what stands above it is no Python, as a table of anything
+    if line == "tables = [":  # makes the file data: Python cannot read it
         before, after = before.replace("def ", "[] "), after.replace("def ", "[] ")
     (file,) = files(diff(before, after, heading=heading))
     above = "k = 1\n" * shift

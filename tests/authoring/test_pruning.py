@@ -415,16 +415,23 @@ def test_features_of_other_folders_are_planned_and_left(tmp_path: Path) -> None:
     assert made.evidence == "upstream has it in every release of 0.20.0..0.25.0"
 
 
+def proposed(
+    world: World, folder: Path, releases: str, header: tuple[str, str]
+) -> tuple[Proposal, ...]:
+    """What is proposed for a world, one header of which a person has replaced by another."""
+    world.write(folder)
+    place = folder / f"f0/10-a/{releases}.patch"
+    place.write_text(place.read_text().replace(*header))
+    texts = ReleaseTexts(NAMES, lambda name: Tree(world, name))
+    served = [ServedFeature(feature, files(folder, feature)) for feature in load([folder])]
+    return Pruner(texts, NAMES).propose(served)
+
+
 @pytest.mark.parametrize("oldest", [0, 1])
 def test_a_base_behind_the_end_of_a_range_is_replaced(tmp_path: Path, oldest: int) -> None:
     """By the first release of the range that takes the hunks, which keep their lines."""
     world = World(((oldest, 0, 0, 0, 0, 0),), (4,), ((((1, 5, True),), False),), 0)
-    world.write(tmp_path)
-    place = tmp_path / "f0/10-a/0.21.0..0.25.0.patch"
-    place.write_text(place.read_text().replace("Base: 0.21.0", "Base: 0.25.0"))
-    texts = ReleaseTexts(NAMES, lambda name: Tree(world, name))
-    served = [ServedFeature(feature, files(tmp_path, feature)) for feature in load([tmp_path])]
-    (made,) = Pruner(texts, NAMES).propose(served)
+    (made,) = proposed(world, tmp_path, "0.21.0..0.25.0", ("Base: 0.21.0", "Base: 0.25.0"))
     assert made.text == 'note merged = "0.24.0", and end its range at 0.23.0'
     carry_out([made], tmp_path)
     text = (tmp_path / "f0/10-a/0.21.0..0.23.0.patch").read_text()
@@ -506,12 +513,8 @@ def test_a_variant_keeps_its_file_where_its_base_stays(tmp_path: Path, base: str
 def test_what_does_nothing_ends_no_search_for_neighbours(tmp_path: Path) -> None:
     variants = ((0, 1, True), (2, 3, True), (4, 5, True))
     world = World(((0,) * 6,), (None,), ((variants, False),), 0)
-    world.write(tmp_path)
-    place = tmp_path / "f0/10-a/0.20.0..0.21.0.patch"
-    place.write_text(place.read_text().replace("Base: 0.20.0", "Ported-From: 0.22.0 not-needed"))
-    texts = ReleaseTexts(NAMES, lambda name: Tree(world, name))
-    served = [ServedFeature(feature, files(tmp_path, feature)) for feature in load([tmp_path])]
-    (made,) = Pruner(texts, NAMES).propose(served)
+    header = ("Base: 0.20.0", "Ported-From: 0.22.0 not-needed")
+    (made,) = proposed(world, tmp_path, "0.20.0..0.21.0", header)
     assert made.text == "unite 10-a 0.22.0..0.23.0 and 0.24.0..0.25.0"
 
 

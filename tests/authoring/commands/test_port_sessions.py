@@ -129,7 +129,7 @@ class DataTree(world.Tree):
 def test_a_data_file_is_placed_by_hand(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
-    """It is no Python, and has one scope that is no function."""
+    """Nobody reads it as Python: the whole file is its one scope."""
     monkeypatch.setattr("overlay.targets.resolution.resolve", lambda name, **_: DataTree(name))
     base, patches = TEXTS["0.21.0"], tmp_path / "ours"
     hunks = compose_file(DATA, base, base.replace(b": 1", b": 5"))
